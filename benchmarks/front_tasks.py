@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Muon, Optimizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.local import exam  # found only after the line above
+from benchmarks.byte_models import ByteLSTM  # found only after the line above
+from benchmarks.local import exam
 from benchmarks.tasks import BASE, TASKS, Adaptive, Learner, Momentum, Task, digits, surprise
 
 ADAMW, SGD, MUON = "AdamW", "SGD", "Muon"
@@ -29,20 +29,6 @@ def wave(made: float) -> float:
     if made < RISE:
         return max(made, RISE / 10) / RISE
     return END + (1 - END) * (1 + math.cos(math.pi * (made - RISE) / (1 - RISE))) / 2
-
-
-class ByteLSTM(nn.Module):
-    """How surprising is each next byte, to a recurrent network? 0.26 million parameters."""
-
-    def __init__(self, width: int = 64, state: int = 192) -> None:
-        super().__init__()
-        self.byte, self.guess = nn.Embedding(256, width), nn.Linear(state, 256)
-        self.past = nn.LSTM(width, state, batch_first=True)
-
-    def forward(self, text: Tensor) -> Tensor:
-        seen, following = text[:, :-1].long(), text[:, 1:].long()
-        states, _ = self.past(self.byte(seen))
-        return cross_entropy(self.guess(states).flatten(0, 1), following.flatten())
 
 
 class MuonBesideAdamW(Optimizer):

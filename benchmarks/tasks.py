@@ -3,7 +3,7 @@
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from gossamer.core.layout import Slot
 from gossamer.recipes.recipe import resolve
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from examples.bytelm import SIZES, ByteLM, windows  # found only after the line above
+from benchmarks.byte_models import ByteLSTM, ByteMLP  # found only after the line above
+from examples.bytelm import SIZES, ByteLM, windows
 from examples.digits import conv, resnet
 
 WINDOWS = 64  # whose loss is followed, and held out
@@ -176,6 +177,12 @@ def text_task(optimizer: Learner, size: str = "small", steps: int = 100, seeds: 
     )
 
 
+def byte_task(model: Callable[[], nn.Module], about: str, optimizer: Learner) -> Task:
+    """Another model of the same text."""
+    task = text_task(optimizer)
+    return replace(task, about="; ".join([about, *task.about.split("; ")[1:]]), build=model)
+
+
 SGD_TASK, ADAMW_TASK = "bytelm", "bytelm-adamw"
 TASKS = {
     "digits-conv": digits_task(conv, Momentum(lr=0.02)),
@@ -194,3 +201,10 @@ ADAMW = {
 }
 ADAMW_TASKS = {f"{ADAMW_TASK}, {changed}": text_task(optimizer, dense_seeds=3) for changed, optimizer in ADAMW.items()}
 BASE = {"bytelm-base": text_task(Momentum(lr=0.1), "base", steps=60, seeds=2, dense_seeds=2)}
+# models whose gradients look otherwise: the same matrix at each byte, and rows that most batches leave alone
+UNLIKE = {
+    "lstm": byte_task(ByteLSTM, "an LSTM with an embedding over bytes, 0.26 million parameters", Adaptive(lr=3e-3)),
+    "embeddings": byte_task(
+        ByteMLP, "two layers over the embeddings of 8 bytes, 0.21 million parameters", Adaptive(lr=3e-3)
+    ),
+}

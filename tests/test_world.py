@@ -4,6 +4,7 @@ import gc
 from collections import Counter
 from datetime import timedelta
 from itertools import chain
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -308,7 +309,7 @@ def test_positions_of_other_shards_do_not_move_a_world():
 @pytest.fixture
 def alone(monkeypatch):
     """No launcher's variables, and no world yet."""
-    monkeypatch.setattr(module, "_world", None)
+    monkeypatch.setattr(module, "_worlds", WeakKeyDictionary())
     for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 

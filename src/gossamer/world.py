@@ -14,8 +14,11 @@ from gossamer import environment, events
 from gossamer.environment.wait_timeout import set_timeout
 from gossamer.errors import CheckpointError
 from gossamer.runtime import uncaught_errors
+from gossamer.runtime.transport import Transport
+from gossamer.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.sampler import Labels, Shard
 from gossamer.transports.elastic.joined_run import is_elastic, join_run
+from gossamer.transports.simulated import SimulatedGroup
 
 _Saved = TypeVar("_Saved")
 
@@ -56,6 +59,11 @@ class World:
     def is_first(self) -> bool:
         """True on rank 0 only: the worker that prints and writes."""
         return self.rank == 0
+
+    def own_transport(self) -> Transport | None:
+        """A new group's transport, where this world needs nothing of the environment for it. Every rank asks at the
+        same place."""
+        return SimulatedGroup(1).transports[0] if self.size == 1 else None
 
     def shard(
         self,
@@ -151,7 +159,7 @@ class World:
         return list(zip(shards, saved, strict=True))
 
 
-_world: World | None = None
+_worlds: weakref.WeakKeyDictionary[WorkerScope, World] = weakref.WeakKeyDictionary()
 
 
 def init(timeout: timedelta | None = None) -> World:
@@ -162,21 +170,26 @@ def init(timeout: timedelta | None = None) -> World:
     Who is missing is said every ten seconds. Raises ConnectError where workers do not come in time, and within seconds
     for what no waiting heals: a worker that failed, is of another run, or cannot be reached by one that has come.
     """
-    global _world
     if timeout is not None:
         set_timeout(timeout)
-    if _world is None:
+    worker = current_worker()
+    if worker not in _worlds:
         uncaught_errors.install()
-        if is_elastic():
-            _world = _elastic_world()
-            return _world
-        job = environment.here()
-        if job.world > 1:
-            environment.join(job)
-        events.emit(events.Joined())
-        device = environment.device_for(job)
-        _world = World(rank=job.rank, size=job.world, local_rank=job.local_rank, device=device)
-    return _world
+        _worlds[worker] = _elastic_world() if is_elastic() else _launched_world()
+    return _worlds[worker]
+
+
+def place(world: World) -> None:
+    """This worker's world is `world`, whatever the environment describes: it is simulated."""
+    _worlds[current_worker()] = world
+
+
+def _launched_world() -> World:
+    job = environment.here()
+    if job.world > 1:
+        environment.join(job)
+    events.emit(events.Joined())
+    return World(rank=job.rank, size=job.world, local_rank=job.local_rank, device=environment.device_for(job))
 
 
 def _elastic_world() -> World:
@@ -188,5 +201,5 @@ def _elastic_world() -> World:
 
 
 def current() -> World:
-    """This process's World; joins first where `init` was not called."""
+    """This worker's World; joins first where `init` was not called."""
     return init()

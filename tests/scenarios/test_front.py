@@ -17,7 +17,7 @@ from benchmarks.front_families import DENSE, FAMILIES, Family
 from benchmarks.front_picture import drawn, plot
 from benchmarks.front_plan import TUNING_SEEDS, Job, TaskRun, at_the_end, best_rate, is_current, next_tries, plan
 from benchmarks.front_report import Front, fronts, page_part
-from benchmarks.front_tasks import RATES, SETTINGS, ByteLSTM, MuonBesideAdamW, wave
+from benchmarks.front_tasks import RATES, SETTINGS, MuonBesideAdamW, wave
 from benchmarks.pareto import front
 from benchmarks.tasks import TASKS
 from benchmarks.virtual_workers import APART
@@ -154,19 +154,6 @@ def test_muon_and_adamw_share_a_model() -> None:
                 optimizer.zero_grad()
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-
-
-def test_the_lstm_guesses_the_next_byte_from_the_past_only() -> None:
-    torch.manual_seed(0)
-    model = ByteLSTM()
-    assert 200_000 < sum(p.numel() for p in model.parameters()) < 300_000
-    seen: list[torch.Tensor] = []
-    model.guess.register_forward_hook(lambda _, __, guess: seen.append(guess))
-    text = torch.zeros(1, 65, dtype=torch.uint8)
-    model(text)
-    model(torch.cat([text[:, :40], 1 + text[:, 40:]], 1))
-    assert torch.equal(seen[0][:, :40], seen[1][:, :40])
-    assert not torch.equal(seen[0][:, 40:], seen[1][:, 40:])
 
 
 # -- what is trained -------------------------------------------------------------------------------------------------

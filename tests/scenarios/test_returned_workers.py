@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -35,7 +37,7 @@ def back(monkeypatch: pytest.MonkeyPatch) -> None:
         "TORCHELASTIC_RESTART_COUNT": "2",
     }.items():
         monkeypatch.setenv(name, text)
-    monkeypatch.setattr(world, "_world", None)
+    monkeypatch.setattr(world, "_worlds", WeakKeyDictionary())
 
 
 @pytest.mark.usefixtures("back")

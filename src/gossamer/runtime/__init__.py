@@ -9,6 +9,7 @@ pipeline        several scripts at once over one transport, in an order that is 
 pipeline_tuner  auto-tuning of how many scripts go on at once
 peer_thread     scripts of peers that do not move in step, each in a thread of its own
 thread_count    the intra-op threads that the library's own threads may use
+worker_scope    which worker of this process the running code belongs to, where several share it
 uncaught_errors the traceback of an error that was raised on purpose, up to the user's line
 interruption    Ctrl-C, which takes effect after the same step on every rank
 open_sessions   the sessions of this process that are not closed

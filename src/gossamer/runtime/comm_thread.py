@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -19,6 +20,7 @@ from torch import Tensor
 from gossamer.errors import LoopError
 from gossamer.runtime.thread_count import count_of_caller
 from gossamer.runtime.transaction import Recovery, Transaction
+from gossamer.runtime.worker_scope import current_worker
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 1.0
@@ -99,7 +101,7 @@ class Work(Generic[T]):
 
     def wait(self) -> T:
         if not self._done.is_set():
-            with self._waiters.waiting(self._done):
+            with current_worker().waiting(), self._waiters.waiting(self._done):
                 self._done.wait()
         if self._failure is not None:
             raise self._failure
@@ -137,7 +139,9 @@ class CommThread:
         self._closed = False
         self._beside: list[CommThread] = []
         self._thread_count = count_of_caller()
-        self._thread = threading.Thread(target=self._work, name="gossamer-comm", daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._work,), name="gossamer-comm", daemon=True
+        )
         self._thread.start()
 
     def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
@@ -212,4 +216,5 @@ class CommThread:
         self._closed = True
         self.waiters.close()
         self._queue.put(None)
-        self._thread.join(PATIENCE_SECONDS)
+        with current_worker().waiting():
+            self._thread.join(PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""Registry of open sessions: those of this process that are not closed, so that a launcher can close them."""
+"""Registry of open sessions: those of this worker that are not closed, so that a launcher can close them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import nn
 from torch.optim import Optimizer
+
+from gossamer.runtime.worker_scope import WorkerScope, current_worker
 
 
 class OpenSession(Protocol):
@@ -21,21 +23,19 @@ class OpenSession(Protocol):
     def close(self) -> None: ...
 
 
-_open: weakref.WeakSet[OpenSession] = weakref.WeakSet()
+_open: weakref.WeakKeyDictionary[OpenSession, WorkerScope] = weakref.WeakKeyDictionary()
 
 
 def register(session: OpenSession) -> None:
     """Add a session; it leaves by `unregister`, or when it is garbage."""
-    _open.add(session)
+    _open[session] = current_worker()
 
 
 def unregister(session: OpenSession) -> bool:
     """Take a session out; False where it was not there, since it was closed before."""
-    found = session in _open
-    _open.discard(session)
-    return found
+    return _open.pop(session, None) is not None
 
 
 def open_sessions() -> list[OpenSession]:
-    """The sessions of this process that were not closed."""
-    return list(_open)
+    """The sessions of this worker that were not closed."""
+    return [session for session, worker in list(_open.items()) if worker is current_worker()]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from gossamer.session.group_calls import newest_group
 from gossamer.session.recipe_choice import compressor_alone
 from gossamer.session.transport_setup import group_transport
 from gossamer.transports.mesh.collective_selector import requested_collective
-from gossamer.world import current
+from gossamer.world import World, current
 
 
 class AverageState:
@@ -105,10 +105,15 @@ def _voted(
     return staged, all(bool(theirs.item()) for (theirs,) in heard)
 
 
-@cache
+_shared: WeakKeyDictionary[World, Transport] = WeakKeyDictionary()
+
+
 def _shared_transport() -> Transport:
-    """One group for all such calls in this process while no session is open."""
-    return group_transport(current(), requested_collective())
+    """One group for all such calls of this worker while no session is open."""
+    world = current()
+    if world not in _shared:
+        _shared[world] = world.own_transport() or group_transport(world, requested_collective())
+    return _shared[world]
 
 
 @dataclass(frozen=True)

@@ -20,24 +20,26 @@ from torch.utils.hooks import RemovableHandle
 from gossamer.errors import LoopError
 from gossamer.moments.take_over import ownership
 from gossamer.recipes.recipe import Recipe
+from gossamer.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.session.gradient_guards import has_closure
 from gossamer.strategies import GradientStage, Stage
 
 LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with gradients of its own"
 
 Watcher = Callable[[Optimizer, bool], None]  # whether its step has a closure
+_Watching = tuple[WorkerScope, weakref.WeakMethod[Watcher]]  # whose optimizers
 
 _lock = threading.Lock()
-_watchers: tuple[weakref.WeakMethod[Watcher], ...] = ()  # replaced, never changed: steps read it in other threads
+_watchers: tuple[_Watching, ...] = ()  # replaced, never changed: steps read it in other threads
 _hook: RemovableHandle | None = None
 
 
 class OptimizerStepHook:
-    """Calls `watcher`, a bound method that is held weakly, before every step of any optimizer, until it is removed."""
+    """Calls `watcher`, a bound method that is held weakly, before every step of any optimizer of this worker."""
 
     def __init__(self, watcher: Watcher) -> None:
         global _hook
-        self._watcher = weakref.WeakMethod(watcher)
+        self._watcher = (current_worker(), weakref.WeakMethod(watcher))
         with _lock:
             _keep(self._watcher)
             if _hook is None:
@@ -52,16 +54,16 @@ class OptimizerStepHook:
                 _hook = None
 
 
-def _keep(*more: weakref.WeakMethod[Watcher], without: weakref.WeakMethod[Watcher] | None = None) -> None:
+def _keep(*more: _Watching, without: _Watching | None = None) -> None:
     global _watchers
-    _watchers = (*(each for each in _watchers if each is not without and each() is not None), *more)
+    _watchers = (*(each for each in _watchers if each is not without and each[1]() is not None), *more)
 
 
 def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
     if torch.compiler.is_compiling():
         return
-    for each in _watchers:
-        watcher = each()
+    for worker, each in _watchers:
+        watcher = each() if worker is current_worker() else None
         if watcher is not None:
             watcher(optimizer, has_closure(args, kwargs))
 

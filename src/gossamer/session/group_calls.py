@@ -18,6 +18,7 @@ from gossamer.runtime import flight_recorder
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.runner import broadcast, run_script
 from gossamer.runtime.transport import Transport
+from gossamer.runtime.worker_scope import current_worker
 
 T = TypeVar("T")
 _open: list[weakref.ref[GroupCalls]] = []  # of the sessions of this process, in the order of attach
@@ -28,6 +29,7 @@ class GroupCalls:
 
     def __init__(self, transport: Transport, comm_thread: CommThread) -> None:
         self.transport, self.comm_thread, self.pid = transport, comm_thread, os.getpid()
+        self.worker = current_worker()
 
     def publish(self) -> None:
         """The session is open: from now on calls without one travel here, too."""
@@ -92,9 +94,10 @@ class GroupCalls:
 
 
 def newest_group() -> GroupCalls | None:
-    """The group of the session that was attached last and is open, the same one on every rank; None without one."""
-    alive = [group for each in _open if (group := each()) is not None and not group.forked]
-    return alive[-1] if alive else None
+    """The group of this worker's session that was attached last and is open, the same on every rank; None without."""
+    alive = [group for each in tuple(_open) if (group := each()) is not None and not group.forked]
+    mine = [group for group in alive if group.worker is current_worker()]
+    return mine[-1] if mine else None
 
 
 def leave(comm_thread: CommThread, transport: Transport, process: int) -> None:

@@ -19,7 +19,6 @@ from gossamer.transports.mesh.encrypted import encrypted_mesh
 from gossamer.transports.mesh.sealing import mesh_tls
 from gossamer.transports.mesh.transport import mesh_transport
 from gossamer.transports.process_group import ProcessGroupTransport
-from gossamer.transports.simulated import SimulatedGroup
 from gossamer.transports.throttled import ThrottledTransport
 from gossamer.world import World
 
@@ -29,8 +28,8 @@ def transport_for(world: World, recipe: Recipe) -> Transport:
     if is_elastic():
         refuse_inelastic(recipe)
         return join_run().transport(requested_collective(recipe.topology.collective))
-    if world.size == 1:
-        return SimulatedGroup(1).transports[0]
+    if (own := world.own_transport()) is not None:
+        return own
     if returns():
         if not all(_takes_back(stage) for stage in recipe.strategy.stages):
             raise AttachError(

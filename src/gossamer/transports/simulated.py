@@ -12,6 +12,7 @@ from torch import Tensor
 from gossamer.core.op_semantics import answer_all
 from gossamer.core.ops import CollectiveOp
 from gossamer.errors import MismatchError, PeerLost
+from gossamer.runtime.worker_scope import current_worker
 
 
 class SimulatedGroup:
@@ -22,47 +23,79 @@ class SimulatedGroup:
 
     def __init__(self, world: int, patience_seconds: float = 60.0) -> None:
         self.world, self._patience_seconds = world, patience_seconds
-        self._said: list[Any] = [None] * world
-        self._heard: list[Any] = [None] * world
-        self._failure: BaseException | None = None
-        self._answered = 0
+        self._said: dict[int, Any] = {}  # by rank, in this round
+        self._heard: list[Any] = []  # in the last one
+        self._answered = 0  # rounds
+        self._closed: set[int] = set()  # ranks that have left
+        self._failure: BaseException | None = None  # what every later round raises
+        self._changed = threading.Condition()
         self._parts: dict[int, dict[int, SimulatedGroup]] = {}
-        self._dividing = threading.Lock()
-        self._barrier = threading.Barrier(world, action=self._answer)
         self.transports = [SimulatedTransport(self, rank) for rank in range(world)]
 
     def meet(self, rank: int, said: tuple[Callable[[list[Any]], list[Any]], Any]) -> Any:
         """Wait until every rank has handed in something; all of them combine it in the same way."""
-        self._said[rank] = said
-        answered = self._answered
-        try:
-            self._barrier.wait(self._patience_seconds)
-        except threading.BrokenBarrierError:
-            if self._answered > answered:  # a worker left right after this round, before this thread awoke
-                return self._heard[rank]
-            raise self._failure or PeerLost(f"a worker left while rank {rank} waited for it") from None
-        return self._heard[rank]
+        with current_worker().waiting(), self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._said[rank], answered = said, self._answered
+            if len(self._said) == self.world:
+                self._answer()
+            else:
+                self._wait(rank, answered)
+            return self._heard[rank]
+
+    def _wait(self, rank: int, answered: int) -> None:
+        def over() -> bool:
+            return self._answered > answered or self._failure is not None or bool(self._closed - self._said.keys())
+
+        came = self._changed.wait_for(over, self._patience_seconds)
+        if self._answered > answered:  # whatever was after this round
+            return
+        if self._failure is None:
+            missing = sorted(self._closed - self._said.keys()) or sorted({*range(self.world)} - self._said.keys())
+            how = "has left" if came else "has not come"
+            self._break(PeerLost(f"rank {missing[0]} {how} while rank {rank} waited for it"))
+        assert self._failure is not None
+        raise self._failure
 
     def _answer(self) -> None:
+        combine, _ = self._said[0]
         try:
-            combine = self._said[0][0]
-            self._heard = combine([said for _, said in self._said])
-            self._answered += 1
-        except MismatchError as failure:
-            self._failure = failure
+            self._heard = combine([self._said[rank][1] for rank in range(self.world)])
+        except BaseException as failure:
+            self._break(failure if isinstance(failure, MismatchError) else PeerLost("another worker has failed"))
             raise
+        self._said, self._answered = {}, self._answered + 1
+        self._changed.notify_all()
+
+    def _break(self, failure: BaseException) -> None:
+        self._failure = self._failure or failure
+        self._changed.notify_all()
 
     def part(self, rank: int, size: int) -> SimulatedTransport:
-        with self._dividing:
+        with self._changed:
             blocks = self._parts.setdefault(size, {})
             block = blocks.setdefault(rank // size, SimulatedGroup(size, self._patience_seconds))
         return block.transports[rank % size]
 
+    def close(self, rank: int) -> None:
+        """This rank leaves: whoever waits for it is told."""
+        with self._changed:
+            self._closed.add(rank)
+            self._changed.notify_all()
+            blocks = [
+                (rank % size, blocks[rank // size]) for size, blocks in self._parts.items() if rank // size in blocks
+            ]
+        for place, block in blocks:
+            block.close(place)
+
     def leave(self) -> None:
-        self._barrier.abort()
-        for blocks in self._parts.values():
-            for block in blocks.values():
-                block.leave()
+        """The group breaks: all who wait, or will, are told."""
+        with self._changed:
+            self._break(PeerLost("the group was broken off"))
+            blocks = [block for blocks in self._parts.values() for block in blocks.values()]
+        for block in blocks:
+            block.leave()
 
 
 class SimulatedTransport:
@@ -102,4 +135,4 @@ class SimulatedTransport:
         return self._group.part(self.rank, size)
 
     def close(self) -> None:
-        self._group.leave()
+        self._group.close(self.rank)

@@ -1,0 +1,149 @@
+"""Virtual worker: runs a user's script in a thread, as one of several workers of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import extract_tb
+from typing import TextIO
+
+from gossamer.runtime import worker_scope
+from gossamer.runtime.open_sessions import open_sessions
+from gossamer.runtime.worker_scope import WorkerScope
+from gossamer.simulated_job.baton import Baton
+from gossamer.simulated_job.process_state import ProcessState
+from gossamer.simulated_job.routed_output import sink
+from gossamer.world import World, place
+
+MOST_TOLD = 100  # times that a script which catches everything is told to end
+
+
+class JobClosed(BaseException):
+    """Ends a script whose job is closed. Not an Exception, so that its own handlers let it pass."""
+
+
+class JobGate:
+    """Says which step workers may go on to; closed, they end. Everybody who waits for a change waits here."""
+
+    def __init__(self, moment: Callable[[int], float]) -> None:
+        self._moment = moment  # of a step's end, in virtual seconds
+        self.changed = threading.Condition()
+        self.last_step, self.last_second = -1.0, 0.0
+        self.closed = False
+
+    def allows(self, step: int) -> bool:
+        return step <= self.last_step and self._moment(step) <= self.last_second
+
+    def open(self, last_step: float, last_second: float) -> None:
+        """Let all go on as far as this."""
+        with self.changed:
+            self.last_step, self.last_second = last_step, last_second
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+
+class VirtualWorker(WorkerScope):
+    """One worker: a thread that runs while it holds the baton, and stops where the gate does not let it go on."""
+
+    def __init__(
+        self, rank: int, script: Path, state: ProcessState, baton: Baton, gate: JobGate, output: TextIO
+    ) -> None:
+        self.rank, self.steps, self.bytes_sent = rank, 0, 0.0
+        self.due: int | None = None  # the step that it is about to make, where it asks whether it may
+        self.begun = self.attached = self.ended = False
+        self._script, self._state, self._baton, self._gate, self._output = script, state, baton, gate, output
+        self._told = 0
+
+    def start(self, world: World, end: Callable[[VirtualWorker, str | None], None]) -> None:
+        """Begin its script. `end` is told how that ended: None, or what failed."""
+        self.begun = True
+        self._thread = threading.Thread(target=self._work, args=(world, end), name=f"rank {self.rank}", daemon=True)
+        self._thread.start()
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has ended, or waits at the gate."""
+        waits = not self._gate.closed and self.due is not None and not self._gate.allows(self.due)
+        return self.ended or waits
+
+    # -- in its thread -------------------------------------------------------------------------------------------------
+
+    def _work(self, world: World, end: Callable[[VirtualWorker, str | None], None]) -> None:
+        worker_scope.enter(self)
+        sink.set(self._output)
+        place(world)
+        failure: str | None = None
+        self._baton.take(self._state)
+        try:
+            self._leave_if_closed()
+            self._run()
+        except JobClosed:
+            pass
+        except BaseException as error:  # whatever a script raises ends the job
+            failure = _summary(error, self._script)
+        end(self, failure)
+        self._end()
+
+    def _end(self) -> None:
+        self._baton.give()
+        with self._gate.changed:
+            self.ended = True
+            self._gate.changed.notify_all()
+
+    def _run(self) -> None:
+        code = compile(self._script.read_bytes(), str(self._script), "exec", dont_inherit=True)
+        try:
+            exec(code, vars(self._state.main))
+        except SystemExit as end:
+            if end.code:
+                raise
+        for session in open_sessions():
+            session.close()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        if threading.current_thread() is not self._thread:  # a communication thread needs no baton
+            yield
+            return
+        self._baton.give()
+        try:
+            yield
+        finally:
+            self._baton.take(self._state)
+            self._leave_if_closed()
+
+    def ask(self, step: int) -> None:
+        """Go on to this step, now or once the gate lets it."""
+        with self._gate.changed:
+            self.due = step
+            allowed = self._gate.allows(step)
+            self._gate.changed.notify_all()
+        if not allowed:
+            with self.waiting(), self._gate.changed:
+                self._gate.changed.wait_for(lambda: self._gate.closed or self._gate.allows(step))
+        self._leave_if_closed()
+        self.due = None
+
+    def _leave_if_closed(self) -> None:
+        if not self._gate.closed:
+            return
+        self._told += 1
+        if self._told > MOST_TOLD:  # it catches everything, and would go on for ever
+            self._end()
+            threading.Event().wait()
+        raise JobClosed
+
+
+def _summary(error: BaseException, script: Path) -> str:
+    """An error in one line, with the last line of the script that it passed."""
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(script)]
+    where = f" ({script.name}, line {lines[-1]})" if lines else ""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r}){where}"
+    return f"{type(error).__name__}: {error}{where}"
