@@ -1,6 +1,6 @@
 """A training script for any task of benchmarks/tasks.py, as a user would write it: for real runs and simulated ones.
 
-    gossamer run --workers 4 --recipe "TopK(0.01)" benchmarks/task_script.py bytelm-adamw --steps 200
+gossamer run --workers 4 --recipe "TopK(0.01)" benchmarks/task_script.py bytelm-adamw --steps 200
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`gossamer simulate`: trains all workers of a script in this process, each recipe in virtual time."""
+"""`gossamer simulate`: trains all workers of a script in this process, or prices a model's shapes, in virtual time."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import click
 from gossamer.cli.compare import NO_LOSS, different_recipes
 from gossamer.cli.console import Say, progress, say, table, wide_console
 from gossamer.cli.options import output_option
+from gossamer.cli.simulated_costs import simulate_costs
 from gossamer.errors import GossamerError
 from gossamer.estimate.workload_profile import WorkloadProfile
 from gossamer.observe.panels import COLORS, Curve, Panel, shortened
@@ -63,9 +64,13 @@ class SimulationEnd:
     help="How long a worker computes in a step, instead of timing it here.",
 )
 @click.option("--learning-rate-factor", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
+@click.option(
+    "--shapes", metavar="NAME|FILE", help="No training, up to 100,000 workers: a model, as in `rehearse`."
+)
+@click.option("--parameters", type=click.IntRange(1, 10**12), help="Likewise: a transformer of this size.")
 @output_option("json", "Write everything there, curves too.")
 @output_option("picture", "Draw the losses over virtual time (PNG).")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def simulate_command(
     workers: int,
@@ -75,15 +80,37 @@ def simulate_command(
     seconds: float | None,
     step_seconds: float | None,
     learning_rate_factor: float,
+    shapes: str | None,
+    parameters: int | None,
     json_file: Path | None,
     picture_file: Path | None,
-    script: Path,
+    script: Path | None,
     arguments: tuple[str, ...],
 ) -> None:
     """Train SCRIPT with all its workers in this process, by every --recipe in turn. What follows SCRIPT belongs to it.
 
     Losses, bytes and checkpoints are real. Time is virtual: each step takes what is foretold for it on the network.
+    With --shapes or --parameters in place of SCRIPT nothing is trained: bytes, seconds and the busiest machine.
     """
+    if sum(each is not None for each in (script, shapes, parameters)) != 1:
+        raise click.UsageError(
+            "one of the three is needed: a SCRIPT that trains, --shapes resnet50, or --parameters 100000000"
+        )
+    if script is None:
+        if step_seconds is None:
+            raise click.UsageError(
+                "shapes do not say how long a step takes. Add --step-seconds 0.3: of computing, alone"
+            )
+        simulate_costs(
+            shapes,
+            parameters,
+            recipes=recipes,
+            workers=workers,
+            network=network,
+            step_seconds=step_seconds,
+            json_file=json_file,
+        )
+        return
     if picture_file is not None:
         _check_picture()
     schedule = NetworkSchedule.read(network, workers)

@@ -95,7 +95,7 @@ def simulate_costs(
     step_seconds: float,
     json_file: Path | None,
 ) -> None:
-    """Calculate what recipes would send and how long a step would take, for one of two ways to give a model's shapes."""
+    """Calculate what recipes would send and how long a step would take, for shapes or a number of parameters."""
     title, model = _model(shapes, parameters)
     print_costs(
         recipes,

@@ -28,10 +28,10 @@ from gossamer.estimate.workload_profile import STEADY, BucketProfile, WorkloadPr
 from gossamer.events import Attached
 from gossamer.profiling.exchange_timer import time_stage
 from gossamer.profiling.gradient_statistics import GradientStatistics
-from gossamer.profiling.profiler import AT_ONCE, results, statistics_file
-from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.profiling.load_meter import mean_load
 from gossamer.profiling.payload_growth import FEW, MOST_DECODED, grown, heard_bytes
+from gossamer.profiling.profiler import AT_ONCE, results, statistics_file
+from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.reducer.bucket import Bucket
 from gossamer.strategies import GossipStage, Stage
 
@@ -242,9 +242,7 @@ def time_codec(dtype: str, layout: Layout, stage: Stage, compressor: Compressor,
     few, many = timed(FEW), timed(MOST_DECODED)
     if len({len(each) for each in ops}) > 1:  # so many workers talk in another way
         return _spread_over(many, len(ops[-1]))
-    return grown(
-        few, many, [[heard_bytes(op, world) for op in each] for each, world in zip(ops, worlds, strict=True)]
-    )
+    return grown(few, many, [[heard_bytes(op, world) for op in each] for each, world in zip(ops, worlds, strict=True)])
 
 
 def _spread_over(found: dict[str, Any], ops: int) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import torch
 from gossamer.collectives import COLLECTIVES, DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, TreeAllReduce
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, InGroup, NeighborAllGather
 from gossamer.network import Host, Network, read_network
-from gossamer.network.parse import NetworkError
 from gossamer.network.cost import message_schedule, op_cost, representative_cost
 from gossamer.network.cost.cheapest_collective import fastest, is_alike, most_others, wished_alike
 from gossamer.network.cost.op_cost import NetworkCost, op_costs
 from gossamer.network.cost.representative_cost import RepresentativeCost
 from gossamer.network.cost.representative_rank import RepresentativeRank, UniformNetwork
+from gossamer.network.parse import NetworkError
 from gossamer.topologies import Exponential, Ring, Torus
 
 NETWORKS = ("1gbit,1ms", "100mbit,50ms", "10gbit,0s", "100mbit,20ms,loss=0.1%", "1gbit,10ms,jitter=2ms")
@@ -147,7 +147,10 @@ def test_pieces_count_as_long_as_the_longest():
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_busiest_rank_sends_as_much_as_any(world):
-    for table in (*(COLLECTIVES[name]() for name in ("ring", "halving", "tree", "direct")), HierarchicalAllReduce(per_node=4)):
+    for table in (
+        *(COLLECTIVES[name]() for name in ("ring", "halving", "tree", "direct")),
+        HierarchicalAllReduce(per_node=4),
+    ):
         sent = [table.bytes_sent(rank, world, 3 * table.pieces(world), 4) for rank in range(world)]
         assert sent[table.busiest(world)] == max(sent), table
         others = [len({hop.peer for hop in table.hops(rank, world) if hop.does == "send"}) for rank in range(world)]
