@@ -49,6 +49,7 @@ class SimulationEnd:
 @click.option("--workers", type=click.IntRange(1), required=True, help="How many take part, all in this process.")
 @click.option(
     "--network",
+    "schedule_text",
     required=True,
     metavar="SPEC",
     help='RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file; or one that changes: "100mbit,20ms; 10mbit at 30s".',
@@ -74,7 +75,7 @@ class SimulationEnd:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def simulate_command(
     workers: int,
-    network: str,
+    schedule_text: str,
     recipes: tuple[str, ...],
     steps: int | None,
     seconds: float | None,
@@ -113,7 +114,7 @@ def simulate_command(
         return
     if picture_file is not None:
         _check_picture()
-    schedule = NetworkSchedule.read(network, workers)
+    schedule = NetworkSchedule.read(schedule_text, workers)
     clock = ForecastClock(_profiler(script, arguments, workers, step_seconds), schedule, workers)
     runs: list[dict[str, Any]] = []
     for recipe in recipes:
@@ -134,7 +135,7 @@ def simulate_command(
     _show(recipes, runs)
     if json_file is not None:
         about = {"gossamer": __version__, "script": str(script), "arguments": arguments, "workers": workers}
-        json_file.write_text(json.dumps({**about, "network": network, "runs": runs}, indent=2) + "\n")
+        json_file.write_text(json.dumps({**about, "network": schedule_text, "runs": runs}, indent=2) + "\n")
     if picture_file is not None:
         plot_panel(_panel(runs), picture_file)
     if any(run["failure"] for run in runs):
