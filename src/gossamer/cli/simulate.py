@@ -65,9 +65,7 @@ class SimulationEnd:
     help="How long a worker computes in a step, instead of timing it here.",
 )
 @click.option("--learning-rate-factor", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
-@click.option(
-    "--shapes", metavar="NAME|FILE", help="No training, up to 100,000 workers: a model, as in `rehearse`."
-)
+@click.option("--shapes", metavar="NAME|FILE", help="No training, up to 100,000 workers: a model, as in `rehearse`.")
 @click.option("--parameters", type=click.IntRange(1, 10**12), help="Likewise: a transformer of this size.")
 @output_option("json", "Write everything there, curves too.")
 @output_option("picture", "Draw the losses over virtual time (PNG).")
@@ -107,7 +105,7 @@ def simulate_command(
             parameters,
             recipes=recipes,
             workers=workers,
-            network=network,
+            network=schedule_text,
             step_seconds=step_seconds,
             json_file=json_file,
         )

@@ -6,6 +6,8 @@ scope, and a thread that waits for other workers says so, that they may have the
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 
@@ -16,6 +18,14 @@ class WorkerScope:
     def waiting(self) -> AbstractContextManager[None]:
         """Within the block the running thread waits for other workers."""
         return nullcontext()
+
+    def now(self) -> float:
+        """Seconds on this worker's clock."""
+        return time.perf_counter()
+
+    def step_costs(self, measured: Mapping[str, float]) -> Mapping[str, float]:
+        """What a step that ends now took on this worker's clock, given what took how long in this process."""
+        return measured
 
 
 _current: ContextVar[WorkerScope] = ContextVar("gossamer_worker", default=WorkerScope())  # noqa: B039 - never changed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -15,6 +14,7 @@ from gossamer.auto.measurement import MOST_STEPS, StepSeconds
 from gossamer.observe.units import bytes_text
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.transport import Transport
+from gossamer.runtime.worker_scope import current_worker
 from gossamer.session.data_wait import DataWait
 from gossamer.synchronizers.base import StepCosts
 from gossamer.tracing import active
@@ -25,8 +25,9 @@ class SessionStatus:
 
     def __init__(self, recipe: Recipe, transport: Transport, step: Callable[[], int]) -> None:
         self.recipe, self._rank, self._world, self._step = recipe, transport.rank, transport.world, step
-        self.clock: Callable[[], float] = time.perf_counter  # where time is virtual, others take the place of these two
-        self.timed: Callable[[float, StepCosts], StepSeconds] = wall_seconds
+        self._worker = current_worker()
+        self.clock: Callable[[], float] = self._worker.now
+        self.timed: Callable[[float, StepCosts], StepSeconds] = step_seconds
         self.recent: deque[tuple[StepSeconds, float]] = deque(maxlen=MOST_STEPS)  # the last steps, and their bytes
         self._last_at, self.step_seconds = self.clock(), 0.0  # of the last step
         self._steps, self._bytes_sent = 0, 0.0
@@ -42,7 +43,7 @@ class SessionStatus:
         self._data.begin()
 
     def step_ended(self, skipped: bool, costs: StepCosts) -> None:
-        now = self.clock()
+        costs, now = self._worker.step_costs(costs), self.clock()
         if active.recorder is not None:
             active.recorder.step_ended(self._step(), self._last_at, now)
         seconds, self._last_at = now - self._last_at, now
@@ -75,8 +76,8 @@ class SessionStatus:
                 yield _compared(sent, dense)
 
 
-def wall_seconds(seconds: float, costs: StepCosts) -> StepSeconds:
-    """Where a step's seconds went, as clocks have measured it."""
+def step_seconds(seconds: float, costs: StepCosts) -> StepSeconds:
+    """Where a step's seconds went."""
     computing = costs.get("encode_seconds", 0.0) + costs.get("decode_seconds", 0.0)
     return StepSeconds(seconds, costs.get("waiting_seconds", 0.0), costs.get("wire_seconds", 0.0), computing)
 

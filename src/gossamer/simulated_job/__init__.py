@@ -9,6 +9,7 @@ script_guards     what a script may not do in a process that it shares: fork, ha
 routed_output     what each worker prints goes its own way
 learning_rate     a factor for the rates of a script's optimizers
 memory_estimate   memory that all workers need, and what is free
+job_clock         the virtual second at which each step ends, by the recipe in force
 step_clock        seconds of a step, foretold for the network in force
 network_schedule  networks that change at a moment
 """

@@ -12,16 +12,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn, TextIO
 
-from gossamer.events import Attached, Closed, Event, Logged, Noticed, StepEnded, subscribe
-from gossamer.recipes.recipe import resolve
+from gossamer.events import Attached, Closed, Event, Logged, Noticed, RecipeSwitched, StepEnded, subscribe
+from gossamer.recipes.recipe import automatic, resolve
 from gossamer.runtime.worker_scope import current_worker
 from gossamer.simulated_job.baton import Baton
+from gossamer.simulated_job.job_clock import JobClock
 from gossamer.simulated_job.learning_rate import LearningRateFactor
 from gossamer.simulated_job.memory_estimate import MemoryEstimate, estimate_memory, free_bytes
 from gossamer.simulated_job.process_state import ProcessState
 from gossamer.simulated_job.routed_output import routed
 from gossamer.simulated_job.script_guards import guarded
-from gossamer.simulated_job.step_clock import StepClock, StepTimes, refuse_unpredictable
+from gossamer.simulated_job.step_clock import StepClock, refuse_unpredictable
 from gossamer.simulated_job.virtual_worker import JobClosed, JobGate, VirtualWorker
 from gossamer.simulated_job.virtual_world import VirtualGroups, VirtualWorld
 
@@ -77,10 +78,11 @@ class SimulatedJob:
         output: TextIO | None = None,
     ) -> None:
         self._script, self._clock, self._count = script, clock, workers
-        self._recipe = resolve(recipe, workers)
+        self._recipe = resolve(recipe, workers)  # the first, where recipes are chosen while training
+        self._written = recipe if automatic(recipe) else repr(self._recipe)
         refuse_unpredictable(self._recipe)
-        self._moments = [0.0]  # at which steps end, in virtual seconds
-        self._gate, self._groups, self._told = JobGate(self._moment), VirtualGroups(workers), _Told()
+        self._time = JobClock(clock, self._recipe)
+        self._gate, self._groups, self._told = JobGate(self._time.moment), VirtualGroups(workers), _Told()
         self._nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - closed by close()
         self._output = output or self._nowhere
         self._baton = Baton(ProcessState(script.resolve().parent))
@@ -91,6 +93,7 @@ class SimulatedJob:
                 ProcessState.of_worker(script, arguments, self._environment(rank), rank),
                 self._baton,
                 self._gate,
+                self._time,
                 self._output if rank == 0 else self._nowhere,
             )
             for rank in range(workers)
@@ -100,6 +103,7 @@ class SimulatedJob:
             StepEnded: self._step_ended,
             Logged: self._logged,
             Noticed: self._noticed,
+            RecipeSwitched: self._switched,
             Closed: self._closed,
         }
         self._rates = LearningRateFactor(learning_rate_factor, lambda: current_worker() in self._workers)
@@ -111,7 +115,7 @@ class SimulatedJob:
         return {
             **{name: str(number) for name, number in place.items()},
             **dict.fromkeys(NOT_ALONE),
-            "GOSSAMER_RECIPE": repr(self._recipe),
+            "GOSSAMER_RECIPE": self._written,
             "GOSSAMER_RECORD": "",
             "GOSSAMER_LOG_TO": "",
             "GOSSAMER_QUIET": "1",
@@ -148,17 +152,17 @@ class SimulatedJob:
         first = self._workers[0]
         return JobProgress(
             steps=first.steps,
-            seconds=self._moment(first.steps),
+            seconds=self._time.moment(first.steps),
             metrics={name: self._points(steps) for name, steps in self._told.logged.items()},
             bytes_sent=fmean(worker.bytes_sent for worker in self._workers),
             ended=all(worker.ended for worker in self._workers if worker.begun),
             failure=self._told.failure,
-            recipe=repr(self._recipe),
+            recipe=repr(self._time.recipe),
             digest=self._told.digest,
         )
 
     def _points(self, steps: Mapping[int, Sequence[float]]) -> list[tuple[int, float, float]]:
-        return [(step, self._moment(step), fmean(values)) for step, values in sorted(steps.items())]
+        return [(step, self._time.moment(step), fmean(values)) for step, values in sorted(steps.items())]
 
     def close(self) -> None:
         """End all workers, whose scripts are told by an exception that is no Exception."""
@@ -183,7 +187,7 @@ class SimulatedJob:
     ) -> None:
         with self._running():
             for worker in start:
-                worker.start(VirtualWorld(worker.rank, self._groups), self._worker_ended)
+                worker.start(VirtualWorld(worker.rank, self._groups, worker.exchanged), self._worker_ended)
             self._gate.open(last_step, last_second)
             with self._gate.changed:
                 self._gate.changed.wait_for(until or self._all_settled)
@@ -199,15 +203,9 @@ class SimulatedJob:
 
     # -- in virtual time -----------------------------------------------------------------------------------------------
 
-    def _moment(self, step: int) -> float:
-        """The virtual second at which a step ends."""
-        with self._gate.changed:
-            while len(self._moments) <= step:
-                self._moments.append(self._moments[-1] + self._times(self._moments[-1]).seconds)
-            return self._moments[step]
-
-    def _times(self, at: float) -> StepTimes:
-        return self._clock.step(self._recipe, at)
+    def _switched(self, worker: VirtualWorker, event: RecipeSwitched) -> None:
+        """All workers switch after the same step, and the first one tells the clock."""
+        self._time.recipe = resolve(event.after, self._count)
 
     # -- told by workers, in their threads -----------------------------------------------------------------------------
 

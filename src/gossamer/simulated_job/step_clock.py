@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
+
 from gossamer.core.layout import Layout
+from gossamer.core.ops import AllGather
 from gossamer.estimate.step_time import NOT_PREDICTABLE, estimate_step_time, is_predictable
 from gossamer.estimate.traffic import estimate_traffic
 from gossamer.estimate.workload_profile import WorkloadProfile
 from gossamer.events import Attached
 from gossamer.network import Network
+from gossamer.network.cost.op_cost import seconds
 from gossamer.recipes.recipe import Recipe
 from gossamer.simulated_job.network_schedule import NetworkSchedule
 from gossamer.simulated_job.script_guards import SimulationError
+
+TEXT_BYTES = (8, 512)  # a length, and a text of usual length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +32,7 @@ class StepTimes:
     wire_seconds: float = 0.0  # of the communication thread, hidden behind computing or not
     codec_seconds: float = 0.0  # likewise
     bytes_sent: float = 0.0  # payload
+    exchange_seconds: float = 0.0  # of a short text from each worker to all others, between two steps
 
 
 class StepClock(Protocol):
@@ -69,7 +76,15 @@ class ForecastClock:
             wire_seconds=found.wire_seconds,
             codec_seconds=found.codec_seconds,
             bytes_sent=estimate_traffic(recipe, _attached(measured), workers=self._workers).bytes_sent,
+            exchange_seconds=self._exchange_seconds(network),
         )
+
+    def _exchange_seconds(self, network: Network) -> float:
+        """First all tell how long their texts are, then the texts."""
+        if self._workers == 1:
+            return 0.0
+        there = replace(network, hosts=network.hosts[: self._workers])
+        return sum(seconds(AllGather((torch.empty(size // 4, device="meta"),)), there) for size in TEXT_BYTES)
 
 
 def refuse_unpredictable(recipe: Recipe) -> None:

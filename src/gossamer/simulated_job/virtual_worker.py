@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
@@ -13,6 +13,7 @@ from gossamer.runtime import worker_scope
 from gossamer.runtime.open_sessions import open_sessions
 from gossamer.runtime.worker_scope import WorkerScope
 from gossamer.simulated_job.baton import Baton
+from gossamer.simulated_job.job_clock import JobClock
 from gossamer.simulated_job.process_state import ProcessState
 from gossamer.simulated_job.routed_output import sink
 from gossamer.world import World, place
@@ -52,9 +53,11 @@ class VirtualWorker(WorkerScope):
     """One worker: a thread that runs while it holds the baton, and stops where the gate does not let it go on."""
 
     def __init__(
-        self, rank: int, script: Path, state: ProcessState, baton: Baton, gate: JobGate, output: TextIO
+        self, rank: int, script: Path, state: ProcessState, baton: Baton, gate: JobGate, clock: JobClock, output: TextIO
     ) -> None:
         self.rank, self.steps, self.bytes_sent = rank, 0, 0.0
+        self._clock, self._timed = clock, 0  # steps whose costs it was told
+        self._exchanges, self._since = 0, 0.0  # so far, and the seconds of those since its last step
         self.due: int | None = None  # the step that it is about to make, where it asks whether it may
         self.begun = self.attached = self.ended = False
         self.met = False  # whether it has waited for others, who therefore have to be there
@@ -119,6 +122,27 @@ class VirtualWorker(WorkerScope):
         finally:
             self._baton.take(self._state)
             self._leave_if_closed()
+
+    def now(self) -> float:
+        return self._clock.moment(self._timed) + self._since
+
+    def step_costs(self, measured: Mapping[str, float]) -> Mapping[str, float]:
+        """Those of a foretold step; its bytes are real."""
+        self._timed, self._since = self._timed + 1, 0.0
+        times = self._clock.times(self._timed)
+        foretold = {
+            "waiting_seconds": times.waiting_seconds,
+            "encode_seconds": times.codec_seconds,
+            "wire_seconds": times.wire_seconds,
+            "decode_seconds": 0.0,
+        }
+        return {**measured, **foretold}
+
+    def exchanged(self) -> None:
+        """All workers have told each other a short text. Before training that takes no time."""
+        if self._timed:
+            self._since += self._clock.exchange(self._exchanges)
+            self._exchanges += 1
 
     def _meet_others(self) -> None:
         if not self.met:

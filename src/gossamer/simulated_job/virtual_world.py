@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from itertools import count
 
 import torch
 
 from gossamer.runtime.transport import Transport
-from gossamer.transports.simulated import SimulatedGroup
+from gossamer.transports.simulated import SimulatedGroup, SimulatedTransport
 from gossamer.world import World
 
 
@@ -50,13 +51,26 @@ class VirtualGroups:
                 group.leave()
 
 
+class VirtualTransport(SimulatedTransport):
+    """One worker's end of a group. Texts take time, too: `exchanged` is told of each."""
+
+    def __init__(self, group: SimulatedGroup, rank: int, exchanged: Callable[[], None]) -> None:
+        super().__init__(group, rank)
+        self._exchanged = exchanged
+
+    def all_gather_text(self, text: str) -> list[str]:
+        heard = super().all_gather_text(text)
+        self._exchanged()
+        return heard
+
+
 class VirtualWorld(World):
     """One worker's world. On the processor: gradients of a GPU are complete in threads that all workers share."""
 
-    def __init__(self, rank: int, groups: VirtualGroups) -> None:
+    def __init__(self, rank: int, groups: VirtualGroups, exchanged: Callable[[], None]) -> None:
         super().__init__(rank=rank, size=groups.workers, local_rank=rank, device=torch.device("cpu"))
-        self._groups, self._numbers = groups, count()
+        self._groups, self._numbers, self._exchanged = groups, count(), exchanged
 
     def own_transport(self) -> Transport:
         """This worker's end of the job's next group."""
-        return self._groups.group(next(self._numbers)).transports[self.rank]
+        return VirtualTransport(self._groups.group(next(self._numbers)), self.rank, self._exchanged)
