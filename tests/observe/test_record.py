@@ -27,7 +27,7 @@ def test_the_record_has_exactly_the_promised_fields() -> None:
         "gossamer", "recipe", "workers", "ended", "lost", "left", "lost_residuals", "network", "emulation",
         "parameters", "steps", "resumed_at", "skipped_steps", "seconds", "seconds_per_step", "compute_seconds_per_step",
         "waiting_seconds_per_step", "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes",
-        "metrics", "final", "checkpoints", "collectives", "servers", "workers_agree", "workers_hold_merged",
+        "metrics", "final", "checkpoints", "switches", "collectives", "servers", "workers_agree", "workers_hold_merged",
     }  # fmt: skip
     assert merged["communication_seconds_per_step"] == {"encode": 0.1, "wire": 0.2, "decode": 0.3}
     assert merged["network"] is merged["emulation"] is merged["servers"] is None
@@ -146,6 +146,11 @@ def test_metrics_are_means_over_whoever_logged_them_in_the_order_of_steps() -> N
     merged = merge([ranked(0, metrics=first), ranked(1, metrics=second)])
     assert merged["metrics"]["loss"] == [(1, pytest.approx(0.2), 3.0), (2, pytest.approx(0.3), 5.0)]
     assert merged["final"] == {"loss": 5.0, "validation_loss": 7.0}
+
+
+def test_switches_of_the_recipe_are_rank_0_s() -> None:
+    merged = merge([ranked(rank, switches=[(2, "Dense()", "why")]) for rank in range(2)])
+    assert merged["switches"] == [{"step": 2, "recipe": "Dense()", "reason": "why"}]
 
 
 def test_a_checkpoint_that_every_rank_reports_is_listed_once() -> None:
