@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 import torch
-from support.virtual_workers import Worker, agree, cluster, parameters
+from support.virtual_workers import Worker, agree, cluster
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -118,19 +118,3 @@ def loss_of_chain(chain: Sequence[str], world: int, seed: int, watch: Watch = la
 
     found, expected = agree(cluster(work, world))
     return float((found - expected).abs().max())
-
-
-def parameters_after(chain: Sequence[str], world: int, steps: int) -> Iterator[Tensor]:
-    """Each worker's, after each switch."""
-
-    def work(worker: Worker) -> list[Tensor]:
-        model, optimizer, session = worker.start(Linear(), lambda m: SGD(m.parameters(), lr=1.0), chain[0])
-        one, found = Pass(model, optimizer), []
-        for turn, recipe in enumerate(chain):
-            session.switch(recipe)
-            found.append(parameters(model))
-            for step in range(steps):
-                one.make(given(model, steps * turn + step, worker.rank))
-        return found
-
-    return map(agree, zip(*cluster(work, world), strict=True))

@@ -328,6 +328,7 @@ def follow(session: SwitchingSession, states: Sequence[Mapping[str, Any]]) -> No
             )
         before = session.recipe
         enter(session, laid_out(session, resolve(own["recipe"], transport.world), since))
-        _tell(session, before, "the checkpoint was written under it", 0.0)
+        if session.recipe != before:
+            _tell(session, before, "the checkpoint was written under it", 0.0)
     writers = [own] if own["world"] == transport.world else states
     session._step_hooks.owed.resume([each["state"] for each in writers])

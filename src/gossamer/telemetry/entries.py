@@ -18,7 +18,14 @@ from gossamer.telemetry.rows import MOST_CHARACTERS, NewRows
 
 Entry = Mapping[str, Any]
 Memory = dict[str, Any]  # what the next lines of a file need to be understood; JSON
-RARE = {"collective", "servers", "saved", "closed", "left"}  # kinds of the event log that become events as they are
+RARE = {
+    "collective",
+    "servers",
+    "saved",
+    "switched",
+    "closed",
+    "left",
+}  # kinds of the event log that become events as they are
 
 
 # -- the event log -----------------------------------------------------------------------------------------------------

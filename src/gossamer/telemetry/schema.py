@@ -64,9 +64,9 @@ CREATE TABLE failure(
     at REAL, rank INTEGER, attempt INTEGER, kind TEXT, message TEXT, traceback TEXT, caused_by INTEGER
 );
 
--- What happens rarely: attached, noticed, warning, saved, group changed, collective, skipped, servers, left, closed,
--- dropped, stacks, parted (ranks whose parameters differ), caught up (the rank of the latest finding, which is over),
--- went on (those who had hung). content: JSON
+-- What happens rarely: attached, noticed, warning, saved, switched (the recipe), group changed, collective, skipped,
+-- servers, left, closed, dropped, stacks, parted (ranks whose parameters differ), caught up (the rank of the latest
+-- finding, which is over), went on (those who had hung). content: JSON
 CREATE TABLE event(id INTEGER PRIMARY KEY, at REAL, rank INTEGER, kind TEXT, content TEXT);
 
 -- Stragglers, and who hangs. cause: computing, data loading, link, stopped, garbage collection, loaded machine, hang;
