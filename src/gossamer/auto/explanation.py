@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gossamer.auto import loss_guard
-from gossamer.auto.ladder import RUNGS, Rung, admitted
+from gossamer.auto.ladder import RUNGS, LadderRung, admitted
 from gossamer.auto.network_fit import FittedLine, StepWindow
 from gossamer.auto.pricing import RungPrice
 from gossamer.auto.rule import Rule
@@ -43,5 +43,5 @@ def ladder_text(auto: Auto) -> Iterator[str]:
     yield f"{loss_guard.MOST_RESIDUAL_GRADIENTS:g} gradients wait to be sent is left."
 
 
-def _steps(rung: Rung, auto: Auto, *, adaptive: bool) -> str:
+def _steps(rung: LadderRung, auto: Auto, *, adaptive: bool) -> str:
     return f"{rung.steps(adaptive=adaptive):.2f}" if rung in admitted(auto, adaptive=adaptive) else "never"
