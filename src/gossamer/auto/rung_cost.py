@@ -1,4 +1,4 @@
-"""LadderRung costs: bytes, messages and computing of a step on each rung, by the real aggregations over meta tensors."""
+"""Rung costs: bytes, messages and computing of a step on each rung, by the real aggregations over meta tensors."""
 
 from __future__ import annotations
 
