@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.auto.measurement import Measurement, StepSeconds
-from gossamer.auto.network_fit import Equation, Line, fit, line_of, observe, waited_least
+from gossamer.auto.network_fit import Equation, FittedLine, fit, line_of, observe, waited_least
 
 BYTES, TRIPS = 1e6, 2.0
 rates, trips = st.floats(1e-9, 1e-6), st.floats(0.0, 0.1)
 
 
-def equation(line: Line, sent: float = BYTES, count: float = TRIPS, rung: str = "a") -> Equation:
+def equation(line: FittedLine, sent: float = BYTES, count: float = TRIPS, rung: str = "a") -> Equation:
     wire = line.wire_seconds(sent, count)
     return Equation(rung=rung, bytes_sent=sent, trips=count, wire=wire, waited_for=True)
 
@@ -26,7 +26,7 @@ def told(*ranks: tuple[float, float, float], steps: int = 4, **more: float) -> l
 
 @given(rates, trips)
 def test_with_the_latency_of_a_look_the_line_is_found(seconds_per_byte: float, trip_seconds: float) -> None:
-    line = Line(seconds_per_byte=seconds_per_byte, trip_seconds=trip_seconds)
+    line = FittedLine(seconds_per_byte=seconds_per_byte, trip_seconds=trip_seconds)
     now = equation(line)
     looks = [Measurement(exchange_seconds=2 * trip_seconds + late) for late in (0.0, 5.0)]
     found = fit(now, looks, None, None)
@@ -38,7 +38,7 @@ def test_with_the_latency_of_a_look_the_line_is_found(seconds_per_byte: float, t
 
 @given(rates, trips)
 def test_two_rungs_tell_what_one_cannot(seconds_per_byte: float, trip_seconds: float) -> None:
-    line = Line(seconds_per_byte=seconds_per_byte, trip_seconds=trip_seconds)
+    line = FittedLine(seconds_per_byte=seconds_per_byte, trip_seconds=trip_seconds)
     before, now = equation(line), equation(line, sent=BYTES / 20, count=TRIPS + 1, rung="b")
     found = fit(now, [], before, None)
     alone = fit(now, [], None, None)
@@ -49,14 +49,14 @@ def test_two_rungs_tell_what_one_cannot(seconds_per_byte: float, trip_seconds: f
 
 
 def test_what_is_hidden_teaches_no_latency() -> None:
-    line = Line(seconds_per_byte=1e-7, trip_seconds=0.01)
+    line = FittedLine(seconds_per_byte=1e-7, trip_seconds=0.01)
     hidden = Equation(rung="b", bytes_sent=BYTES / 20, trips=3.0, wire=1.0, waited_for=False)
     assert fit(hidden, [], equation(line), None).trip_seconds == 0.0
 
 
 def test_a_faster_line_forgets_its_latency() -> None:
-    known = Line(seconds_per_byte=1e-7, trip_seconds=0.5)
-    found = fit(equation(Line(seconds_per_byte=1e-9, trip_seconds=0.001)), [], None, known)
+    known = FittedLine(seconds_per_byte=1e-7, trip_seconds=0.5)
+    found = fit(equation(FittedLine(seconds_per_byte=1e-9, trip_seconds=0.001)), [], None, known)
     assert found.trip_seconds < 0.002
 
 

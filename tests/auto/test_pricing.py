@@ -3,15 +3,15 @@
 import pytest
 from support.virtual_ladder import COMPUTING, RUNGS, ladder, step_on
 
-from gossamer.auto.network_fit import Line, Window
+from gossamer.auto.network_fit import FittedLine, StepWindow
 from gossamer.auto.pricing import hidden_seconds, price
 from gossamer.auto.rung_cost import RungCost
 
 ONE_BUCKET = RungCost(name="a", steps=1.0, period=1, bytes_sent=1e6, trips=2.0, codec_seconds=0.01, buckets=1)
 FEWER = RungCost(name="b", steps=1.2, period=1, bytes_sent=1e5, trips=2.0, codec_seconds=0.02, buckets=1)
 RARE = RungCost(name="c", steps=1.7, period=20, bytes_sent=5e3, trips=0.1, codec_seconds=0.001, buckets=1)
-LINE = Line(seconds_per_byte=1e-7, trip_seconds=0.01)
-WINDOW = Window(step=0.33, computing=0.2, waiting=0.13, wire=0.12, codec=0.01, bytes_sent=1e6)
+LINE = FittedLine(seconds_per_byte=1e-7, trip_seconds=0.01)
+WINDOW = StepWindow(step=0.33, computing=0.2, waiting=0.13, wire=0.12, codec=0.01, bytes_sent=1e6)
 
 
 def test_a_single_bucket_hides_nothing() -> None:
@@ -33,7 +33,7 @@ def test_what_was_measured_of_a_codec_counts_instead_of_what_was_thought() -> No
 def test_from_any_rung_its_own_price_is_its_step(rung: int, network: str) -> None:
     """Fitted to the simulator's step, the price of the rung in force is that step."""
     truth, cost = step_on(rung, network), ladder()[rung]
-    window = Window(
+    window = StepWindow(
         step=truth.step_seconds,
         computing=COMPUTING,
         waiting=truth.waiting_seconds,
@@ -41,7 +41,7 @@ def test_from_any_rung_its_own_price_is_its_step(rung: int, network: str) -> Non
         codec=truth.codec_seconds,
         bytes_sent=cost.bytes_sent,
     )
-    line = Line(seconds_per_byte=truth.wire_seconds / cost.bytes_sent, trip_seconds=0.0)
+    line = FittedLine(seconds_per_byte=truth.wire_seconds / cost.bytes_sent, trip_seconds=0.0)
     (own,) = price([cost], cost, window, line, {cost.name: truth.codec_seconds})
     assert own.step_seconds == pytest.approx(truth.step_seconds, rel=0.15)
 
@@ -49,7 +49,7 @@ def test_from_any_rung_its_own_price_is_its_step(rung: int, network: str) -> Non
 @pytest.mark.parametrize("network", ["300mbit,1ms", "100mbit,1ms", "30mbit,1ms"])
 def test_from_dense_all_others_are_foretold(network: str) -> None:
     truth, cost = step_on(0, network), ladder()[0]
-    window = Window(
+    window = StepWindow(
         step=truth.step_seconds,
         computing=COMPUTING,
         waiting=truth.waiting_seconds,
@@ -57,7 +57,7 @@ def test_from_dense_all_others_are_foretold(network: str) -> None:
         codec=truth.codec_seconds,
         bytes_sent=cost.bytes_sent,
     )
-    line = Line(seconds_per_byte=truth.wire_seconds / cost.bytes_sent, trip_seconds=0.0)
+    line = FittedLine(seconds_per_byte=truth.wire_seconds / cost.bytes_sent, trip_seconds=0.0)
     foretold = price(ladder(), cost, window, line, {})
     for rung, each in enumerate(foretold):
         assert each.step_seconds == pytest.approx(step_on(rung, network).step_seconds, rel=0.3)

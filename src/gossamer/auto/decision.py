@@ -23,7 +23,7 @@ from math import ceil
 from gossamer.auto import loss_guard
 from gossamer.auto.explanation import change_text
 from gossamer.auto.measurement import MOST_STEPS, Measurement
-from gossamer.auto.network_fit import Equation, Window, fit, observe
+from gossamer.auto.network_fit import Equation, StepWindow, fit, observe
 from gossamer.auto.pricing import RungPrice, price
 from gossamer.auto.rule import Rule, RuleState
 from gossamer.auto.rung_cost import RungCost
@@ -83,7 +83,7 @@ def _remember(
     rule: Rule,
     state: RuleState,
     here: RungCost,
-    window: Window,
+    window: StepWindow,
     measurements: Sequence[Measurement],
     step: int,
 ) -> RuleState:

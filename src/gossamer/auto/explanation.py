@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gossamer.auto import loss_guard
-from gossamer.auto.ladder import RUNGS, Rung, admitted
-from gossamer.auto.network_fit import Line, Window
+from gossamer.auto.ladder import RUNGS, LadderRung, admitted
+from gossamer.auto.network_fit import FittedLine, StepWindow
 from gossamer.auto.pricing import RungPrice
 from gossamer.auto.rule import Rule
 from gossamer.observe.units import rate_text, seconds_text, share_text
 from gossamer.recipes.auto import Auto
 
 
-def change_text(window: Window, line: Line, before: RungPrice, after: RungPrice) -> str:
+def change_text(window: StepWindow, line: FittedLine, before: RungPrice, after: RungPrice) -> str:
     """Why: what was measured, and what is foretold."""
     saved = 1 - after.loss_seconds / before.loss_seconds
     return (
@@ -43,5 +43,5 @@ def ladder_text(auto: Auto) -> Iterator[str]:
     yield f"{loss_guard.MOST_RESIDUAL_GRADIENTS:g} gradients wait to be sent is left."
 
 
-def _steps(rung: Rung, auto: Auto, *, adaptive: bool) -> str:
+def _steps(rung: LadderRung, auto: Auto, *, adaptive: bool) -> str:
     return f"{rung.steps(adaptive=adaptive):.2f}" if rung in admitted(auto, adaptive=adaptive) else "never"

@@ -17,7 +17,7 @@ from gossamer.strategies import DiLoCo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class LadderRung:
     """A recipe, and what was measured of it elsewhere.
 
     Steps are counted to a loss, in those of Dense(). Where a table of docs says which loss so many steps end at, they
@@ -47,14 +47,14 @@ _APART = DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5)
 
 #: From weak to strong. Sources: docs/benchmarks/recipes.md (Int8; PowerSGD and TopK with AdamW), docs/trade-offs.md
 #: (Float4; PowerSGD and TopK with SGD), docs/benchmarks/front.md (DiLoCo, at a learning rate of its own).
-RUNGS: tuple[Rung, ...] = (
-    Rung(written=Dense(), steps_adaptive=1.0, steps_sgd=1.0),
-    Rung(written=Dense(dtype="bfloat16"), steps_adaptive=1.0, steps_sgd=1.0, codec_bytes_per_second=11.2e9),
-    Rung(written=Int8(), steps_adaptive=1.0, steps_sgd=1.0, codec_bytes_per_second=6.4e9),
-    Rung(written=Float4(), steps_adaptive=1.07, steps_sgd=1.03, codec_bytes_per_second=5.5e9),
-    Rung(written=PowerSGD(rank=4), steps_adaptive=1.18, steps_sgd=1.08, codec_bytes_per_second=0.29e9),
-    Rung(written=TopK(density=0.01), steps_adaptive=2.3, steps_sgd=1.24, codec_bytes_per_second=5.3e9),
-    Rung(written=_APART + Float4(), steps_adaptive=1.7, steps_sgd=1.7, codec_bytes_per_second=5.5e9),
+RUNGS: tuple[LadderRung, ...] = (
+    LadderRung(written=Dense(), steps_adaptive=1.0, steps_sgd=1.0),
+    LadderRung(written=Dense(dtype="bfloat16"), steps_adaptive=1.0, steps_sgd=1.0, codec_bytes_per_second=11.2e9),
+    LadderRung(written=Int8(), steps_adaptive=1.0, steps_sgd=1.0, codec_bytes_per_second=6.4e9),
+    LadderRung(written=Float4(), steps_adaptive=1.07, steps_sgd=1.03, codec_bytes_per_second=5.5e9),
+    LadderRung(written=PowerSGD(rank=4), steps_adaptive=1.18, steps_sgd=1.08, codec_bytes_per_second=0.29e9),
+    LadderRung(written=TopK(density=0.01), steps_adaptive=2.3, steps_sgd=1.24, codec_bytes_per_second=5.3e9),
+    LadderRung(written=_APART + Float4(), steps_adaptive=1.7, steps_sgd=1.7, codec_bytes_per_second=5.5e9),
 )
 
 
@@ -64,7 +64,7 @@ def is_adaptive(optimizer: Optimizer) -> bool:
     return not {"momentum", "nesterov"} <= optimizer.defaults.keys() or "ns_steps" in optimizer.defaults
 
 
-def admitted(auto: Auto, *, adaptive: bool) -> Sequence[Rung]:
+def admitted(auto: Auto, *, adaptive: bool) -> Sequence[LadderRung]:
     """The rungs that the user's words allow; Dense() is always one."""
     return tuple(
         rung

@@ -23,7 +23,7 @@ LEAST_SECONDS_PER_BYTE = 1e-12  # a terabyte per second, where nothing could be 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class StepWindow:
     """A step as all ranks together saw it, since the last look. In seconds."""
 
     step: float  # of the slowest rank
@@ -42,14 +42,14 @@ def waited_least(ranks: Sequence[StepSeconds]) -> StepSeconds:
     return min(ranks, key=lambda rank: rank.waiting)
 
 
-def observe(measurements: Sequence[Measurement], period: int, believed: Chooser = waited_least) -> Window | None:
+def observe(measurements: Sequence[Measurement], period: int, believed: Chooser = waited_least) -> StepWindow | None:
     """Make one window of all ranks' measurements, in order of rank; None where no rank made a whole period."""
     ranks = [_rounds(steps, period) for steps in common_steps(measurements)]
     rounds = list(zip(*ranks, strict=True))
     if not rounds:
         return None
     least = [believed(each) for each in rounds]
-    return Window(
+    return StepWindow(
         step=median(max(rank.seconds for rank in each) for each in rounds),
         computing=median(max(rank.computing for rank in each) for each in rounds),
         waiting=median(rank.waiting for rank in least),
@@ -67,7 +67,7 @@ def _rounds(steps: Sequence[StepSeconds], period: int) -> list[StepSeconds]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class FittedLine:
     """The network as a worker sees it."""
 
     seconds_per_byte: float  # of payload that it sends, while all do
@@ -92,7 +92,9 @@ class Equation:
     waited_for: bool  # most of it, by the training thread: what is hidden is not seen in full
 
 
-def fit(now: Equation, measurements: Sequence[Measurement], before: Equation | None, known: Line | None) -> Line:
+def fit(
+    now: Equation, measurements: Sequence[Measurement], before: Equation | None, known: FittedLine | None
+) -> FittedLine:
     """The line by one equation, and by what is known of its latency.
 
     before: of the last look, which teaches something if it was another rung's. known: the line at the last look.
@@ -105,13 +107,13 @@ def fit(now: Equation, measurements: Sequence[Measurement], before: Equation | N
     return line_of(now, max(by_look, learned))
 
 
-def line_of(now: Equation, trip_seconds: float) -> Line:
+def line_of(now: Equation, trip_seconds: float) -> FittedLine:
     """The line of so long a trip, or of a shorter one where the wire took less time than such trips would."""
     if now.trips:
         trip_seconds = min(trip_seconds, LATENCY_SHARE * now.wire / now.trips)
     left = max(0.0, now.wire - now.trips * trip_seconds)
     per_byte = left / now.bytes_sent if now.bytes_sent else 0.0
-    return Line(seconds_per_byte=max(per_byte, LEAST_SECONDS_PER_BYTE), trip_seconds=trip_seconds)
+    return FittedLine(seconds_per_byte=max(per_byte, LEAST_SECONDS_PER_BYTE), trip_seconds=trip_seconds)
 
 
 def _latency(a: Equation, b: Equation) -> float:

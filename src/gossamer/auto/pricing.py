@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gossamer.auto.network_fit import Line, Window
+from gossamer.auto.network_fit import FittedLine, StepWindow
 from gossamer.auto.rung_cost import RungCost
 
 BACKWARD_SHARE = 2 / 3  # of computing, in which gradients appear
@@ -29,7 +29,7 @@ class RungPrice:
     loss_seconds: float  # of a step of Dense()'s worth of loss
 
 
-def hidden_seconds(window: Window, cost: RungCost) -> float:
+def hidden_seconds(window: StepWindow, cost: RungCost) -> float:
     """How much of a step's communication can go on beside the backward pass."""
     if cost.local:
         return BACKWARD_SHARE * window.computing * (cost.buckets - 1) / cost.buckets
@@ -40,14 +40,14 @@ def hidden_seconds(window: Window, cost: RungCost) -> float:
     return max(seen, BACKWARD_SHARE * window.computing * (cost.buckets - 1) / cost.buckets)
 
 
-def step_seconds(cost: RungCost, line: Line, computing: float, hidden: float, codec_seconds: float) -> float:
+def step_seconds(cost: RungCost, line: FittedLine, computing: float, hidden: float, codec_seconds: float) -> float:
     """Foretell a step."""
     busy = codec_seconds + line.wire_seconds(cost.bytes_sent, cost.trips)
     return computing + (busy if cost.local else max(busy / cost.buckets, busy - hidden))
 
 
 def price(
-    costs: Sequence[RungCost], here: RungCost, window: Window, line: Line, codec_seconds: Mapping[str, float]
+    costs: Sequence[RungCost], here: RungCost, window: StepWindow, line: FittedLine, codec_seconds: Mapping[str, float]
 ) -> list[RungPrice]:
     """Price all rungs, from where the window was measured. codec_seconds: of those that were tried here, by name."""
     hidden, found = hidden_seconds(window, here), []

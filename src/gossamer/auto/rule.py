@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gossamer.auto import loss_guard
-from gossamer.auto.network_fit import Chooser, Equation, Line, waited_least
+from gossamer.auto.network_fit import Chooser, Equation, FittedLine, waited_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class RuleState:
     surprised_at: int | None = None  # the last step at which nothing was waited for
     votes: int = 0  # looks in a row, below 0 for weaker rungs
     foretold: float | None = None  # seconds of a step here
-    line: Line | None = None
+    line: FittedLine | None = None
     equation: Equation | None = None  # of the last look
     codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step, by the names of rungs that were tried
     norms: loss_guard.Norms = ()
@@ -57,7 +57,7 @@ class RuleState:
         return cls(
             **{
                 **fields,
-                "line": None if line is None else Line(**line),
+                "line": None if line is None else FittedLine(**line),
                 "equation": None if equation is None else Equation(**equation),
                 "codec_seconds": dict(fields["codec_seconds"]),
                 "norms": tuple((step, norm) for step, norm in fields["norms"]),

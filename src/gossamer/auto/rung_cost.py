@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gossamer.auto.ladder import Rung
+from gossamer.auto.ladder import LadderRung
 from gossamer.core.layout import dtype_of
 from gossamer.core.ops import AllReduceMean, Coalesced, CollectiveOp
 from gossamer.estimate.op_trace import trace_ops
@@ -31,12 +31,12 @@ class RungCost:
         return self.period > 1
 
 
-def rung_costs(rungs: Sequence[Rung], model: Attached, workers: int, *, adaptive: bool) -> tuple[RungCost, ...]:
+def rung_costs(rungs: Sequence[LadderRung], model: Attached, workers: int, *, adaptive: bool) -> tuple[RungCost, ...]:
     """Price the rungs for a model that is attached with any of them. Exact, for bytes."""
     return tuple(_cost(rung, model, workers, rung.steps(adaptive=adaptive)) for rung in rungs)
 
 
-def _cost(rung: Rung, model: Attached, workers: int, steps: float) -> RungCost:
+def _cost(rung: LadderRung, model: Attached, workers: int, steps: float) -> RungCost:
     recipe = rung.recipe(workers)
     stage = recipe.strategy.steady_stage
     period = stage.schedule.period if stage.local_parameters else 1

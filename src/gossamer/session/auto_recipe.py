@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.auto.decision import RungChange, decide
-from gossamer.auto.ladder import Rung, admitted, is_adaptive
+from gossamer.auto.ladder import LadderRung, admitted, is_adaptive
 from gossamer.auto.measurement import Measurement
 from gossamer.auto.rule import Rule, RuleState
 from gossamer.auto.rung_cost import rung_costs
@@ -141,7 +141,7 @@ class RecipeChoice:
         self._session.status.recent.clear()
 
 
-def _costs(session: ChosenSession, rungs: Sequence[Rung], *, adaptive: bool) -> Sequence[Any]:
+def _costs(session: ChosenSession, rungs: Sequence[LadderRung], *, adaptive: bool) -> Sequence[Any]:
     transport, buckets = session._group.transport, session._synchronizer.buckets
     model = lifecycle_events.begun(session.model, session.optimizer, session.recipe, [buckets], transport)
     return rung_costs(rungs, model, transport.world, adaptive=adaptive)
