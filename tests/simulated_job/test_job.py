@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import io
 import os
 import random
@@ -18,7 +19,8 @@ from support.simulated_scripts import SteadyClock, finished, script, simulated
 from gossamer.runtime.open_sessions import open_sessions
 from gossamer.simulated_job import SimulationError, job
 from gossamer.simulated_job.process_state import ProcessState
-from gossamer.simulated_job.virtual_world import VirtualGroups
+from gossamer.simulated_job.virtual_world import VirtualTransport
+from gossamer.transports.simulated import SimulatedGroup
 
 
 @pytest.fixture
@@ -71,14 +73,12 @@ def test_without_a_random_state_of_its_own_a_worker_draws_otherwise(
 
 
 def test_with_swapped_ranks_it_is_another_training(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, own = trained(file), VirtualGroups.group
+    right, own = trained(file), VirtualTransport.__init__
 
-    def twin(groups: VirtualGroups, number: int) -> object:
-        group = own(groups, number)
-        group.transports.sort(key=lambda transport: -transport.rank)
-        return group
+    def twin(transport: VirtualTransport, group: SimulatedGroup, rank: int, exchanged: Callable[[], None]) -> None:
+        own(transport, group, group.world - 1 - rank, exchanged)
 
-    monkeypatch.setattr(VirtualGroups, "group", twin)
+    monkeypatch.setattr(VirtualTransport, "__init__", twin)
     assert trained(file) != right
 
 

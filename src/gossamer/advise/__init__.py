@@ -1,10 +1,11 @@
 """Advice: which recipe reaches the loss first, for a script on a network.
 
 candidates         recipes of the whole grammar, and why some of them are left out
+gradient_findings  what gradient statistics say of each family of recipes
 foretell           seconds, bytes and memory of every candidate's step on a network
 step_pricing       what candidates share: codecs timed once, models laid out once
 pruning            which candidates are left to try, and why the others are not
-expected_steps     how many more steps a recipe is expected to need than Dense(): a prior, from measured pages
+expected_steps     how many more backward passes a recipe is expected to need than Dense(): a prior, from measured pages
 thresholds         at which rates and delays another recipe would be the first
 script_check       a few steps: whether a script logs a loss, and repeats itself
 measured_links     a network from what gossamer doctor found

@@ -67,7 +67,7 @@ class VirtualTransport(SimulatedTransport):
 class VirtualWorld(World):
     """One worker's world. On the processor: gradients of a GPU are complete in threads that all workers share."""
 
-    def __init__(self, rank: int, groups: VirtualGroups, exchanged: Callable[[], None]) -> None:
+    def __init__(self, rank: int, groups: VirtualGroups, exchanged: Callable[[], None] = lambda: None) -> None:
         super().__init__(rank=rank, size=groups.workers, local_rank=rank, device=torch.device("cpu"))
         self._groups, self._numbers, self._exchanged = groups, count(), exchanged
 

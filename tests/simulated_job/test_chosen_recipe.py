@@ -1,0 +1,48 @@
+"""A simulated job whose recipe is chosen while training, in virtual time alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.simulated_scripts import finished, script, simulated
+
+from gossamer.recipes.recipe import Recipe
+from gossamer.simulated_job import StepTimes
+
+DENSE = repr(Recipe())
+
+
+@dataclass
+class SlowLine:
+    """Between two moments what travels takes long, but for what is compressed."""
+
+    since: float
+    until: float
+
+    def step(self, recipe: Recipe, at: float) -> StepTimes:
+        wire = (2.0 if recipe == Recipe() else 0.1) if self.since <= at < self.until else 0.001
+        return StepTimes(seconds=0.2 + wire, waiting_seconds=wire, wire_seconds=wire)
+
+
+def test_the_recipe_follows_the_virtual_line(tmp_path: Path) -> None:
+    file = script(tmp_path)
+    job = simulated(file, 150, recipe="Auto(local_steps=False)", clock=SlowLine(10.0, 60.0))
+    try:
+        assert job.advance(seconds=9.0).recipe == DENSE
+        slow = job.advance(seconds=55.0)
+        assert slow.recipe != DENSE
+        assert job.advance(steps=149).failure is None
+    finally:
+        job.close()
+
+
+@pytest.mark.parametrize("recipe", ["auto", "Auto(most_steps=1.0)"])
+def test_a_fast_line_costs_what_dense_costs(tmp_path: Path, recipe: str) -> None:
+    file, clock = script(tmp_path), SlowLine(0.0, 0.0)
+    chosen = finished(simulated(file, 40, recipe=recipe, clock=clock))
+    plain = finished(simulated(file, 40, recipe="Dense()", clock=clock))
+    assert chosen.recipe == DENSE
+    assert chosen.digest == plain.digest
+    assert chosen.seconds == plain.seconds
