@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
 import io
 import os
 import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from support.simulated_scripts import SteadyClock, finished, script, simulated
 
 from gossamer.runtime.open_sessions import open_sessions
-from gossamer.simulated_job import SimulationError, job
+from gossamer.simulated_job import SimulationError, job, virtual_worker
 from gossamer.simulated_job.process_state import ProcessState
 from gossamer.simulated_job.virtual_world import VirtualTransport
 from gossamer.transports.simulated import SimulatedGroup
@@ -264,6 +265,28 @@ def test_more_than_the_machine_has_is_refused_before_others_begin(file: Path, mo
     fitting = simulated(file, 3, workers=16)
     assert fitting.begin() is not None
     assert finished(fitting).failure is None
+
+
+def _linears_left(file: Path) -> int:
+    """Layers of a job that was closed while it was paused."""
+    before = len(_linears())
+    halting = simulated(file, 5)
+    halting.advance(steps=2)
+    assert len(_linears()) == before + 4
+    halting.close()
+    del halting
+    gc.collect()
+    return len(_linears()) - before
+
+
+def _linears() -> list[object]:
+    return [each for each in gc.get_objects() if type(each) is torch.nn.Linear]
+
+
+def test_a_closed_job_holds_no_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _linears_left(file) == 0
+    monkeypatch.setattr(virtual_worker, "_leave_sessions", lambda: None)  # twin: what failed is kept with its frames
+    assert _linears_left(file) > 0
 
 
 @pytest.mark.parametrize("recipe", ["ParameterServer(mode='async')", "Gossip('pairwise')"])

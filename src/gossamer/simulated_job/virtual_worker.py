@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from traceback import extract_tb
 from typing import TextIO
@@ -88,9 +88,10 @@ class VirtualWorker(WorkerScope):
             self._leave_if_closed()
             self._run()
         except JobClosed:
-            pass
+            _leave_sessions()
         except BaseException as error:  # whatever a script raises ends the job
             failure = _summary(error, self._script)
+            _leave_sessions()
         end(self, failure)
         self._end()
 
@@ -171,6 +172,13 @@ class VirtualWorker(WorkerScope):
             self._end()
             threading.Event().wait()
         raise JobClosed
+
+
+def _leave_sessions() -> None:
+    """As a block `with session` is left by an exception: they hold nothing any more, and the others are not asked."""
+    for session in open_sessions():
+        with suppress(Exception, JobClosed):
+            session.__exit__(JobClosed, None, None)
 
 
 def _summary(error: BaseException, script: Path) -> str:
