@@ -11,7 +11,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
-	bench-rehearsals bench-pace bench-stragglers bench-front bench-time-to-loss bench-lost-workers clean
+	bench-adaptive bench-rehearsals bench-pace bench-stragglers bench-front bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -71,6 +71,9 @@ bench-compressors: $(READY) ## how fast every compressor is on one core; writes 
 
 bench-convergence: $(READY) ## what every compressor costs in loss (20 minutes); writes docs/compressors.md
 	$(BIN)/python benchmarks/convergence.py --page docs/compressors.md
+
+bench-adaptive: $(READY) ## Adaptive(TopK) beside TopK for as many bytes; writes its part of docs/compressors.md
+	$(BIN)/python benchmarks/adaptive.py --page docs/compressors.md
 
 bench-rehearsals: $(READY) ## models and GPUs that are not here; writes docs/benchmarks/rehearsals.md
 	$(BIN)/python benchmarks/rehearsals.py

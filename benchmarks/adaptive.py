@@ -118,21 +118,28 @@ class Measured(NamedTuple):
 
 
 def measured(runs: Mapping[Job, Run], task: str) -> dict[str, Measured]:
-    """By compressor, over the seeds with which all of this task's compressors were trained."""
-    mine = [run for job, run in runs.items() if job.task == task]
-    by_text = {
-        text: {run["seed"]: run for run in mine if run["compressor"] == text}
-        for text in dict.fromkeys(run["compressor"] for run in mine)
-    }
-    seeds = sorted(set.intersection(*(set(found) for found in by_text.values())))
+    """By compressor, over the seeds with which all densities of Adaptive(TopK) and TopK's of the same were trained.
+
+    What stands beside them, of these seeds, has those that it was trained with.
+    """
+    by_text: dict[str, dict[int, Run]] = {}
+    for job, run in runs.items():
+        if job.task == task:
+            by_text.setdefault(run["compressor"], {})[run["seed"]] = run
+    inner = {text: text.removeprefix("Adaptive(").removesuffix(")") for text in by_text if text.startswith("Adaptive")}
+    seeds = set.intersection(*(set(by_text[text]) for pair in inner.items() for text in pair if text in by_text))
     return {
-        text: Measured(
-            Losses(tuple(number(found[seed]["curve"][-1][2]) for seed in seeds)),
-            statistics.fmean(found[seed]["curve"][-1][1] / found[seed]["steps"] for seed in seeds),
-        )
+        text: _over([run for seed, run in sorted(found.items()) if seed in seeds])
         for text, found in by_text.items()
-        if seeds
+        if seeds & set(found)
     }
+
+
+def _over(runs: Sequence[Run]) -> Measured:
+    return Measured(
+        Losses(tuple(number(run["curve"][-1][2]) for run in runs)),
+        statistics.fmean(run["curve"][-1][1] / run["steps"] for run in runs),
+    )
 
 
 def compared(found: Mapping[str, Measured], densities: Sequence[float]) -> Iterator[tuple[float, Measured, Measured]]:
@@ -146,7 +153,7 @@ def table(task: str, found: Mapping[str, Measured], densities: Sequence[float]) 
     ends = [found[top_k(density)] for density in (*densities, densest(densities)) if top_k(density) in found]
     curve = Curve(tuple(sorted((each.sent, each.losses.mean) for each in ends if each.losses.mean < inf)))
     yield f"### {task}\n"
-    yield f"{KNOWN[task].about}; {len(ends[0].losses.values)} seeds.\n"
+    yield f"{KNOWN[task].about}; seeds: {len(ends[0].losses.values)}.\n"
     yield "| density | TopK | sent | Adaptive(TopK) | sent | loss over TopK's for these bytes | TopK's bytes |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for density, plain, spread in compared(found, densities):
