@@ -215,9 +215,7 @@ def _codec_of(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, 
     few, many = timed(FEW), timed(MOST_DECODED)
     if len({len(each) for each in ops}) > 1:  # so many workers talk in another way
         return _spread_over(many, len(ops[-1]))
-    return grown(
-        few, many, [[heard_bytes(op, world) for op in each] for each, world in zip(ops, worlds, strict=True)]
-    )
+    return grown(few, many, [[heard_bytes(op, world) for op in each] for each, world in zip(ops, worlds, strict=True)])
 
 
 def _spread_over(found: dict[str, Any], ops: int) -> dict[str, Any]:

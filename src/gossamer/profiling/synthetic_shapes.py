@@ -64,9 +64,7 @@ def assumed(parameters: int, recipe: Recipe) -> Attached:
 
 def attached_to(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> Attached:
     """The Attached event of a session with a model of these shapes, in float32, and AdamW."""
-    model = {
-        name: Parameter(torch.empty(shape, dtype=torch.float32, device="meta")) for name, shape in shapes.items()
-    }
+    model = {name: Parameter(torch.empty(shape, dtype=torch.float32, device="meta")) for name, shape in shapes.items()}
     fragments = bucket_fragments(recipe.strategy.steady_stage, model, recipe.compressor, AggregationContext())
     alone = SimulatedGroup(1).transports[0]
     return begun(nn.ParameterList(model.values()), AdamW(model.values()), recipe, fragments, alone)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.collectives import COLLECTIVES, DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, TreeAllReduce
+from gossamer.collectives import COLLECTIVES, DirectAllReduce, HierarchicalAllReduce
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, InGroup, NeighborAllGather
 from gossamer.network import Host, Network, read_network
 from gossamer.network.parse import NetworkError
@@ -86,11 +86,12 @@ def with_rank(kind):
     return made
 
 
-class WrongMirror(RepresentativeRank):
-    """Every connection carries what the next one should."""
+class Forgetful(RepresentativeRank):
+    """Connections begin anew with every exchange."""
 
     def exchange(self, peers, nbytes, now, messages=1):
-        return super().exchange(np.repeat(peers[:1], len(peers)), nbytes, now, messages)
+        self.__init__(self.network, self._tcp)
+        return super().exchange(peers, nbytes, now, messages)
 
 
 class OneWay(RepresentativeRank):
@@ -102,7 +103,7 @@ class OneWay(RepresentativeRank):
 
 def test_a_wrong_mirror_is_found():
     check_mirrored(with_rank(RepresentativeRank))
-    for broken in (WrongMirror, OneWay):
+    for broken in (Forgetful, OneWay):
         with pytest.raises(AssertionError):
             check_mirrored(with_rank(broken))
 
@@ -147,16 +148,20 @@ def test_pieces_count_as_long_as_the_longest():
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_busiest_rank_sends_as_much_as_any(world):
-    for table in (*(COLLECTIVES[name]() for name in ("ring", "halving", "tree", "direct")), HierarchicalAllReduce(per_node=4)):
+    for table in (
+        *(COLLECTIVES[name]() for name in ("ring", "halving", "tree", "direct")),
+        HierarchicalAllReduce(per_node=4),
+    ):
         sent = [table.bytes_sent(rank, world, 3 * table.pieces(world), 4) for rank in range(world)]
         assert sent[table.busiest(world)] == max(sent), table
         others = [len({hop.peer for hop in table.hops(rank, world) if hop.does == "send"}) for rank in range(world)]
         assert most_others(table, world) == max(others), table
 
 
-def test_a_tree_wins_where_few_bytes_go_to_many():
-    assert fastest(40, 4, read_network("1gbit,1ms", 10_000)) in (TreeAllReduce(), HalvingDoubling())
-    assert fastest(400_000_000, 4, read_network("1gbit,1ms", 10_000)) == DirectAllReduce()
+def test_no_ring_of_ten_thousand_is_chosen():
+    """Few bytes would pay for every hop; many are sent twice by anybody, in a ring in 20,000 rounds."""
+    network = read_network("1gbit,1ms", 10_000)
+    assert fastest(40, 4, network) == fastest(400_000_000, 4, network) == DirectAllReduce()
 
 
 def test_a_ring_of_ten_thousand_pays_for_every_hop():

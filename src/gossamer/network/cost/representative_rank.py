@@ -60,8 +60,12 @@ class RepresentativeRank:
     def __init__(self, network: UniformNetwork, tcp: Tcp) -> None:
         self.network, self._tcp = network, tcp
         self._up = self._down = 0.0
-        self._free: Seconds = np.zeros(max(FEWEST, network.world))  # when each connection has sent all that it was given
-        self._kinds: npt.NDArray[np.int64] = np.zeros(max(FEWEST, network.world), dtype=np.int64)  # which stream each one is like
+        self._free: Seconds = np.zeros(
+            max(FEWEST, network.world)
+        )  # when each connection has sent all that it was given
+        self._kinds: npt.NDArray[np.int64] = np.zeros(
+            max(FEWEST, network.world), dtype=np.int64
+        )  # which stream each one is like
         self._streams = [Stream(tcp.initial_window_bytes)]
 
     def exchange(self, peers: Peers, nbytes: float, now: float, messages: int = 1) -> float:

@@ -64,7 +64,7 @@ def table_seconds_alike(
 def _rounds(collective: Collective, world: int, filled: int) -> tuple[tuple[int, Peers, int], ...]:
     """(rounds that are alike, places of the peers, messages with each) of the busiest rank.
 
-    filled: how many pieces are not empty, the first ones.
+    filled: how many pieces are not empty, the first ones; of what travels in a round, one at least is not, on some rank.
     """
     busiest = collective.busiest(world)
     found: list[tuple[tuple[int, ...], int]] = []
@@ -72,7 +72,7 @@ def _rounds(collective: Collective, world: int, filled: int) -> tuple[tuple[int,
         sent, heard = Counter[int](), Counter[int]()
         for hop in hops:
             way = sent if hop.does is Does.SEND else heard
-            way[hop.peer] += max(0, min(hop.stop, filled) - hop.first)
+            way[hop.peer] += max(1, min(hop.stop, filled) - hop.first)
         peers = sent or heard
         messages = max(max(way.values(), default=0) for way in (sent, heard))
         found.append((tuple((peer - busiest) % world for peer in peers), messages))
