@@ -13,6 +13,7 @@ stacks.py             where every rank was, in Python, when last it was asked
 checkpoint.py         lists a directory of checkpoints, and exports one
 compare.py            the same training with several recipes
 explain.py, rehearse.py  predictions: of a recipe, of a model and machines that are elsewhere
+simulated_costs.py    gossamer simulate --shapes: what thousands of workers would cost, calculated
 doctor.py, bench.py   measurements: of hosts and links, of compressors
 recipes.py            lists the parts of recipes
 program.py            the script or module of a command, as one gives it to python
