@@ -25,7 +25,6 @@ from gossamer.collectives import (
 from gossamer.errors import GossamerError
 from gossamer.network import Network, read_network
 from gossamer.network.cost.cheapest_collective import (
-    AS_FAST,
     candidates,
     fastest,
     ranks_per_site,
@@ -34,6 +33,7 @@ from gossamer.network.cost.cheapest_collective import (
 )
 from gossamer.network.cost.message_schedule import Moves
 from gossamer.network.cost.op_cost import ENGINE
+from gossamer.network.cost.representative_tables import AS_FAST
 from gossamer.observe.units import seconds_text
 
 NETWORKS = ("1gbit,0.2ms", "100mbit,20ms", "examples/networks/two-sites-80ms.toml")

@@ -22,11 +22,11 @@ from gossamer.profiling.synthetic_shapes import assumed, attached_to
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.rehearsal.model_shapes import find_shapes
 
-HEADINGS = ("recipe", "seconds a step", "waiting", "sent by each", "busiest machine", "its messages", "held to decode")
+HEADINGS = ("recipe", "seconds a step", "waiting", "sent by each", "busiest sends", "messages", "held to decode")
 SAYS = (
-    "Bytes are payload, per step. Seconds are foretold for workers that compute alike on lines of their own; those with "
-    ">= are what computing and the busiest machine's line take at least. Held to decode: payloads of others that a "
-    "worker keeps at once."
+    "Bytes are payload, per step. Seconds are foretold for workers that compute alike on lines of their own; those "
+    "with >= are what computing and the busiest machine's line take at least. Held to decode: payloads that a "
+    "worker keeps of others at once."
 )
 ModelFor = Callable[[Recipe], Attached]
 

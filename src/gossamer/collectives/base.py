@@ -67,7 +67,7 @@ class Collective(ABC):
         return tuple(self._hops(rank, world)) if world > 1 else ()
 
     def unlike(self, world: int) -> Sequence[int]:
-        """Ranks of which one at least sends as many pieces, in as many messages, to as many others as any other rank."""
+        """Ranks of which one sends as many pieces as any other rank does, and one to as many others."""
         return (0,)
 
     def busiest(self, world: int) -> int:

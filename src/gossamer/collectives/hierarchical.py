@@ -35,7 +35,7 @@ class HierarchicalAllReduce(Collective):
         return nodes.parts * nodes.count
 
     def unlike(self, world: int) -> Sequence[int]:
-        """The first of a full node, and the first of the last one, which holds more parts where there are fewer ranks."""
+        """The first of a full node, and of the last one, whose ranks hold more parts where they are fewer."""
         nodes = self._nodes(world)
         return 0, (nodes.count - 1) * nodes.parts
 

@@ -53,7 +53,7 @@ def _of_collectives(recipe: Recipe, model: Attached, traffic: TrafficEstimate, n
     for dtype, layout in model.layouts:
         if (dtype, layout) not in traced:
             traced[dtype, layout] = trace_ops(recipe, layout, dtype_of(dtype), traffic.workers)
-        for op in (each for op in traced[dtype, layout] for each in op.concurrent()):
+        for op in (each for traced_op in traced[dtype, layout] for each in traced_op.concurrent()):
             sent, letters = tables.busiest(op, traffic.workers)
             more, messages = more + sent - op.bytes_sent(traffic.workers), messages + letters
             heard = max(heard, gathered_bytes(op, traffic.workers))

@@ -11,6 +11,7 @@ from typing import Any
 
 from gossamer.core.ops import AllGather, AllToAll, CollectiveOp, InGroup, payload_bytes
 
+GROWS = 2  # times the bytes, where four times the workers are heard
 FEW, MOST_DECODED = 4, 16  # workers whose payloads are decoded here
 
 
@@ -43,6 +44,7 @@ def grown(
     first, *after = zip(few[computing], many[computing], strict=True)
     seconds = [first[1]]
     for (less, more), (little, much, all_bytes) in zip(after, zip(*heard, strict=True), strict=True):
-        beyond, each = max(0, all_bytes - much), max(0.0, more - less) / max(1, much - little)
-        seconds.append(more + each * beyond)
+        grows = much >= GROWS * little  # parts of a reduce-scatter do not, but for their headers
+        each = max(0.0, more - less) / (much - little) if grows and much > little else 0.0
+        seconds.append(more + each * max(0, all_bytes - much))
     return many | {computing: seconds}

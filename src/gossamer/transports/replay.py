@@ -147,7 +147,7 @@ def _half_mean(tensor: Tensor, out: Tensor | None, world: int) -> Tensor:
 
 
 def _reduced(tensor: Tensor, world: int, out: Tensor | None) -> Tensor:
-    """The mean of equal tensors, for the work of one rank: it adds up its own part, and takes the others as they come."""
+    """The mean of equal tensors, for one rank's work: it adds up its own part, and takes the others as they come."""
     part = tensor.reshape(-1)[: -(-tensor.numel() // world)]
     mean = tensor.clone() if out is None else out.copy_(tensor)
     mean.view(-1)[: len(part)] = rank_order_mean([part] * world)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.collectives import COLLECTIVES, DirectAllReduce, HalvingDoubling, HierarchicalAllReduce, TreeAllReduce
+from gossamer.collectives import COLLECTIVES, DirectAllReduce, HierarchicalAllReduce
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, InGroup, NeighborAllGather
 from gossamer.network import Host, Network, read_network
 from gossamer.network.cost import message_schedule, op_cost, representative_cost
@@ -86,11 +86,12 @@ def with_rank(kind):
     return made
 
 
-class WrongMirror(RepresentativeRank):
-    """Every connection carries what the next one should."""
+class Forgetful(RepresentativeRank):
+    """Connections begin anew with every exchange."""
 
     def exchange(self, peers, nbytes, now, messages=1):
-        return super().exchange(np.repeat(peers[:1], len(peers)), nbytes, now, messages)
+        self.__init__(self.network, self._tcp)
+        return super().exchange(peers, nbytes, now, messages)
 
 
 class OneWay(RepresentativeRank):
@@ -102,7 +103,7 @@ class OneWay(RepresentativeRank):
 
 def test_a_wrong_mirror_is_found():
     check_mirrored(with_rank(RepresentativeRank))
-    for broken in (WrongMirror, OneWay):
+    for broken in (Forgetful, OneWay):
         with pytest.raises(AssertionError):
             check_mirrored(with_rank(broken))
 
@@ -129,14 +130,14 @@ def test_groups_of_neighbors():
 
 def test_where_ranks_differ_a_round_ends_with_its_last_piece():
     """Measured bounds: against every rank's messages, one after the other, without loss."""
-    bounds = {"halving": (0.8, 1.6), "hierarchical(4)": (0.55, 1.4)}
+    bounds = {"halving": (0.83, 1.92), "hierarchical(4)": (0.59, 1.13)}
     for wish, (least, most) in bounds.items():
         for text in ("1gbit,1ms", "100mbit,50ms", "10gbit,0s"):
             for world in (4, 7, 8, 12, 16, 33):
                 for items in ITEMS[1:]:
                     op = always(AllReduceMean(floats(items * world)))
                     found = list(ratios([op], read_network(text, world), wish))
-                    assert least <= min(found) and max(found) <= most, (wish, text, world, items, found)
+                    assert all(least <= each <= most for each in found), (wish, text, world, items, found)
 
 
 def test_pieces_count_as_long_as_the_longest():
@@ -157,9 +158,10 @@ def test_the_busiest_rank_sends_as_much_as_any(world):
         assert most_others(table, world) == max(others), table
 
 
-def test_a_tree_wins_where_few_bytes_go_to_many():
-    assert fastest(40, 4, read_network("1gbit,1ms", 10_000)) in (TreeAllReduce(), HalvingDoubling())
-    assert fastest(400_000_000, 4, read_network("1gbit,1ms", 10_000)) == DirectAllReduce()
+def test_no_ring_of_ten_thousand_is_chosen():
+    """Few bytes would pay for every hop; many are sent twice by anybody, in a ring in 20,000 rounds."""
+    network = read_network("1gbit,1ms", 10_000)
+    assert fastest(40, 4, network) == fastest(400_000_000, 4, network) == DirectAllReduce()
 
 
 def test_a_ring_of_ten_thousand_pays_for_every_hop():
@@ -171,7 +173,8 @@ def test_a_ring_of_ten_thousand_pays_for_every_hop():
 def test_networks_that_are_not_alike_are_played_up_to_a_size():
     hosts = [Host(up_bits_per_second=rate, down_bits_per_second=1e9) for rate in (1e9, 1e8)]
     few, many = (Network(hosts=tuple(hosts * count)) for count in (20, 200))
-    assert not is_alike(few) and isinstance(op_costs(few), NetworkCost)
+    assert not is_alike(few)
+    assert isinstance(op_costs(few), NetworkCost)
     with pytest.raises(NetworkError, match="not all alike"):
         op_costs(many)
     with pytest.raises(NetworkError, match="engine"):

@@ -123,7 +123,7 @@ def fastest_alike(nbytes: int, itemsize: int, network: UniformNetwork, tcp: Tcp 
     """The collective that sums a tensor soonest where all hosts are alike, whatever their number."""
     if network.world == 1:
         return DirectAllReduce()
-    tables = (DirectAllReduce(), HalvingDoubling(), RingAllReduce(), TreeAllReduce())
+    tables: tuple[Collective, ...] = (DirectAllReduce(), HalvingDoubling(), RingAllReduce(), TreeAllReduce())
     prices = {each: table_seconds_alike(each, nbytes, itemsize, network, tcp) for each in tables}
     return _of_equals(prices, network.world, network.path.round_trip_seconds > LONG_SECONDS)
 

@@ -176,7 +176,7 @@ def op_costs(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT
     if len(network.hosts) > MOST_UNLIKE:
         what = "the engine's collectives" if network.is_uniform else "hosts that are not all alike"
         raise NetworkError(
-            f"{what} are foretold by playing the messages of all workers, which takes minutes for {MOST_UNLIKE} of them "
+            f"{what} are foretold by playing all workers' messages, which takes minutes for {MOST_UNLIKE} of them "
             f"and hours for {len(network.hosts):,}. Ask for a network of equal hosts, such as 1gbit,1ms, and a "
             "collective of Gossamer's own, or for fewer workers."
         )

@@ -1,9 +1,9 @@
 """Representative rank: carries the messages of one rank in virtual time, where all others do as it does.
 
-On a network whose hosts and paths are all alike, and in an exchange that looks alike from every rank, what rank 0 sends
-to rank q leaves when what some other rank sends to rank 0 leaves, and arrives when that arrives. So one line out, one
-line in and the connections of one rank tell what a simulation of all ranks tells (message_simulator), in time that grows
-with a rank's messages instead of with those of all.
+On a network whose hosts and paths are all alike, and in an exchange that looks alike from every rank, what rank 0
+sends to rank q leaves when what some other rank sends to rank 0 leaves, and arrives when that arrives. So one line out,
+one line in and the connections of one rank tell what a simulation of all ranks tells (message_simulator), in time that
+grows with a rank's messages instead of with those of all.
 
 Connections that have carried the same are kept as one TCP stream; only when each is free again is kept for each. Where
 they begin at different moments, behind another exchange that goes on, all acknowledgements come as those of the first.

@@ -1,10 +1,10 @@
 """Representative tables: how long a table of hops takes where all ranks do alike, by the rank that has most to do.
 
-A round ends when the last of its messages is here. In `direct` and `ring`, which look alike from every rank, that is so.
-In `halving` and `hierarchical` a piece could go on before the others of its round are here, and in `halving` of a world
-that is no power of two, as in a `hierarchical` one whose last node is smaller, some ranks have less to do. A `tree` is
-taken along a path from its deepest leaf to the root and back; what follows a first chunk is as fast as the line of a
-rank with a parent and two children.
+A round ends when the last of its messages is here. In `direct` and `ring`, which look alike from every rank, that is
+so. In `halving` and `hierarchical` a piece could go on before the others of its round are here, and in `halving` of a
+world that is no power of two, as in a `hierarchical` one whose last node is smaller, some ranks have less to do. A
+`tree` is taken along a path from its deepest leaf to the root and back; what follows a first chunk is as fast as the
+line of a rank with a parent and two children.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def table_seconds_alike(
 def _rounds(collective: Collective, world: int, filled: int) -> tuple[tuple[int, Peers, int], ...]:
     """(rounds that are alike, places of the peers, messages with each) of the busiest rank.
 
-    filled: how many pieces are not empty, the first ones.
+    filled: how many pieces are not empty, the first ones. Of what travels in a round one at least is not, somewhere.
     """
     busiest = collective.busiest(world)
     found: list[tuple[tuple[int, ...], int]] = []
@@ -72,7 +72,7 @@ def _rounds(collective: Collective, world: int, filled: int) -> tuple[tuple[int,
         sent, heard = Counter[int](), Counter[int]()
         for hop in hops:
             way = sent if hop.does is Does.SEND else heard
-            way[hop.peer] += max(0, min(hop.stop, filled) - hop.first)
+            way[hop.peer] += max(1, min(hop.stop, filled) - hop.first)
         peers = sent or heard
         messages = max(max(way.values(), default=0) for way in (sent, heard))
         found.append((tuple((peer - busiest) % world for peer in peers), messages))
