@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -108,6 +109,12 @@ def test_a_winner_that_wants_another_rate_gets_it() -> None:
         {"Dense()": DENSE, "W": Planted(step_seconds=0.25, efficiency=0.75, best_factor=0.5)}, budget=60_000.0
     )
     assert (found.contenders[1].recipe, found.contenders[1].learning_rate_factor) == ("W", 0.5)
+
+
+def test_others_are_compared_with_the_baseline_at_its_best_rate() -> None:
+    found, _ = _run({"Dense()": replace(DENSE, best_factor=2.0), "W": WINNER}, budget=30_000.0)
+    assert (found.baseline.learning_rate_factor, found.reference.learning_rate_factor) == (1.0, 2.0)
+    assert _run({"Dense()": DENSE, "W": WINNER}, budget=30_000.0)[0].reference.learning_rate_factor == 1.0
 
 
 def test_one_that_fails_goes_out_with_its_reason() -> None:
