@@ -29,6 +29,7 @@ from gossamer.emulation import read_fault
 from gossamer.errors import GossamerError
 from gossamer.network import read_network
 from gossamer.recipes.recipe import resolve
+from gossamer.simulated_job import NetworkSchedule
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("gossamer", "python", "torchrun", "make", "srun", "mpirun", "pip")
@@ -145,6 +146,8 @@ def check_values(given: dict[str, Any]) -> None:
         resolve(recipe, workers)
     if network := given.get("network") or given.get("network_text"):
         read_network(network, workers)
+    if schedule := given.get("schedule_text"):
+        NetworkSchedule.read(schedule, workers)
     for fault in given.get("fault_texts") or ():
         read_fault(fault, workers)
     if "nnodes" in given:

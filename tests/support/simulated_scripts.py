@@ -16,9 +16,9 @@ TRAINING = """
     import gossamer
 
     steps = int(sys.argv[1])
-    torch.manual_seed(7)
     world = gossamer.init()
-    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1)).double()
+    torch.manual_seed(7 + world.rank)
+    model = nn.Sequential(nn.Linear(5, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 1)).double()
     for parameter in model.parameters():
         parameter.data = torch.randint(-2, 3, parameter.shape).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-6)
@@ -35,7 +35,7 @@ TRAINING = """
         session.log(loss=loss.item())
     session.close()
     if world.is_first:
-        print("hash", *(parameter.sum().item().hex() for parameter in model.parameters()))
+        print("sums", *(parameter.square().sum().item().hex() for parameter in model.parameters()))
 """
 
 

@@ -14,6 +14,7 @@ checkpoint.py         lists a directory of checkpoints, and exports one
 compare.py            the same training with several recipes
 advise.py             gossamer advise: which recipe reaches the loss first, and what it costs
 explain.py, rehearse.py  predictions: of a recipe, of a model and machines that are elsewhere
+simulate.py           gossamer simulate: all workers of a script in this process, in virtual time
 doctor.py, bench.py   measurements: of hosts and links, of compressors
 recipes.py            lists the parts of recipes
 program.py            the script or module of a command, as one gives it to python

@@ -49,7 +49,7 @@ def target_option(help_text: str) -> Callable[[Command], Command]:
     return click.option("--until", "target", metavar="TARGET", callback=_target, help=help_text)
 
 
-def _different(context: click.Context, option: click.Parameter, recipes: tuple[str, ...]) -> tuple[str, ...]:
+def different_recipes(context: click.Context, option: click.Parameter, recipes: tuple[str, ...]) -> tuple[str, ...]:
     """Each readable, and no two the same once they are resolved."""
     seen: dict[str, str] = {}
     recipes = tuple(map(readable_recipe, recipes))
@@ -64,7 +64,9 @@ def _different(context: click.Context, option: click.Parameter, recipes: tuple[s
 
 
 @click.command("compare", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--recipe", "recipes", multiple=True, required=True, callback=_different, help="Say it once per row.")
+@click.option(
+    "--recipe", "recipes", multiple=True, required=True, callback=different_recipes, help="Say it once per row."
+)
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True)
 @click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @target_option('End a run there: "validation_loss<2.2".')

@@ -19,6 +19,7 @@ from gossamer.cli.record import record_command
 from gossamer.cli.rehearse import rehearse
 from gossamer.cli.resize import resize_command
 from gossamer.cli.run import run
+from gossamer.cli.simulate import simulate_command
 from gossamer.cli.stacks import stacks_command
 from gossamer.cli.terminal_encoding import write_plainly
 from gossamer.cli.trace import trace_command
@@ -45,6 +46,7 @@ for command in (
     checkpoint_command,
     explain,
     rehearse,
+    simulate_command,
     doctor,
     recipes,
     bench,

@@ -42,6 +42,16 @@ def plot(records: Sequence[Record], path: Path, metric: str = "loss") -> None:
     drawn(records, metric).savefig(path)
 
 
+def plot_panel(panel: Panel, path: Path) -> None:
+    """Draw one panel into the PNG file `path`."""
+    from matplotlib.figure import Figure
+
+    check_matplotlib()
+    figure: Any = Figure(figsize=(9, 4.6), layout="constrained", dpi=150)
+    _draw_panel(figure.subplots(), panel, named=True)
+    figure.savefig(path)
+
+
 def drawn(records: Sequence[Record], metric: str = "loss") -> Any:
     """The picture, as matplotlib's Figure."""
     from matplotlib.figure import Figure

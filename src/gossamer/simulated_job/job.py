@@ -36,7 +36,7 @@ class JobProgress:
 
     steps: int  # rank 0's
     seconds: float  # virtual, since the first step began
-    metrics: Metrics  # what rank 0 has logged
+    metrics: Metrics  # what workers have logged, means over those who did, as in a run's record
     bytes_sent: float  # payload of all steps so far, mean over workers
     ended: bool  # the script is over, on every worker
     failure: str | None  # why it ended, if it failed
@@ -48,7 +48,7 @@ class JobProgress:
 class _Told:
     """What workers have told so far."""
 
-    metrics: Metrics = field(default_factory=dict)
+    logged: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # by name and step
     notices: list[str] = field(default_factory=list)
     digest: str | None = None
     failure: str | None = None
@@ -83,7 +83,7 @@ class SimulatedJob:
         self._gate, self._groups, self._told = JobGate(self._moment), VirtualGroups(workers), _Told()
         self._nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - closed by close()
         self._output = output or self._nowhere
-        self._baton = Baton(ProcessState())
+        self._baton = Baton(ProcessState(script.resolve().parent))
         self._workers = [
             VirtualWorker(
                 rank,
@@ -127,11 +127,14 @@ class SimulatedJob:
         if self._unsubscribe is None:
             self._clock.step(self._recipe, 0.0)  # may have to measure, which nothing else should disturb
             self._unsubscribe = subscribe(self._hear)
-            self._go_on(-1, 0.0, start=self._workers[:1])
-            if self._told.model is not None:
+            first, *others = self._workers
+            self._go_on(-1, 0.0, start=[first], until=lambda: first.settled or first.met)
+            if not first.settled:  # its script talks to the others before it attaches
+                self._go_on(-1, 0.0, start=others)
+            if self._told.model is not None and not first.ended:
                 self.memory = estimate_memory(self._recipe, self._told.model, self._count)
                 self.memory.refuse_beyond(free_bytes())
-                self._go_on(ATTACHED, 0.0, start=self._workers[1:])
+                self._go_on(ATTACHED, 0.0, start=[worker for worker in others if not worker.begun])
         return self.memory
 
     def advance(self, *, steps: int | None = None, seconds: float | None = None) -> JobProgress:
@@ -146,13 +149,16 @@ class SimulatedJob:
         return JobProgress(
             steps=first.steps,
             seconds=self._moment(first.steps),
-            metrics={name: list(points) for name, points in self._told.metrics.items()},
+            metrics={name: self._points(steps) for name, steps in self._told.logged.items()},
             bytes_sent=fmean(worker.bytes_sent for worker in self._workers),
             ended=all(worker.ended for worker in self._workers if worker.begun),
             failure=self._told.failure,
             recipe=repr(self._recipe),
             digest=self._told.digest,
         )
+
+    def _points(self, steps: Mapping[int, Sequence[float]]) -> list[tuple[int, float, float]]:
+        return [(step, self._moment(step), fmean(values)) for step, values in sorted(steps.items())]
 
     def close(self) -> None:
         """End all workers, whose scripts are told by an exception that is no Exception."""
@@ -168,15 +174,23 @@ class SimulatedJob:
         self._nowhere.close()
         gc.collect()  # models in the cycles of frames and modules
 
-    def _go_on(self, last_step: float, last_second: float, start: Sequence[VirtualWorker] = ()) -> None:
+    def _go_on(
+        self,
+        last_step: float,
+        last_second: float,
+        start: Sequence[VirtualWorker] = (),
+        until: Callable[[], bool] | None = None,
+    ) -> None:
         with self._running():
             for worker in start:
                 worker.start(VirtualWorld(worker.rank, self._groups), self._worker_ended)
             self._gate.open(last_step, last_second)
             with self._gate.changed:
-                begun = [worker for worker in self._workers if worker.begun]
-                self._gate.changed.wait_for(lambda: all(worker.settled for worker in begun))
+                self._gate.changed.wait_for(until or self._all_settled)
             self._baton.lay_down()
+
+    def _all_settled(self) -> bool:
+        return all(worker.settled for worker in self._workers if worker.begun)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -224,8 +238,7 @@ class SimulatedJob:
         for name, value in event.values.items():
             if "loss" in name and not math.isfinite(value):
                 self._fail(worker, f"{name} is {value}")
-            if worker.rank == 0:
-                self._told.metrics.setdefault(name, []).append((worker.steps, self._moment(worker.steps), value))
+            self._told.logged.setdefault(name, {}).setdefault(worker.steps, []).append(value)
 
     def _noticed(self, worker: VirtualWorker, event: Noticed) -> None:
         if worker.rank == 0:

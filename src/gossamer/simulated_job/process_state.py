@@ -22,11 +22,10 @@ OWN_PACKAGE = __name__.partition(".")[0]
 class ProcessState:
     """One worker's, or the one that was there before."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """The process as it is now. folder: modules from below it are this state's own."""
-        self._folder = folder
-        self._shared = set(sys.modules)  # were there before
-        self._modules: dict[str, ModuleType] = {}
+    def __init__(self, folder: Path) -> None:
+        """The process as it is now. folder: modules below it are this state's own."""
+        self._prefix = f"{folder}{os.sep}"
+        self._shared: set[str] = set()  # modules that are not
         self.keep()
 
     @classmethod
@@ -74,18 +73,15 @@ class ProcessState:
         sys.modules.update(self._modules)
 
     def _own_modules(self) -> list[str]:
-        return [name for name in sys.modules.keys() - self._shared if self._is_own(name)]
+        own = [name for name in sys.modules.keys() - self._shared if self._is_own(name)]
+        self._shared |= sys.modules.keys() - {*own}
+        return own
 
     def _is_own(self, name: str) -> bool:
         file = getattr(sys.modules[name], "__file__", None)
-        if self._folder is None or not file or name.partition(".")[0] in (OWN_PACKAGE, "__main__"):
-            self._shared.add(name)
+        if not isinstance(file, str) or not file.startswith(self._prefix):
             return False
-        path = Path(file)
-        own = path.is_relative_to(self._folder) and not FOREIGN.intersection(path.relative_to(self._folder).parts)
-        if not own:
-            self._shared.add(name)  # it is not looked at again
-        return own
+        return name.partition(".")[0] not in (OWN_PACKAGE, "__main__") and FOREIGN.isdisjoint(Path(file).parts)
 
 
 def _set_environment(wanted: Mapping[str, str]) -> None:

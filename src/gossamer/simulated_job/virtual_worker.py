@@ -57,6 +57,7 @@ class VirtualWorker(WorkerScope):
         self.rank, self.steps, self.bytes_sent = rank, 0, 0.0
         self.due: int | None = None  # the step that it is about to make, where it asks whether it may
         self.begun = self.attached = self.ended = False
+        self.met = False  # whether it has waited for others, who therefore have to be there
         self._script, self._state, self._baton, self._gate, self._output = script, state, baton, gate, output
         self._told = 0
 
@@ -111,6 +112,7 @@ class VirtualWorker(WorkerScope):
         if threading.current_thread() is not self._thread:  # a communication thread needs no baton
             yield
             return
+        self._meet_others()
         self._baton.give()
         try:
             yield
@@ -118,12 +120,19 @@ class VirtualWorker(WorkerScope):
             self._baton.take(self._state)
             self._leave_if_closed()
 
+    def _meet_others(self) -> None:
+        if not self.met:
+            with self._gate.changed:
+                self.met = True
+                self._gate.changed.notify_all()
+
     def ask(self, step: int) -> None:
         """Go on to this step, now or once the gate lets it."""
         with self._gate.changed:
             self.due = step
             allowed = self._gate.allows(step)
-            self._gate.changed.notify_all()
+            if not allowed:
+                self._gate.changed.notify_all()
         if not allowed:
             with self.waiting(), self._gate.changed:
                 self._gate.changed.wait_for(lambda: self._gate.closed or self._gate.allows(step))

@@ -1,0 +1,217 @@
+"""`gossamer simulate`: trains all workers of a script in this process, each recipe in virtual time."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gossamer.cli.compare import NO_LOSS, different_recipes
+from gossamer.cli.console import Say, progress, say, table, wide_console
+from gossamer.cli.options import output_option
+from gossamer.errors import GossamerError
+from gossamer.estimate.workload_profile import WorkloadProfile
+from gossamer.observe.panels import COLORS, Curve, Panel, shortened
+from gossamer.observe.plot import check_matplotlib, plot_panel
+from gossamer.observe.units import bytes_text, seconds_text, short
+from gossamer.profiling.profile_runs import assume_profile, profile_script
+from gossamer.profiling.user_script import attached_by
+from gossamer.recipes.recipe import Recipe
+from gossamer.simulated_job import ForecastClock, JobProgress, NetworkSchedule, SimulatedJob
+from gossamer.version import __version__
+
+WIDTH = 140  # of a table that goes into a file
+TOLD_EVERY_SECONDS = 10.0  # where there is no terminal
+CALL_SECONDS = 0.5  # that workers go on before progress is shown
+COLUMNS = ("recipe", "steps", "first loss", "last loss", "virtual time", "a step", "sent a step")
+
+
+@dataclass(frozen=True)
+class SimulationEnd:
+    """Where one recipe is to end; None: does not matter."""
+
+    steps: int | None
+    seconds: float | None
+
+    def reached(self, found: JobProgress, asked: int) -> bool:
+        return found.ended or found.steps < asked or found.steps >= (self.steps or math.inf)
+
+
+@click.command("simulate", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--workers", type=click.IntRange(1), required=True, help="How many take part, all in this process.")
+@click.option(
+    "--network",
+    "schedule_text",
+    required=True,
+    metavar="SPEC",
+    help='RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file; or one that changes: "100mbit,20ms; 10mbit at 30s".',
+)
+@click.option(
+    "--recipe", "recipes", multiple=True, required=True, callback=different_recipes, help="Say it once per row."
+)
+@click.option("--steps", type=click.IntRange(1), help="End after so many.  [default: where the script ends]")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End after so much virtual time.")
+@click.option(
+    "--step-seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="How long a worker computes in a step, instead of timing it here.",
+)
+@click.option("--learning-rate-factor", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
+@output_option("json", "Write everything there, curves too.")
+@output_option("picture", "Draw the losses over virtual time (PNG).")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def simulate_command(
+    workers: int,
+    schedule_text: str,
+    recipes: tuple[str, ...],
+    steps: int | None,
+    seconds: float | None,
+    step_seconds: float | None,
+    learning_rate_factor: float,
+    json_file: Path | None,
+    picture_file: Path | None,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Train SCRIPT with all its workers in this process, by every --recipe in turn. What follows SCRIPT belongs to it.
+
+    Losses, bytes and checkpoints are real. Time is virtual: each step takes what is foretold for it on the network.
+    """
+    if picture_file is not None:
+        _check_picture()
+    schedule = NetworkSchedule.read(schedule_text, workers)
+    clock = ForecastClock(_profiler(script, arguments, workers, step_seconds), schedule, workers)
+    runs: list[dict[str, Any]] = []
+    for recipe in recipes:
+        job = SimulatedJob(
+            script,
+            arguments,
+            recipe,
+            workers,
+            clock=clock,
+            learning_rate_factor=learning_rate_factor,
+            output=sys.stderr,
+        )
+        try:
+            found = _simulate(job, recipe, SimulationEnd(steps, seconds))
+            runs.append({"recipe": recipe, **_record(found, job)})
+        finally:
+            job.close()
+    _show(recipes, runs)
+    if json_file is not None:
+        about = {"gossamer": __version__, "script": str(script), "arguments": arguments, "workers": workers}
+        json_file.write_text(json.dumps({**about, "network": schedule_text, "runs": runs}, indent=2) + "\n")
+    if picture_file is not None:
+        plot_panel(_panel(runs), picture_file)
+    if any(run["failure"] for run in runs):
+        raise SystemExit(1)
+
+
+def _check_picture() -> None:
+    try:
+        check_matplotlib()
+    except GossamerError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _profiler(
+    script: Path, arguments: Sequence[str], workers: int, step_seconds: float | None
+) -> Callable[[Recipe], WorkloadProfile]:
+    """Each worker has a machine like this one; a step is timed here, or as long as it is said to be."""
+    if step_seconds is None:
+        return lambda recipe: profile_script(script, arguments, recipe, workers)
+    return lambda recipe: assume_profile(attached_by(script, arguments, recipe), recipe, step_seconds, workers=1)
+
+
+# -- one recipe --------------------------------------------------------------------------------------------------------
+
+
+def _simulate(job: SimulatedJob, recipe: str, end: SimulationEnd) -> JobProgress:
+    with progress(f"{recipe}: timing a step", TOLD_EVERY_SECONDS) as tell:
+        memory = job.begin()
+    if memory is not None:
+        say(f"gossamer: {recipe}: memory {memory}")
+    with progress(f"{recipe}: the first step", TOLD_EVERY_SECONDS) as tell:
+        found = _advance(job, recipe, end, tell)
+    if found.failure is not None:
+        say(f"{recipe}: {found.failure}", error=True)
+    elif found.ended and found.steps < (end.steps or 0):
+        say(f"gossamer: {recipe}: the script ended after {found.steps} steps, before the {end.steps} asked for")
+    return found
+
+
+def _advance(job: SimulatedJob, recipe: str, end: SimulationEnd, tell: Say) -> JobProgress:
+    """Until its end, by as many steps at a time as take a moment."""
+    began, found, more = time.monotonic(), job.progress, 1
+    while True:
+        called = time.monotonic()
+        asked = min(found.steps + more, end.steps or sys.maxsize)
+        found = job.advance(steps=asked, seconds=end.seconds)
+        if end.reached(found, asked):
+            return found
+        tell(_standing(recipe, found, end, time.monotonic() - began))
+        more = max(1, min(2 * more, round(more * CALL_SECONDS / max(time.monotonic() - called, 1e-6))))
+
+
+def _standing(recipe: str, found: JobProgress, end: SimulationEnd, passed_seconds: float) -> str:
+    shares = [found.steps / end.steps if end.steps else 0.0, found.seconds / end.seconds if end.seconds else 0.0]
+    left = passed_seconds * (1 / max(shares) - 1) if any(shares) else None
+    of = f" of {end.steps}" if end.steps else ""
+    points = _loss(found.metrics)
+    loss = f", loss {short(points[-1][2])}" if points else ""
+    ready = f"; ready in about {seconds_text(left)}" if left is not None else ""
+    return f"{recipe}: step {found.steps}{of}{loss}, {seconds_text(found.seconds)} of virtual time{ready}"
+
+
+def _loss(metrics: Mapping[str, Sequence[tuple[int, float, float]]]) -> Sequence[tuple[int, float, float]]:
+    name = next((name for name in ("loss", *metrics) if "loss" in name and name in metrics), None)
+    return metrics[name] if name is not None else ()
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+def _record(found: JobProgress, job: SimulatedJob) -> dict[str, Any]:
+    steps = max(1, found.steps)
+    return {
+        "resolved": found.recipe,
+        "steps": found.steps,
+        "seconds": found.seconds,
+        "seconds_per_step": found.seconds / steps,
+        "bytes_sent_per_step": found.bytes_sent / steps,
+        "metrics": found.metrics,
+        "ended": found.ended,
+        "failure": found.failure,
+        "digest": found.digest,
+        "foreseen_memory_bytes": job.memory.total_bytes if job.memory is not None else None,
+    }
+
+
+def _show(recipes: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> None:
+    shown = table(COLUMNS, left=("recipe",), no_wrap=("recipe",))
+    for recipe, run in zip(recipes, runs, strict=True):
+        points = _loss(run["metrics"])
+        losses = [short(points[place][2]) if points else "-" for place in (0, -1)]
+        times = [seconds_text(run[name]) if run["steps"] else "-" for name in ("seconds", "seconds_per_step")]
+        shown.add_row(recipe, str(run["steps"]), *losses, *times, bytes_text(run["bytes_sent_per_step"]))
+    console = wide_console(WIDTH)
+    console.print(shown)
+    if not any(_loss(run["metrics"]) for run in runs):
+        console.print(f"\n{NO_LOSS}")
+
+
+def _panel(runs: Sequence[Mapping[str, Any]]) -> Panel:
+    curves = []
+    for place, run in enumerate(runs):
+        points = _loss(run["metrics"])
+        seconds, losses = [point[1] for point in points], [point[2] for point in points]
+        curves.append(Curve(shortened(run["recipe"]), COLORS[place % len(COLORS)], seconds, losses))
+    return Panel("loss over virtual time", "seconds, as foretold", "loss", curves)

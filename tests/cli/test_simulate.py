@@ -1,0 +1,98 @@
+"""`gossamer simulate`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.command_line import refusal
+from support.simulated_scripts import script
+
+from gossamer.cli import simulate
+from gossamer.cli.main import gossamer
+
+NETWORK = "100mbit,20ms; 1mbit,20ms at 0.3s"
+BOTH = ("--recipe", "Dense()", "--recipe", "TopK(density=0.1)")
+
+
+def simulated(*arguments: str) -> tuple[int, str, str]:
+    """The exit code, and what stands on standard output and errors."""
+    options = ["--workers", "3", "--network", NETWORK, "--step-seconds", "0.1"]
+    found = CliRunner().invoke(gossamer, ["simulate", *options, *arguments])
+    return found.exit_code, found.stdout, found.stderr
+
+
+def test_a_row_for_each_recipe_and_a_curve(tmp_path: Path) -> None:
+    file, record, picture = script(tmp_path), tmp_path / "simulated.json", tmp_path / "loss.png"
+    code, shown, aside = simulated(
+        *BOTH, "--steps", "5", "--json", str(record), "--picture", str(picture), str(file), "9"
+    )
+    assert code == 0, (shown, aside)
+    header, dense, sparse = shown.strip().splitlines()
+    assert header.split("  ")[0] == "recipe"
+    assert dense.startswith("Dense()")
+    assert sparse.startswith("TopK(density=0.1)")
+    assert aside.count(" for 3 workers, each ") == 2
+    found = json.loads(record.read_text())
+    runs = found["runs"]
+    assert [run["recipe"] for run in runs] == ["Dense()", "TopK(density=0.1)"]
+    assert [run["steps"] for run in runs] == [5, 5]
+    assert found["network"] == NETWORK
+    for run in runs:
+        moments = [seconds for _, seconds, _ in run["metrics"]["loss"]]
+        steps = [later - sooner for sooner, later in zip([0.0, *moments], moments, strict=False)]
+        assert steps[0] < steps[-1]  # the network has become slower
+        assert run["seconds"] == pytest.approx(sum(steps))
+        assert run["seconds_per_step"] == pytest.approx(run["seconds"] / 5)
+    assert runs[0]["metrics"]["loss"][0][2] == runs[1]["metrics"]["loss"][0][2]
+    assert runs[0]["bytes_sent_per_step"] > runs[1]["bytes_sent_per_step"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_ends_where_it_is_told_or_the_script_ends(tmp_path: Path) -> None:
+    file, record = script(tmp_path), tmp_path / "simulated.json"
+    code, shown, aside = simulated("--recipe", "Dense()", "--steps", "7", "--json", str(record), str(file), "3")
+    assert code == 0, shown
+    assert "the script ended after 3 steps, before the 7 asked for" in aside.replace("\n", " ")
+    code, shown, aside = simulated("--recipe", "Dense()", "--seconds", "0.35", "--json", str(record), str(file), "9")
+    assert code == 0, aside
+    assert 0.1 < json.loads(record.read_text())["runs"][0]["seconds"] <= 0.35
+
+
+def test_a_failure_is_told_and_others_are_shown(tmp_path: Path) -> None:
+    text = "import gossamer, torch\nmodel = torch.nn.Linear(2, 1)\n"
+    text += "gossamer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))\nraise ValueError('no data')\n"
+    code, shown, aside = simulated("--recipe", "Dense()", str(script(tmp_path, text)))
+    assert code == 1
+    assert re.search(r"Dense\(\): rank \d failed after step 0: ValueError: no data \(train.py, line 4\)", aside)
+    assert "Add session.log" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--network", "100mbit; 10mbit", "--recipe", "Dense()"), "does not say when it begins"),
+        (("--network", "100mbit", "--recipe", "ParameterServer(mode='async')"), "cannot be simulated"),
+        (("--network", "100mbit", "--recipe", "Dense()", "--recipe", "EveryStep()"), "are the same recipe"),
+        (("--network", "100mbit", "--recipe", "Dens()"), "Dens"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:
+    assert reason in refusal("simulate", "--workers", "2", *arguments, str(script(tmp_path)), "3")
+
+
+def test_steps_are_timed_once_for_each_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def timed(file, arguments, recipe, workers):  # type: ignore[no-untyped-def]
+        asked.append((repr(recipe), workers))
+        return simulate.assume_profile(simulate.attached_by(file, arguments, recipe), recipe, 0.1, workers=1)
+
+    monkeypatch.setattr(simulate, "profile_script", timed)
+    options = ["--workers", "2", "--network", NETWORK, *BOTH, "--steps", "9"]
+    found = CliRunner().invoke(gossamer, ["simulate", *options, str(script(tmp_path)), "9"])
+    assert found.exit_code == 0, found.output
+    assert [workers for _, workers in asked] == [2, 2]
