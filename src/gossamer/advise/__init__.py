@@ -1,6 +1,7 @@
 """Advice: which recipe reaches the loss first, for a script on a network.
 
 candidates         recipes of the whole grammar, and why some of them are left out
+gradient_findings  what gradient statistics say of each family of recipes
 foretell           seconds, bytes and memory of every candidate's step on a network
 step_pricing       what candidates share: codecs timed once, models laid out once
 pruning            which candidates are left to try, and why the others are not

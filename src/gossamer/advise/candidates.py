@@ -143,7 +143,7 @@ def why_hopeless(compressor: str, statistics: GradientStatistics | None) -> str 
         return None
     place = RANKS.index(prior.rank_of(compressor))
     kept, noise = statistics.singular_shares[place], (statistics.noise_singular_shares or (0.0,) * len(RANKS))[place]
-    if kept >= min(prior.LESS_RANK * noise, (1 + noise) / 2):
+    if prior.beyond_noise(kept, noise):
         return None
     return (
         f"the first {RANKS[place]} singular directions hold {kept:.0%} of the gradients' energy, and of noise in such "

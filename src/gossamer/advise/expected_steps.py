@@ -183,5 +183,10 @@ def gap_share(compressor: str, statistics: GradientStatistics | None) -> float:
     return min(MOST_CHANGE, sqrt((1 - kept) / (1 - reference)))
 
 
+def beyond_noise(kept: float, noise: float) -> bool:
+    """Whether some directions hold more energy than they would of noise, which has at most `noise` there."""
+    return kept >= min(LESS_RANK * noise, (1 + noise) / 2)
+
+
 def rank_of(compressor: str) -> int:
     return int(compressor.removeprefix("PowerSGD(rank=").removesuffix(")"))

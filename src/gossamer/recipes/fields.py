@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, fields
 from functools import cache
 from itertools import takewhile
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from gossamer.core.term import Term
 
@@ -34,7 +34,7 @@ def fields_of(noun: type[Term]) -> tuple[Field[Any], ...]:
 
 def hints_of(noun: type[Term]) -> Mapping[str, tuple[Any, ...]]:
     """What each argument may be: `float | None` is (float, NoneType)."""
-    return _hints_of(noun)
+    return _hints_of(cast(Any, noun))
 
 
 @cache
