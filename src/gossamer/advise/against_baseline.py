@@ -41,11 +41,17 @@ class AgainstBaseline:
 def against_baseline(
     contender: LossCurve, baseline: LossCurve, seconds: float, confidence: float = 0.95
 ) -> AgainstBaseline:
-    """Compare at virtual second `seconds`, up to which both are known. Losses: the lower, the better."""
-    contender, baseline = contender.until(seconds), baseline.until(seconds)
-    paired = paired_difference(contender, baseline)
-    speedup, steps_ratio = _speedup(contender, baseline, paired, confidence)
-    apart = difference_at(contender, baseline, seconds)
+    """Compare at virtual second `seconds`, up to which both are known. Losses: the lower, the better.
+
+    The baseline may have run ahead of it: a step of it may take as long as a hundred of the contender's. It is looked
+    at no further than half the contender's steps then, which leaves that as many again to make up for being behind.
+    """
+    contender, there = contender.until(seconds), baseline.until(seconds)
+    half = contender.steps[-1] / 2 if len(contender) else 0.0
+    ahead = baseline.between_steps(0.0, max(half, there.steps[-1] if len(there) else 0.0))
+    paired = paired_difference(contender, ahead)
+    speedup, steps_ratio = _speedup(contender, ahead, paired, confidence)
+    apart = difference_at(contender, there, seconds)
     return AgainstBaseline(
         speedup=speedup,
         steps_ratio=steps_ratio,
@@ -104,8 +110,9 @@ def _speedup(
     apart = min(1.0, abs(step - center) / (last - begin))
     error = sqrt(paired.standard_error**2 + 2 * apart * own.standard_error**2)
     half = student_quantile(confidence, paired.freedom) * error
+    most = reached_by_baseline / float(contender.seconds[-1])  # where it has not been there so far
     interval = ConfidenceInterval(
-        value=ratio(level), low=ratio(level - half), high=ratio(level + half), confidence=confidence
+        value=ratio(level), low=ratio(level - half), high=ratio(level + half) or most, confidence=confidence
     )
     return interval, step / center
 
