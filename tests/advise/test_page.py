@@ -55,7 +55,15 @@ def test_everything_is_on_it(advice: Advice) -> None:
     text = page(advice)
     for row in advice.contenders:
         assert row.recipe in text
-    for said in ("rate above 400", "dominated by", "sign agreement", "foretold", "measured", "failed: loss is nan"):
+    for said in (
+        "rate above 400",
+        "dominated by",
+        "sign agreement",
+        "a hundredth holds",
+        "foretold",
+        "measured",
+        "failed: loss is nan",
+    ):
         assert said in text
     assert text.count("<polyline") >= 2 * len(advice.contenders)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -110,6 +111,23 @@ def test_a_winner_that_wants_another_rate_gets_it() -> None:
     assert (found.contenders[1].recipe, found.contenders[1].learning_rate_factor) == ("W", 0.5)
 
 
+def test_others_are_compared_with_the_baseline_at_its_best_rate() -> None:
+    found, _ = _run({"Dense()": replace(DENSE, best_factor=2.0), "W": WINNER}, budget=30_000.0)
+    assert (found.baseline.learning_rate_factor, found.reference.learning_rate_factor) == (1.0, 2.0)
+    assert _run({"Dense()": DENSE, "W": WINNER}, budget=30_000.0)[0].reference.learning_rate_factor == 1.0
+
+
+def test_a_baseline_with_the_longest_steps_runs_ahead_so_that_it_can_be_compared() -> None:
+    """Sixty steps of the winner in one of Dense()'s: of equal seconds there are too few to tell anything."""
+    winner = Planted(step_seconds=1 / 60, efficiency=0.8)
+    found, _ = _run({"Dense()": DENSE, "W": winner}, budget=3000.0)
+    assert found.seconds < 20
+    assert found.baseline.steps >= 64
+    best = next(each for each in found.contenders[1:] if each.recipe == "W" and each.learning_rate_factor == 1)
+    assert best.against is not None
+    assert 1 < best.against.speedup.low <= winner.speedup_over(DENSE) <= best.against.speedup.high
+
+
 def test_one_that_fails_goes_out_with_its_reason() -> None:
     found, _ = _run(_field(3, Planted(step_seconds=0.25, fails_at=9)))
     failed = next(each for each in found.contenders if each.recipe == "W")
@@ -129,7 +147,7 @@ def test_a_script_that_ends_ends_the_race() -> None:
 
 
 def test_few_steps_are_said() -> None:
-    found, _ = _run({"Dense()": DENSE, "W": WINNER}, budget=40.0)
+    found, _ = _run({"Dense()": DENSE, "W": WINNER}, budget=20.0)
     assert any("steps only" in each for each in found.remarks)
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command_line import output_of, refusal
+from support.planted_races import Planted, PlantedField
 
 from gossamer.advise.advice_file import read_advice
 from gossamer.advise.advisor import affordable
-from gossamer.advise.race import RaceError
+from gossamer.advise.answer import Setting
+from gossamer.advise.race import Race, RaceError
 from gossamer.cli import advise
-from gossamer.cli.advise import advise_command
+from gossamer.cli.advise import _confirm, advise_command
 
 TRAIN = """
 import torch
@@ -74,7 +78,42 @@ def test_a_failure_of_a_stage_is_one_sentence(script: Path, monkeypatch: pytest.
     assert "it says so" in said
 
 
+def test_a_report_of_links_cannot_be_emulated(script: Path) -> None:
+    assert "--network 100mbit,20ms beside --links" in refusal("advise", "--links", "l.json", "--confirm", str(script))
+
+
+def test_the_best_and_dense_are_run_for_real(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(recipe: str, workers: int, network: str, limits: Mapping[str, str], *_: object) -> dict[str, Any]:
+        assert (workers, network, limits[advise.SECONDS]) == (2, "1mbit", "30")
+        seconds = 0.1 if recipe == "Dense()" else 0.04
+        return {
+            "recipe": recipe,
+            "workers": workers,
+            "steps": 20,
+            "seconds": 20 * seconds,
+            "seconds_per_step": {"median": seconds, "p90": seconds},
+            "compute_seconds_per_step": 0.01,
+            "waiting_seconds_per_step": seconds - 0.01,
+            "bytes_sent_per_step": {"accounted": 1e5, "interface": None},
+            "metrics": {"loss": [[step, step * seconds, 1 / step] for step in range(1, 21)]},
+        }
+
+    planted = PlantedField({"Dense()": Planted(step_seconds=1.0), "Int8()": Planted(step_seconds=0.5)})
+    race = Race(start=planted.start, baseline="Dense()", challengers=["Int8()"], budget_seconds=2000, now=planted.now)
+    monkeypatch.setattr(advise, "train_for_record", train)
+    best, dense = _confirm(race.run(), Setting(script="train.py", arguments=(), workers=2, network="1mbit"), 30.0)
+    assert (best.recipe, best.foretold_step_seconds, best.measured_step_seconds) == ("Int8()", 0.5, 0.04)
+    assert dense.recipe == "Dense()"
+    assert best.loss is not None
+    assert dense.loss is not None
+    assert best.loss < dense.loss
+    assert "Int8(): foretold 500 ms a step, measured 40 ms, loss" in capsys.readouterr().out
+
+
 @pytest.mark.processes
+@pytest.mark.timeout(300)  # 20 seconds of work, on a machine that may have more to do
 def test_from_a_script_to_a_recipe_that_can_be_run(tmp_path: Path, script: Path) -> None:
     """End to end: profile, foretell, race, say; then the recipe is named by the file."""
     files = {name: tmp_path / f"advice.{name}" for name in ("json", "html")}
@@ -82,7 +121,7 @@ def test_from_a_script_to_a_recipe_that_can_be_run(tmp_path: Path, script: Path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*gossamer, "advise", "--workers", "2", "--network", "1mbit,20ms", "--minutes", "0.1", "--most", "4"]
     command += ["--json", str(files["json"]), "--page", str(files["html"]), str(script)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for stage in ("profile ", "foretell ", "race "):
         assert f"\n{stage}" in f"\n{ended.stdout}"

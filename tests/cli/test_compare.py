@@ -75,7 +75,7 @@ def test_a_script_that_logs_no_loss_is_told_so(tmp_path: Path) -> None:
 def test_what_could_not_be_written_is_refused_before_anything_is_trained(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "_train", lambda *_: pytest.fail("it was trained"))
+    monkeypatch.setattr(compare, "train_for_record", lambda *_: pytest.fail("it was trained"))
     (tmp_path / "train.py").write_text("")
     code, said = run("--recipe", "Dense()", option, str(tmp_path / "missing" / "file"), str(tmp_path / "train.py"))
     assert (code, "there is no directory" in said) == (2, True), said
@@ -114,7 +114,7 @@ def _record(recipe: str) -> dict[str, Any]:
 
 
 def test_the_rate_that_hides_a_recipe_has_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_train", lambda recipe, *_: _record(recipe))
+    monkeypatch.setattr(compare, "train_for_record", lambda recipe, *_: _record(recipe))
     (tmp_path / "train.py").write_text("")
     code, said = run("--recipe", "Dense()", str(tmp_path / "train.py"))
     assert code == 0, said
@@ -145,7 +145,7 @@ def test_runs_before_one_that_failed_are_shown(tmp_path: Path, monkeypatch: pyte
             raise click.ClickException("it broke")
         return _record(recipe)
 
-    monkeypatch.setattr(compare, "_train", train)
+    monkeypatch.setattr(compare, "train_for_record", train)
     (tmp_path / "train.py").write_text("")
     file = tmp_path / "found.json"
     arguments = ["--recipe", "Dense()", "--recipe", "Int8()", "--json", str(file), str(tmp_path / "train.py")]
@@ -162,7 +162,7 @@ def test_without_matplotlib_a_page_is_drawn_and_a_plot_refused_first(
 ) -> None:
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     trained: list[str] = []
-    monkeypatch.setattr(compare, "_train", lambda recipe, *_: trained.append(recipe) or _record(recipe))
+    monkeypatch.setattr(compare, "train_for_record", lambda recipe, *_: trained.append(recipe) or _record(recipe))
     (tmp_path / "train.py").write_text("")
     page = tmp_path / "page.html"
     code, said = run("--recipe", "Dense()", "--page", str(page), str(tmp_path / "train.py"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from support.command_line import refusal
 
@@ -21,6 +22,13 @@ def test_a_package_that_workers_need_is_missed_before_they_start(
     assert f"Write: {sys.executable} -m pip install msgspec\n" in said
     assert "Traceback" not in said
     assert not Path("runs").exists()
+
+
+def test_the_recipe_of_an_advice_is_what_workers_are_told(tmp_path: Path) -> None:
+    (tmp_path / "advice.json").write_text('{"advice_version": 1, "recipe": "Int8()"}')
+    assert options.readable_recipe(f"@{tmp_path}/advice.json") == "Int8()"
+    with pytest.raises(click.BadParameter, match="there is no file"):
+        options.readable_recipe("@nowhere.json")
 
 
 @pytest.mark.parametrize("text", ["runs/tb", "tb:runs", "tensorboard:", "prometheus:http"])

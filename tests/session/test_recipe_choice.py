@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ import gossamer
 from gossamer.compressors import Dense
 from gossamer.errors import RecipeError
 from gossamer.recipes.recipe import resolve
+from gossamer.session.recipe_choice import chosen_recipe
 from gossamer.strategies import LocalSGD
 from gossamer.topologies import Ring
+from gossamer.world import World
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +84,14 @@ def test_the_command_lines_recipe_reaches_the_hook(group_of_one: None, monkeypat
 def test_what_is_averaged_once_keeps_its_compressor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_RECIPE", "DiLoCo(period=8)")
     average("Dense()")
+
+
+def test_the_recipe_of_an_advice_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "advice.json").write_text('{"advice_version": 1, "recipe": "Int8()"}')
+    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    assert chosen_recipe(f"@{tmp_path}/advice.json", alone) == "Int8()"
+    monkeypatch.setenv("GOSSAMER_RECIPE", f"@{tmp_path}/advice.json")
+    assert chosen_recipe(None, alone) == "Int8()"
+    monkeypatch.setenv("GOSSAMER_RECIPE", "@nowhere.json")
+    with pytest.raises(RecipeError, match="there is no file"):
+        chosen_recipe(None, alone)

@@ -6,6 +6,7 @@ from support.planted_races import Planted, PlantedField
 
 from gossamer.advise.advice_file import Advice, CandidateRow, ConfirmedRow
 from gossamer.advise.answer import Setting, answer
+from gossamer.advise.gradient_findings import GradientFinding
 from gossamer.advise.race import Race
 from gossamer.advise.target import read_target
 from gossamer.advise.thresholds import LeadRange
@@ -54,6 +55,14 @@ def planted_advice(seed: int = 0, budget: float = 8000.0) -> Advice:
         ConfirmedRow(recipe="Int8()", foretold_step_seconds=0.5, measured_step_seconds=0.55, steps=40, loss=2.31)
     ]
     gradients = {"largest_hundredth": 0.31, "sign_agreement": 0.53, "noise_scale_batches": 12.0, "signal_energy": None}
+    findings = [GradientFinding(family="few entries", works=True, because="a hundredth holds 31% of the energy")]
     return whole_advice(
-        found, said, setting, candidates=candidates, compute_seconds=0.2, gradients=gradients, confirmed=confirmed
+        found,
+        said,
+        setting,
+        candidates=candidates,
+        compute_seconds=0.2,
+        gradients=gradients,
+        findings=findings,
+        confirmed=confirmed,
     )

@@ -66,6 +66,15 @@ class ContenderRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FindingRow:
+    """Whether the gradients give a family of recipes something to work with, and why."""
+
+    family: Text
+    works: bool
+    because: Text
+
+
+@dataclass(frozen=True, kw_only=True)
 class RungRow:
     """A round of the race: at which virtual second, who was there, who did not go on."""
 
@@ -114,6 +123,7 @@ class Advice:
     would_change: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
     remarks: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
     gradients: dict[Text, float | None] = field(default_factory=dict)  # statistics by name
+    findings: Annotated[tuple[FindingRow, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
     confirmed: Annotated[tuple[ConfirmedRow, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
 
 

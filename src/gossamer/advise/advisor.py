@@ -12,6 +12,7 @@ from gossamer.advise.answer import Setting, answer
 from gossamer.advise.candidates import candidates
 from gossamer.advise.contender import Contender, RaceJob
 from gossamer.advise.foretell import Foretold, foretell
+from gossamer.advise.gradient_findings import findings
 from gossamer.advise.pruning import judged
 from gossamer.advise.race import FEWEST_STEPS, Race, RaceError, RaceResult
 from gossamer.advise.script_check import ScriptFacts, check_script
@@ -115,6 +116,7 @@ class Advisor:
             candidates=[_row(each, self._pricer, self.network) for each in self.foretold],
             compute_seconds=self.measured.compute_seconds,
             gradients=_numbers(self.statistics),
+            findings=findings(self.statistics, self.setting.workers) if self.statistics else (),
         )
 
     def _thresholds(self) -> list[LeadRange]:

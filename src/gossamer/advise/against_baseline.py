@@ -11,10 +11,17 @@ from math import inf, sqrt
 
 import numpy as np
 
-from gossamer.advise.batch_means import ConfidenceInterval, MeanEstimate, mean_estimate, student_quantile
-from gossamer.advise.loss_curve import LossCurve
+from gossamer.advise.batch_means import (
+    FEWEST_BATCHES,
+    ConfidenceInterval,
+    MeanEstimate,
+    mean_estimate,
+    student_quantile,
+)
+from gossamer.advise.loss_curve import Floats, LossCurve
 
 WINDOW = 0.25  # the last part of a race, over which losses are averaged
+FEWEST_POINTS = 2 * FEWEST_BATCHES  # in a window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +41,17 @@ class AgainstBaseline:
 def against_baseline(
     contender: LossCurve, baseline: LossCurve, seconds: float, confidence: float = 0.95
 ) -> AgainstBaseline:
-    """Compare at virtual second `seconds`, up to which both are known. Losses: the lower, the better."""
-    contender, baseline = contender.until(seconds), baseline.until(seconds)
-    paired = paired_difference(contender, baseline)
-    speedup, steps_ratio = _speedup(contender, baseline, paired, confidence)
-    apart = difference_at(contender, baseline, seconds)
+    """Compare at virtual second `seconds`, up to which both are known. Losses: the lower, the better.
+
+    The baseline may have run ahead of it: a step of it may take as long as a hundred of the contender's. It is looked
+    at no further than half the contender's steps then, which leaves that as many again to make up for being behind.
+    """
+    contender, there = contender.until(seconds), baseline.until(seconds)
+    half = contender.steps[-1] / 2 if len(contender) else 0.0
+    ahead = baseline.between_steps(0.0, max(half, there.steps[-1] if len(there) else 0.0))
+    paired = paired_difference(contender, ahead)
+    speedup, steps_ratio = _speedup(contender, ahead, paired, confidence)
+    apart = difference_at(contender, there, seconds)
     return AgainstBaseline(
         speedup=speedup,
         steps_ratio=steps_ratio,
@@ -52,7 +65,7 @@ def paired_difference(contender: LossCurve, baseline: LossCurve) -> MeanEstimate
     steps, mine, others = np.intersect1d(contender.steps, baseline.steps, assume_unique=True, return_indices=True)
     if not len(steps):
         return MeanEstimate(value=float("nan"), standard_error=inf, freedom=0)
-    late = steps > (1 - WINDOW) * steps[-1]
+    late = steps > _window_begin(steps)
     return mean_estimate((contender.values[mine] - baseline.values[others])[late])
 
 
@@ -79,8 +92,9 @@ def _speedup(
     unknown = ConfidenceInterval(value=float("nan"), low=0.0, high=inf, confidence=confidence)
     if not paired.freedom:
         return unknown, inf
-    last = min(contender.steps[-1], baseline.steps[-1])
-    window = contender.between_steps((1 - WINDOW) * last, last)
+    common = np.intersect1d(contender.steps, baseline.steps, assume_unique=True)
+    begin, last = _window_begin(common), float(common[-1])
+    window = contender.between_steps(begin, last)
     center, width = float(window.steps.mean()), len(window)
     own = mean_estimate(window.values)
     mean = contender.moving_average(width)
@@ -93,13 +107,20 @@ def _speedup(
         return reached_by_baseline / seconds if seconds else 0.0
 
     step = _first_step(mean, level)
-    apart = min(1.0, abs(step - center) / (WINDOW * last))
+    apart = min(1.0, abs(step - center) / (last - begin))
     error = sqrt(paired.standard_error**2 + 2 * apart * own.standard_error**2)
     half = student_quantile(confidence, paired.freedom) * error
+    most = reached_by_baseline / float(contender.seconds[-1])  # where it has not been there so far
     interval = ConfidenceInterval(
-        value=ratio(level), low=ratio(level - half), high=ratio(level + half), confidence=confidence
+        value=ratio(level), low=ratio(level - half), high=ratio(level + half) or most, confidence=confidence
     )
     return interval, step / center
+
+
+def _window_begin(steps: Floats) -> float:
+    """The step after which the window begins: the last quarter, or more where that has too few points."""
+    quarter = (1 - WINDOW) * float(steps[-1])
+    return min(quarter, float(steps[-FEWEST_POINTS - 1])) if len(steps) > FEWEST_POINTS else quarter
 
 
 def _first_step(mean: LossCurve, loss: float) -> float:

@@ -54,7 +54,7 @@ def _content(advice: Advice) -> Iterator[str]:
             "Who is expected to be first on another network, by the forecast and the steps that the race has seen.",
         )
     if advice.gradients:
-        yield _card("The gradients", _gradients(advice), "Means over tensors and some successive batches.")
+        yield _card("The gradients", _gradients(advice), "Means over tensors and some successive batches.", whole=True)
     if advice.candidates:
         yield _card("What was foretold", _foretold(advice), whole=True)
     yield "</div>"
@@ -153,7 +153,7 @@ def _table(header: Sequence[str], rows: Sequence[str]) -> str:
 
 
 LEFT = ' class="left"'
-LEFT_COLUMNS = ("recipe", "")
+LEFT_COLUMNS = ("recipe", "family", "")
 
 
 def _tried(advice: Advice) -> str:
@@ -210,7 +210,13 @@ def _confirmed(advice: Advice) -> str:
 
 
 def _gradients(advice: Advice) -> str:
-    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{text}</dd>' for name, text in _statistics(advice))}</dl>"
+    rows = [
+        f'<tr><td class="name">{escape(each.family)}</td><td>{"yes" if each.works else "no"}</td>'
+        f'<td class="why">{escape(each.because)}</td></tr>'
+        for each in advice.findings
+    ]
+    told = _table(("family", "something to work with", ""), rows) if rows else ""
+    return f"{told}<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{text}</dd>' for name, text in _statistics(advice))}</dl>"
 
 
 def _statistics(advice: Advice) -> Iterator[tuple[str, str]]:

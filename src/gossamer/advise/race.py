@@ -120,6 +120,7 @@ class Race:
         for rung in range(rungs):
             self._advance_until((rung + 1) / shares, FIRST_STEPS)
             field_ = self._halve(first, field_)
+        self._run_ahead(first)
         self._advance_until(1.0, last=True)
         field_ = self._halve(first, field_, keep=FINALISTS)
         self._retune(field_)
@@ -162,6 +163,15 @@ class Race:
             self._bring(self._left(), self._seconds + slice_seconds)
             self._check_baseline(first)
             self._seconds = min([self._seconds + slice_seconds, *(each.seconds for each in self._left() if each.ended)])
+
+    def _run_ahead(self, first: Contender) -> None:
+        """Let the baseline make enough steps to be compared with, where its steps are the longest, for at most half of
+        what is left of the budget."""
+        affordable = (1 - self._spent()) / 2 * first.steps / max(self._cost(first), 1e-9)
+        steps = int(min(ENOUGH_STEPS, first.steps + max(0.0, affordable)))
+        if steps > first.steps and not first.ended:
+            self._advance(first, steps=steps)
+            self._check_baseline(first)
 
     def _next_slice(self, share: float, retuned: Sequence[Contender]) -> float:
         """Virtual seconds: as long as all so far, or what this share of the budget affords."""
@@ -216,7 +226,7 @@ class Race:
 
     def _ended(self) -> bool:
         """Whether a script has come to its end: nobody can be compared with it later than there."""
-        return any(each.ended for each in self._left())
+        return any(each.ended and each.seconds <= self._seconds * (1 + 1e-9) for each in self._left())
 
     # -- comparing ---------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import isfinite
 
 from gossamer.advise.advice_file import (
@@ -11,12 +12,14 @@ from gossamer.advise.advice_file import (
     CandidateRow,
     ConfirmedRow,
     ContenderRow,
+    FindingRow,
     Range,
     RungRow,
 )
 from gossamer.advise.answer import Answer, Setting
 from gossamer.advise.batch_means import ConfidenceInterval
 from gossamer.advise.contender import Contender
+from gossamer.advise.gradient_findings import GradientFinding
 from gossamer.advise.race import RaceResult
 from gossamer.advise.target import Target, seconds_to
 
@@ -29,6 +32,7 @@ def whole_advice(
     candidates: Sequence[CandidateRow] = (),
     compute_seconds: float = 0.0,
     gradients: Mapping[str, float | None] | None = None,
+    findings: Sequence[GradientFinding] = (),
     confirmed: Sequence[ConfirmedRow] = (),
 ) -> Advice:
     """candidates: in the order of what is expected of them. compute_seconds: of a step without communication."""
@@ -55,6 +59,7 @@ def whole_advice(
         would_change=answer.would_change,
         remarks=answer.remarks,
         gradients=dict(gradients or {}),
+        findings=tuple(FindingRow(**asdict(each)) for each in findings),
         confirmed=tuple(confirmed),
     )
 

@@ -31,6 +31,7 @@ NOT_HERE = (
     "the links to other machines cannot be measured from this one alone. Say what they are like, --network "
     f"100mbit,20ms; or have them measured, and name the file: --links links.json. {HOW}"
 )
+CONFIRM_BY = "--network 100mbit,20ms beside --links, or a TOML file, with --confirm"
 CONFIRMED = 2  # recipes that are run for real
 PLAIN_SECONDS = 10.0  # between lines of progress where there is no terminal
 
@@ -74,6 +75,8 @@ def advise_command(
     Measures a step here, foretells it for every recipe on the network, and has the best of them train SCRIPT with all
     workers in this process, whose clock is what was foretold. What follows SCRIPT belongs to it.
     """
+    if confirm and network_text is None and links is not None:
+        raise click.UsageError(f"what is run for real is emulated here, by a network of its own: {CONFIRM_BY}")
     try:
         network, remarks = _network(network_text, links, workers)
         setting = Setting(script=str(script), arguments=arguments, workers=workers, network=network.text, target=target)
