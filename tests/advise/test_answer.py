@@ -8,9 +8,9 @@ import pytest
 from support.planted_races import Planted, PlantedField
 
 from gossamer.advise.answer import Answer, Setting, answer, threshold_text
-from gossamer.advise.race import Race
-from gossamer.advise.target import read_target
-from gossamer.advise.thresholds import LeadRange
+from gossamer.advise.pricing.thresholds import LeadRange
+from gossamer.advise.racing.race import Race
+from gossamer.advise.racing.target import read_target
 
 DENSE = Planted(step_seconds=1.0)
 WINNER = Planted(step_seconds=0.25, efficiency=0.75)

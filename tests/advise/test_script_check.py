@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.advise.race import RaceError
+from gossamer.advise.racing.race import RaceError
 from gossamer.advise.script_check import check_script, difference
 
 SCRIPT = """

@@ -16,7 +16,7 @@ from support.planted_races import Planted, PlantedField
 from gossamer.advise.advice_file import read_advice
 from gossamer.advise.advisor import affordable
 from gossamer.advise.answer import Setting
-from gossamer.advise.race import Race, RaceError
+from gossamer.advise.racing.race import Race, RaceError
 from gossamer.cli import advise
 from gossamer.cli.advise import _confirm, advise_command
 

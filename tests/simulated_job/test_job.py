@@ -9,7 +9,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -76,8 +75,8 @@ def test_without_a_random_state_of_its_own_a_worker_draws_otherwise(
 def test_with_swapped_ranks_it_is_another_training(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right, own = trained(file), VirtualTransport.__init__
 
-    def twin(transport: VirtualTransport, group: SimulatedGroup, rank: int, exchanged: Callable[[], None]) -> None:
-        own(transport, group, group.world - 1 - rank, exchanged)
+    def twin(transport: VirtualTransport, group: SimulatedGroup, rank: int) -> None:
+        own(transport, group, group.world - 1 - rank)
 
     monkeypatch.setattr(VirtualTransport, "__init__", twin)
     assert trained(file) != right
@@ -269,6 +268,7 @@ def test_more_than_the_machine_has_is_refused_before_others_begin(file: Path, mo
 
 def _linears_left(file: Path) -> int:
     """Layers of a job that was closed while it was paused."""
+    gc.collect()
     before = len(_linears())
     halting = simulated(file, 5)
     halting.advance(steps=2)

@@ -6,10 +6,10 @@ from support.planted_races import Planted, PlantedField
 
 from gossamer.advise.advice_file import Advice, CandidateRow, ConfirmedRow
 from gossamer.advise.answer import Setting, answer
-from gossamer.advise.gradient_findings import GradientFinding
-from gossamer.advise.race import Race
-from gossamer.advise.target import read_target
-from gossamer.advise.thresholds import LeadRange
+from gossamer.advise.pricing.gradient_findings import GradientFinding
+from gossamer.advise.pricing.thresholds import LeadRange
+from gossamer.advise.racing.race import Race
+from gossamer.advise.racing.target import read_target
 from gossamer.advise.whole_advice import whole_advice
 
 RECIPES = {

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from gossamer.advise.advice_file import Advice, CandidateRow
 from gossamer.advise.answer import Setting, answer
-from gossamer.advise.candidates import candidates
-from gossamer.advise.contender import Contender, RaceJob
-from gossamer.advise.foretell import Foretold, foretell
-from gossamer.advise.gradient_findings import findings
-from gossamer.advise.pruning import judged
-from gossamer.advise.race import FEWEST_STEPS, Race, RaceError, RaceResult
+from gossamer.advise.pricing.candidates import candidates
+from gossamer.advise.pricing.foretell import Foretold, foretell
+from gossamer.advise.pricing.gradient_findings import findings
+from gossamer.advise.pricing.pruning import judged
+from gossamer.advise.pricing.step_pricing import StepPricer
+from gossamer.advise.pricing.thresholds import LeadRange, thresholds
+from gossamer.advise.racing.contender import Contender, RaceJob
+from gossamer.advise.racing.race import FEWEST_STEPS, Race, RaceError, RaceResult
 from gossamer.advise.script_check import ScriptFacts, check_script
-from gossamer.advise.step_pricing import StepPricer
-from gossamer.advise.thresholds import LeadRange, thresholds
 from gossamer.advise.whole_advice import whole_advice
 from gossamer.estimate.workload_profile import WorkloadProfile
 from gossamer.network import Network

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from gossamer.advise.batch_means import ConfidenceInterval
-from gossamer.advise.contender import Contender
-from gossamer.advise.race import RaceResult
-from gossamer.advise.target import Target, seconds_to, unreached_text
-from gossamer.advise.thresholds import LeadRange
+from gossamer.advise.pricing.thresholds import LeadRange
+from gossamer.advise.racing.batch_means import ConfidenceInterval
+from gossamer.advise.racing.contender import Contender
+from gossamer.advise.racing.race import RaceResult
+from gossamer.advise.racing.target import Target, seconds_to, unreached_text
 from gossamer.observe.units import rate_text, seconds_text
 
 WORTHWHILE = 1.1  # times as fast, at least: what gains less is not worth another recipe

@@ -11,9 +11,9 @@ from pathlib import Path
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gossamer.advise.contender import LOSSES
-from gossamer.advise.loss_curve import Point
-from gossamer.advise.race import NO_LOSS, RaceError
+from gossamer.advise.racing.contender import LOSSES
+from gossamer.advise.racing.loss_curve import Point
+from gossamer.advise.racing.race import NO_LOSS, RaceError
 from gossamer.events import Attached, Event, subscribe
 from gossamer.recipes.recipe import Recipe
 from gossamer.simulated_job import SimulatedJob, StepTimes

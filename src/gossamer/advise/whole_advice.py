@@ -17,11 +17,11 @@ from gossamer.advise.advice_file import (
     RungRow,
 )
 from gossamer.advise.answer import Answer, Setting
-from gossamer.advise.batch_means import ConfidenceInterval
-from gossamer.advise.contender import Contender
-from gossamer.advise.gradient_findings import GradientFinding
-from gossamer.advise.race import RaceResult
-from gossamer.advise.target import Target, seconds_to
+from gossamer.advise.pricing.gradient_findings import GradientFinding
+from gossamer.advise.racing.batch_means import ConfidenceInterval
+from gossamer.advise.racing.contender import Contender
+from gossamer.advise.racing.race import RaceResult
+from gossamer.advise.racing.target import Target, seconds_to
 
 
 def whole_advice(

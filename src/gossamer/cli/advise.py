@@ -15,7 +15,7 @@ from gossamer.advise.advisor import Advisor, top
 from gossamer.advise.answer import Setting
 from gossamer.advise.measured_links import HOW, contradictions, read_links
 from gossamer.advise.page import write_advice_page
-from gossamer.advise.race import RaceResult
+from gossamer.advise.racing.race import RaceResult
 from gossamer.cli.compare import target_option, train_for_record
 from gossamer.cli.console import columns, progress, wide_console, wrapped
 from gossamer.cli.options import output_option

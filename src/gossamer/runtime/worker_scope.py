@@ -27,6 +27,9 @@ class WorkerScope:
         """What a step that ends now took on this worker's clock, given what took how long in this process."""
         return measured
 
+    def exchanged(self) -> None:
+        """All workers have told each other a short text, which takes time on a virtual clock."""
+
 
 _current: ContextVar[WorkerScope] = ContextVar("gossamer_worker", default=WorkerScope())  # noqa: B039 - never changed
 

@@ -175,6 +175,8 @@ class SimulatedJob:
         self._workers_gone()
 
     def _workers_gone(self) -> None:
+        for worker in self._workers:
+            worker.join()
         self._nowhere.close()
         gc.collect()  # models in the cycles of frames and modules
 
@@ -187,7 +189,7 @@ class SimulatedJob:
     ) -> None:
         with self._running():
             for worker in start:
-                worker.start(VirtualWorld(worker.rank, self._groups, worker.exchanged), self._worker_ended)
+                worker.start(VirtualWorld(worker.rank, self._groups), self._worker_ended)
             self._gate.open(last_step, last_second)
             with self._gate.changed:
                 self._gate.changed.wait_for(until or self._all_settled)

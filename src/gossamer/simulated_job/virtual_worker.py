@@ -18,6 +18,7 @@ from gossamer.simulated_job.process_state import ProcessState
 from gossamer.simulated_job.routed_output import sink
 from gossamer.world import World, place
 
+JOIN_SECONDS = 1.0
 MOST_TOLD = 100  # times that a script which catches everything is told to end
 
 
@@ -69,6 +70,11 @@ class VirtualWorker(WorkerScope):
         self.begun = True
         self._thread = threading.Thread(target=self._work, args=(world, end), name=f"rank {self.rank}", daemon=True)
         self._thread.start()
+
+    def join(self) -> None:
+        """Wait until its thread is gone, and what it held with it; for a moment, where its script never ends."""
+        if self.begun:
+            self._thread.join(JOIN_SECONDS)
 
     @property
     def settled(self) -> bool:

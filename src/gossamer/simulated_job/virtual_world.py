@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from itertools import count
 
 import torch
 
 from gossamer.runtime.transport import Transport
+from gossamer.runtime.worker_scope import current_worker
 from gossamer.transports.simulated import SimulatedGroup, SimulatedTransport
 from gossamer.world import World
 
@@ -52,25 +52,21 @@ class VirtualGroups:
 
 
 class VirtualTransport(SimulatedTransport):
-    """One worker's end of a group. Texts take time, too: `exchanged` is told of each."""
-
-    def __init__(self, group: SimulatedGroup, rank: int, exchanged: Callable[[], None]) -> None:
-        super().__init__(group, rank)
-        self._exchanged = exchanged
+    """One worker's end of a group, where texts take time, too."""
 
     def all_gather_text(self, text: str) -> list[str]:
         heard = super().all_gather_text(text)
-        self._exchanged()
+        current_worker().exchanged()
         return heard
 
 
 class VirtualWorld(World):
     """One worker's world. On the processor: gradients of a GPU are complete in threads that all workers share."""
 
-    def __init__(self, rank: int, groups: VirtualGroups, exchanged: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, rank: int, groups: VirtualGroups) -> None:
         super().__init__(rank=rank, size=groups.workers, local_rank=rank, device=torch.device("cpu"))
-        self._groups, self._numbers, self._exchanged = groups, count(), exchanged
+        self._groups, self._numbers = groups, count()
 
     def own_transport(self) -> Transport:
         """This worker's end of the job's next group."""
-        return VirtualTransport(self._groups.group(next(self._numbers)), self.rank, self._exchanged)
+        return VirtualTransport(self._groups.group(next(self._numbers)), self.rank)

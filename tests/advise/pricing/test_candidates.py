@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gossamer.advise import expected_steps as prior
-from gossamer.advise.candidates import BETWEEN_NODES, candidates, parameters_of, why_hopeless
+from gossamer.advise.pricing import expected_steps as prior
+from gossamer.advise.pricing.candidates import BETWEEN_NODES, candidates, parameters_of, why_hopeless
 from gossamer.compressors import Feedback, Route
 from gossamer.errors import GossamerError
 from gossamer.network import read_network

@@ -9,8 +9,8 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gossamer.advise import expected_steps as prior
-from gossamer.advise.expected_steps import LossGap
+from gossamer.advise.pricing import expected_steps as prior
+from gossamer.advise.pricing.expected_steps import LossGap
 from gossamer.core.layout import Layout, dtype_of
 from gossamer.errors import AttachError, RecipeError
 from gossamer.events import Attached

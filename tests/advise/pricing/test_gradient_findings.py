@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gossamer.advise import expected_steps, gradient_findings
-from gossamer.advise.gradient_findings import findings
+from gossamer.advise.pricing import expected_steps, gradient_findings
+from gossamer.advise.pricing.gradient_findings import findings
 from gossamer.profiling.gradient_statistics import GradientObserver
 
 SHAPE = (96, 128)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.advise.loss_curve import LossCurve
-from gossamer.advise.target import best_reached, read_target, seconds_to, unreached_text
+from gossamer.advise.racing.loss_curve import LossCurve
+from gossamer.advise.racing.target import best_reached, read_target, seconds_to, unreached_text
 
 
 def _now_and_then(*values: float) -> LossCurve:

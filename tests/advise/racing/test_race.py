@@ -9,7 +9,7 @@ from math import sqrt
 import pytest
 from support.planted_races import Planted, PlantedField, PlantedProgress
 
-from gossamer.advise.race import FINALISTS, Race, RaceError, RaceResult
+from gossamer.advise.racing.race import FINALISTS, Race, RaceError, RaceResult
 
 DENSE = Planted(step_seconds=1.0)
 BUDGET = 20_000.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gossamer.advise.candidates import Candidate
-from gossamer.advise.step_pricing import StepPricer
+from gossamer.advise.pricing.candidates import Candidate
+from gossamer.advise.pricing.step_pricing import StepPricer
 from gossamer.errors import GossamerError
 from gossamer.estimate.workload_profile import WorkloadProfile
 from gossamer.network import Network

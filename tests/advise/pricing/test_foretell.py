@@ -4,10 +4,10 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from gossamer.advise.candidates import Candidate, candidates
-from gossamer.advise.foretell import foretell
-from gossamer.advise.pruning import survivors
-from gossamer.advise.step_pricing import MOST_TIMED, StepPricer, _shrunk
+from gossamer.advise.pricing.candidates import Candidate, candidates
+from gossamer.advise.pricing.foretell import foretell
+from gossamer.advise.pricing.pruning import survivors
+from gossamer.advise.pricing.step_pricing import MOST_TIMED, StepPricer, _shrunk
 from gossamer.core.layout import Layout
 from gossamer.estimate.step_time import estimate_step_time
 from gossamer.estimate.traffic import estimate_traffic

@@ -2,8 +2,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gossamer.advise.foretell import Foretold
-from gossamer.advise.thresholds import (
+from gossamer.advise.pricing.foretell import Foretold
+from gossamer.advise.pricing.thresholds import (
     longest_round_trip_seconds,
     ranges,
     slowest_bits_per_second,

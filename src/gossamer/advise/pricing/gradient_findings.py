@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from gossamer.advise import expected_steps as prior
+from gossamer.advise.pricing import expected_steps as prior
 from gossamer.profiling.gradient_statistics import NOISE_LARGEST_HUNDREDTH, RANKS, GradientStatistics
 
 SIGNS_AGREE = 0.55  # of successive batches: noise alone has 0.5

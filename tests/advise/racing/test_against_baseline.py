@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.planted_races import Draws, Planted
 
-from gossamer.advise import against_baseline as module
-from gossamer.advise.against_baseline import AgainstBaseline, against_baseline
-from gossamer.advise.batch_means import ConfidenceInterval, MeanEstimate, mean_estimate
-from gossamer.advise.loss_curve import LossCurve
+from gossamer.advise.racing import against_baseline as module
+from gossamer.advise.racing.against_baseline import AgainstBaseline, against_baseline
+from gossamer.advise.racing.batch_means import ConfidenceInterval, MeanEstimate, mean_estimate
+from gossamer.advise.racing.loss_curve import LossCurve
 
 TRIALS, SECONDS = 400, 160.0
 DENSE = Planted(step_seconds=1.0)

@@ -11,14 +11,14 @@ from math import inf, sqrt
 
 import numpy as np
 
-from gossamer.advise.batch_means import (
+from gossamer.advise.racing.batch_means import (
     FEWEST_BATCHES,
     ConfidenceInterval,
     MeanEstimate,
     mean_estimate,
     student_quantile,
 )
-from gossamer.advise.loss_curve import Floats, LossCurve
+from gossamer.advise.racing.loss_curve import Floats, LossCurve
 
 WINDOW = 0.25  # the last part of a race, over which losses are averaged
 FEWEST_POINTS = 2 * FEWEST_BATCHES  # in a window

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gossamer.advise.against_baseline import AgainstBaseline
-from gossamer.advise.loss_curve import LossCurve, Point
+from gossamer.advise.racing.against_baseline import AgainstBaseline
+from gossamer.advise.racing.loss_curve import LossCurve, Point
 
 LOSSES = ("loss", "validation_loss")  # the first that all log is what they are compared by
 

@@ -8,8 +8,8 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from gossamer.advise.batch_means import MeanEstimate, mean_estimate, student_quantile
-from gossamer.advise.loss_curve import Floats
+from gossamer.advise.racing.batch_means import MeanEstimate, mean_estimate, student_quantile
+from gossamer.advise.racing.loss_curve import Floats
 
 TRIALS, POINTS = 2000, 160
 

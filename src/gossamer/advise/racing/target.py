@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gossamer.advise.loss_curve import LossCurve
+from gossamer.advise.racing.loss_curve import LossCurve
 from gossamer.observe.target import Target, read_target
 
 SMOOTHED_POINTS = 10  # of a metric of single batches

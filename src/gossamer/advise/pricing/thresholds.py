@@ -8,8 +8,8 @@ from functools import cache
 from itertools import pairwise
 from math import sqrt
 
-from gossamer.advise.foretell import Foretold
-from gossamer.advise.step_pricing import StepPricer
+from gossamer.advise.pricing.foretell import Foretold
+from gossamer.advise.pricing.step_pricing import StepPricer
 from gossamer.network import Network
 from gossamer.network.model import Path
 from gossamer.recipes.recipe import resolve

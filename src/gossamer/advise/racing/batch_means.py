@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from gossamer.advise.loss_curve import Floats
+from gossamer.advise.racing.loss_curve import Floats
 
 BATCHES = 8
 FEWEST_BATCHES = 4

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, log2, nan
 
-from gossamer.advise.against_baseline import WINDOW, against_baseline
-from gossamer.advise.contender import LOSSES, Contender, RaceJob, StartJob
-from gossamer.advise.loss_curve import LossCurve
-from gossamer.advise.target import Target, seconds_to
+from gossamer.advise.racing.against_baseline import WINDOW, against_baseline
+from gossamer.advise.racing.contender import LOSSES, Contender, RaceJob, StartJob
+from gossamer.advise.racing.loss_curve import LossCurve
+from gossamer.advise.racing.target import Target, seconds_to
 from gossamer.errors import GossamerError
 
 RETUNED = (0.5, 2.0)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gossamer.advise.candidates import DENSE
-from gossamer.advise.foretell import Foretold
+from gossamer.advise.pricing.candidates import DENSE
+from gossamer.advise.pricing.foretell import Foretold
 from gossamer.observe.units import bytes_text, seconds_text
 from gossamer.profiling.gradient_statistics import GradientStatistics
 from gossamer.recipes.recipe import resolve

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.advise import pruning
-from gossamer.advise.foretell import Foretold
-from gossamer.advise.pruning import judged, kind_of, survivors
+from gossamer.advise.pricing import pruning
+from gossamer.advise.pricing.foretell import Foretold
+from gossamer.advise.pricing.pruning import judged, kind_of, survivors
 
 
 def told(recipe, seconds, strategy=1.0, compressor=1.0, memory=0, passes=1):
