@@ -11,13 +11,15 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.tasks import TASKS  # found only after the line above
+from benchmarks.tasks import BASE, TASKS, UNLIKE  # found only after the line above
 
 import gossamer
 
+KNOWN = {**TASKS, **UNLIKE, **BASE}
+
 
 def main(args: argparse.Namespace) -> None:
-    task = TASKS[args.task]
+    task = KNOWN[args.task]
     torch.manual_seed(args.seed)
     world = gossamer.init()
     *_, held_out = task.samples()
@@ -47,7 +49,7 @@ def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Trains one of the benchmarks' tasks.")
-    options.add_argument("task", choices=TASKS)
+    options.add_argument("task", choices=KNOWN)
     options.add_argument("--steps", type=int, default=200)
     options.add_argument("--evaluate-every", type=int, default=10, metavar="STEPS")
     options.add_argument("--seed", type=int, default=0)

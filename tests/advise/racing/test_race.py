@@ -128,6 +128,15 @@ def test_a_baseline_with_the_longest_steps_runs_ahead_so_that_it_can_be_compared
     assert 1 < best.against.speedup.low <= winner.speedup_over(DENSE) <= best.against.speedup.high
 
 
+def test_a_baseline_that_ran_ahead_is_tuned_as_far_ahead() -> None:
+    """Else the winner alone would gain by its rate: Dense()'s better one makes few steps within the race's seconds."""
+    winner = Planted(step_seconds=1 / 60, efficiency=0.8, best_factor=2.0)
+    found, _ = _run({"Dense()": replace(DENSE, best_factor=2.0), "W": winner}, budget=6000.0)
+    assert found.seconds < found.baseline.seconds
+    assert found.reference.learning_rate_factor == 2.0
+    assert found.reference.steps >= found.baseline.steps >= 64
+
+
 def test_one_that_fails_goes_out_with_its_reason() -> None:
     found, _ = _run(_field(3, Planted(step_seconds=0.25, fails_at=9)))
     failed = next(each for each in found.contenders if each.recipe == "W")

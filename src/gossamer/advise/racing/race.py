@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, log2, nan
 
-from gossamer.advise.racing.against_baseline import WINDOW, against_baseline
+from gossamer.advise.racing.against_baseline import WINDOW, against_baseline, paired_difference
 from gossamer.advise.racing.contender import LOSSES, Contender, RaceJob, StartJob
 from gossamer.advise.racing.loss_curve import LossCurve
 from gossamer.advise.racing.target import Target, seconds_to
@@ -259,8 +259,11 @@ class Race:
         return float(late.mean()) if len(late) else float(curve.values[-1]) if len(curve) else nan
 
     def _losses(self, contender: Contender) -> LossCurve:
-        """By the metric, turned around where a target wants it to rise."""
-        curve = contender.curve(self._metric).until(self._seconds)
+        """Of the race so far."""
+        return self._oriented(contender.curve(self._metric).until(self._seconds))
+
+    def _oriented(self, curve: LossCurve) -> LossCurve:
+        """The lower, the better: turned around where a target wants the metric to rise."""
         rising = self.target is not None and self.target.metric == self._metric and not self.target.below
         return LossCurve(curve.steps, curve.seconds, -curve.values) if rising else curve
 
@@ -299,6 +302,10 @@ class Race:
             others = [Contender(recipe=each.recipe, learning_rate_factor=factor) for factor in RETUNED]
             self._everyone += others
             self._bring(others, self._seconds)
+        first, tuned = retuned[0], [each for each in self._left() if each.recipe == retuned[0].recipe]
+        for each in tuned:
+            if each.steps < first.steps and not each.ended:  # the baseline ran ahead, and is compared with that far
+                self._advance(each, steps=first.steps)
 
     def _result(self, first: Contender) -> RaceResult:
         others = [each for each in self._everyone if each is not first]
@@ -334,12 +341,14 @@ class Race:
 
     def _reference(self, first: Contender, retuned: Sequence[Contender]) -> Contender:
         """The baseline at the learning rate that is surely the best, which is the script's unless another is."""
-        for each in sorted(retuned, key=self._place)[:1]:
-            self._compare(each, first, 1 - 0.05 / len(RETUNED))
-            assert each.against is not None
-            if each.against.loss_at_equal_steps.high < 0:
-                return each
-        return first
+        curves = {each.name: self._oriented(each.curve(self._metric)) for each in (first, *retuned)}
+        confidence = 1 - 0.05 / len(RETUNED)
+        lower = [
+            (difference.value, place)
+            for place, each in enumerate(retuned)
+            if (difference := paired_difference(curves[each.name], curves[first.name]).interval(confidence)).high < 0
+        ]
+        return retuned[min(lower)[1]] if lower else first
 
     def _check_baseline(self, first: Contender) -> None:
         if first.failure is not None:

@@ -1,0 +1,178 @@
+"""Advice: time to a loss of `auto` and of advise's first choice over the best of fixed recipes, in virtual time.
+
+Twenty pairs of a task and a network drawn at random, half of which fall to a tenth of their rate in mid-run. Workers
+train for real, in one process (gossamer.simulated_job); a step takes as long as forecast for the network of that
+moment. A recipe's losses do not depend on the network, so the fixed ones are trained once and timed on each: that is
+the exhaustive search. The target is what Dense() reaches after two thirds of its steps. Writes
+docs/benchmarks/advice.md.
+
+    python benchmarks/advice.py [--pairs 20] [--steps 150] [--kept runs/advice.json] [--output FILE.md]
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.network_draws import Draw, draw  # found only after the line above
+from benchmarks.provenance import ROOT
+from benchmarks.simulated_curves import SCRIPT, Curve, SimulatedCurves, curve_of
+
+from gossamer.recipes.recipe import resolve
+from gossamer.simulated_job import ForecastClock, NetworkSchedule, SimulatedJob
+
+TASKS = ("bytelm-adamw", "digits-conv", "digits-resnet", "lstm", "embeddings")
+WORKERS = 4
+DENSE, AUTO = "Dense()", "auto"
+FIXED = (
+    DENSE,
+    "Dense(dtype='bfloat16')",
+    "Int8()",
+    "Float4()",
+    "TopK(0.05)",
+    "TopK(0.01)",
+    "PowerSGD(rank=2)",
+    "PowerSGD(rank=4)",
+    "EveryStep(delay=1)",
+    "EveryStep(delay=1) + Int8()",
+    "LocalSGD(period=4)",
+    "LocalSGD(period=16)",
+    "LocalSGD(period=8) + Int8()",
+    "DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5) + Float4()",
+    "DelayedAveraging(delay=4)",
+)
+
+
+def crossing(curve: Curve, target: float) -> float:
+    """Where a curve is first at the target, between its points on a straight line; inf: it never is."""
+    before: tuple[float, float] | None = None
+    for at, loss in curve:
+        if loss <= target:
+            if before is None or before[1] == loss:
+                return at
+            first, above = before
+            return first + (at - first) * (above - target) / (above - loss)
+        before = at, loss
+    return inf
+
+
+def target_of(dense: Curve) -> float:
+    """The least that Dense() reaches in two thirds of its steps."""
+    return min(loss for step, loss in dense if step <= 2 / 3 * dense[-1][0])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A task on a network, and how long each fixed recipe takes to the target there."""
+
+    task: str
+    schedule: str
+    target: float
+    fixed: dict[str, float]  # virtual seconds by recipe; inf: not in so many steps
+
+    @property
+    def best(self) -> str:
+        return min(self.fixed, key=lambda recipe: self.fixed[recipe])
+
+    def ratio(self, seconds: float) -> float:
+        return seconds / self.fixed[self.best]
+
+
+class Search:
+    """Times fixed recipes and `auto` on the networks of pairs."""
+
+    def __init__(self, curves: SimulatedCurves) -> None:
+        self._curves = curves
+
+    def clock(self, task: str, schedule: str) -> ForecastClock:
+        return ForecastClock(
+            lambda recipe: self._curves.profile(task, recipe), NetworkSchedule.read(schedule, WORKERS), WORKERS
+        )
+
+    def pair(self, task: str, network: Draw) -> Pair:
+        target = target_of(self._curves.by_steps(task, DENSE))
+        steady = self._fixed(task, network.before, target)
+        if not network.drops:
+            return Pair(task, network.before, target, steady)
+        schedule = f"{network.before}; {network.after} at {min(steady.values()) / 2:.6f}s"
+        return Pair(task, schedule, target, self._fixed(task, schedule, target))
+
+    def _fixed(self, task: str, schedule: str, target: float) -> dict[str, float]:
+        clock = self.clock(task, schedule)
+        return {recipe: self._seconds(task, recipe, clock, target) for recipe in FIXED}
+
+    def _seconds(self, task: str, recipe: str, clock: ForecastClock, target: float) -> float:
+        steps = crossing(self._curves.by_steps(task, recipe), target)
+        return seconds_of(steps, resolve(recipe, WORKERS), clock) if isfinite(steps) else inf
+
+    def fixed(self, pair: Pair, recipe: str) -> float:
+        """Virtual seconds of any recipe to the pair's target."""
+        return self._seconds(pair.task, recipe, self.clock(pair.task, pair.schedule), pair.target)
+
+    def auto(self, pair: Pair) -> tuple[float, int]:
+        """Virtual seconds to the target from the first step on, its learning about the network included; switches."""
+
+        def train() -> Any:
+            clock = self.clock(pair.task, pair.schedule)
+            job = SimulatedJob(SCRIPT, self._curves.arguments(pair.task), AUTO, WORKERS, clock=clock)
+            try:
+                progress = job.advance()
+                if progress.failure:
+                    print(f"{pair}: {progress.failure}", file=sys.stderr)
+                return {"curve": curve_of(progress), "switches": progress.recipe}
+            finally:
+                job.close()
+
+        found = self._curves.once("auto", pair.task, pair.schedule, train)
+        return crossing(found["curve"], pair.target), found["switches"]
+
+
+def seconds_of(steps: float, recipe: Any, clock: ForecastClock) -> float:
+    """Virtual seconds of so many steps, a fraction of the last one included."""
+    now = 0.0
+    for _ in range(int(steps)):
+        now += clock.step(recipe, now).seconds
+    return now + (steps - int(steps)) * clock.step(recipe, now).seconds
+
+
+def summary(name: str, ratios: Sequence[float]) -> str:
+    return f"{name} over the best fixed recipe: median {statistics.median(ratios):.2f}, worst {max(ratios):.2f}"
+
+
+def rows(pairs: Sequence[Pair], search: Search) -> Iterator[dict[str, str]]:
+    for pair in pairs:
+        seconds, last = search.auto(pair)
+        yield {
+            "task": pair.task,
+            "network": pair.schedule,
+            "best fixed recipe": f"`{pair.best}`",
+            "its time": f"{pair.fixed[pair.best]:.3g} s",
+            "`Dense()`": f"{pair.ratio(pair.fixed[DENSE]):.2f}",
+            "`auto`": f"{pair.ratio(seconds):.2f}",
+            "`auto` ended with": f"`{last}`",
+        }
+
+
+def main(args: argparse.Namespace) -> None:
+    curves = SimulatedCurves(args.kept, WORKERS, args.steps, args.seed, args.evaluate_every)
+    search = Search(curves)
+    draws = draw(args.pairs, args.seed)
+    pairs = [search.pair(TASKS[number % len(TASKS)], network) for number, network in enumerate(draws)]
+    for line in rows(pairs, search):
+        print(" | ".join(line.values()), flush=True)
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description="Time to a loss of auto and advise over the best fixed recipe.")
+    options.add_argument("--pairs", type=int, default=20)
+    options.add_argument("--steps", type=int, default=150)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--evaluate-every", type=int, default=5)
+    options.add_argument("--kept", type=Path, default=ROOT / "runs" / "advice.json")
+    options.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks" / "advice.md")
+    main(options.parse_args())

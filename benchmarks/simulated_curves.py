@@ -1,0 +1,80 @@
+"""Simulated curves: validation losses of tasks by recipe and step, trained once, since no network changes them."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.provenance import ROOT
+
+from gossamer.estimate.workload_profile import WorkloadProfile
+from gossamer.profiling.profile_runs import profile_script
+from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.simulated_job import JobProgress, SimulatedJob, StepTimes
+
+SCRIPT = ROOT / "benchmarks" / "task_script.py"
+
+Curve = Sequence[tuple[float, float]]  # (steps or virtual seconds, validation loss)
+
+
+class StepsAsSeconds:
+    """A clock that counts steps."""
+
+    def step(self, recipe: Recipe, at: float) -> StepTimes:
+        return StepTimes(seconds=1.0)
+
+
+def curve_of(progress: JobProgress) -> Curve:
+    """(virtual seconds, validation loss), as far as training went."""
+    return [(seconds, loss) for _, seconds, loss in progress.metrics.get("validation_loss", [])]
+
+
+@dataclass
+class SimulatedCurves:
+    """Curves and profiles by task and recipe. What was found before is read from `kept`."""
+
+    kept: Path
+    workers: int
+    steps: int
+    seed: int
+    evaluate_every: int
+    found: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.found = json.loads(self.kept.read_text()) if self.kept.exists() else {}
+
+    def arguments(self, task: str) -> list[str]:
+        numbers = {"--steps": self.steps, "--evaluate-every": self.evaluate_every, "--seed": self.seed}
+        return [task, *(part for name, value in numbers.items() for part in (name, str(value)))]
+
+    def by_steps(self, task: str, recipe: str) -> Curve:
+        def train() -> Curve:
+            job = SimulatedJob(SCRIPT, self.arguments(task), recipe, self.workers, clock=StepsAsSeconds())
+            try:
+                return curve_of(job.advance())
+            finally:
+                job.close()
+
+        return [(step, loss) for step, loss in self.once("curve", task, recipe, train)]
+
+    def profile(self, task: str, recipe: Recipe) -> WorkloadProfile:
+        """Of one worker on a machine of its own."""
+
+        def measure() -> dict[str, Any]:
+            return profile_script(SCRIPT, self.arguments(task), recipe, self.workers).to_json()
+
+        return WorkloadProfile.from_json(self.once("profile", task, repr(resolve(recipe, self.workers)), measure))
+
+    def once(self, what: str, task: str, name: str, find: Callable[[], Any]) -> Any:
+        """What was found before, or is found now; kept at once, so that a stopped program goes on where it was."""
+        key = f"{what} {task} steps={self.steps} seed={self.seed} workers={self.workers} {name}"
+        if key not in self.found:
+            print(f"{len(self.found):4} {key}", file=sys.stderr, flush=True)
+            self.found[key] = find()
+            self.kept.parent.mkdir(parents=True, exist_ok=True)
+            part = self.kept.with_suffix(".part")
+            part.write_text(json.dumps(self.found))
+            part.replace(self.kept)
+        return self.found[key]
