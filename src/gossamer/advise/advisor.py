@@ -113,7 +113,7 @@ class Advisor:
             self.result,
             found,
             self.setting,
-            candidates=[_row(each, self._pricer, self.network) for each in self.foretold],
+            candidates=[_row(each) for each in self.foretold],
             compute_seconds=self.measured.compute_seconds,
             gradients=_numbers(self.statistics),
             findings=findings(self.statistics, self.setting.workers) if self.statistics else (),
@@ -152,10 +152,12 @@ def top(result: RaceResult, count: int) -> list[Contender]:
     return [*left[: count - 1], result.baseline]
 
 
-def _row(found: Foretold, pricer: StepPricer, network: Network) -> CandidateRow:
+def _row(found: Foretold) -> CandidateRow:
     return CandidateRow(
         recipe=found.recipe,
         step_seconds=found.step_seconds,
+        step_seconds_low=found.interval.low_seconds if found.interval else None,
+        step_seconds_high=found.interval.high_seconds if found.interval else None,
         bytes_sent=found.bytes_sent,
         memory_bytes=found.memory_bytes,
         expected_steps=found.expected_steps,

@@ -85,7 +85,7 @@ def test_traffic_is_that_of_the_recipes_own(text, pricer):
 
 def test_a_compressor_is_timed_once_for_all_strategies(pricer, monkeypatch):
     timed = []
-    from gossamer.advise import step_pricing
+    from gossamer.advise.pricing import step_pricing
 
     real = step_pricing.time_codec
     monkeypatch.setattr(step_pricing, "time_codec", lambda *given: timed.append(given[3]) or real(*given))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gossamer.advise.pricing.candidates import Candidate
 from gossamer.advise.pricing.step_pricing import StepPricer
 from gossamer.errors import GossamerError
+from gossamer.estimate.calibration import ForecastInterval
 from gossamer.estimate.workload_profile import WorkloadProfile
 from gossamer.network import Network
 from gossamer.recipes.recipe import resolve
@@ -19,6 +20,7 @@ class Foretold:
 
     recipe: str  # as one would write it
     step_seconds: float = 0.0
+    interval: ForecastInterval | None = None  # in which step_seconds will lie when it is measured
     bytes_sent: float = 0.0  # by a worker
     memory_bytes: int = 0  # kept between steps beside the model and its optimizer, by a worker
     passes: int = 1  # backward passes of a worker in a step, of as many batches
@@ -99,6 +101,7 @@ def _foretold(candidate: Candidate, pricer: StepPricer, network: Network) -> For
     return Foretold(
         recipe=candidate.recipe,
         step_seconds=step.step_seconds,
+        interval=step.interval,
         bytes_sent=traffic.bytes_sent,
         memory_bytes=traffic.residual_bytes + traffic.other_state_bytes + traffic.strategy_bytes,
         passes=traffic.passes // traffic.steps,
