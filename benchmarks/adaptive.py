@@ -152,7 +152,7 @@ def compared(found: Mapping[str, Measured], densities: Sequence[float]) -> Itera
 def table(task: str, found: Mapping[str, Measured], densities: Sequence[float]) -> Iterator[str]:
     ends = [found[top_k(density)] for density in (*densities, densest(densities)) if top_k(density) in found]
     curve = Curve(tuple(sorted((each.sent, each.losses.mean) for each in ends if each.losses.mean < inf)))
-    yield f"### {task}\n"
+    yield f"### Adaptive, {task}\n"
     yield f"{KNOWN[task].about}; seeds: {len(ends[0].losses.values)}.\n"
     yield "| density | TopK | sent | Adaptive(TopK) | sent | loss over TopK's for these bytes | TopK's bytes |"
     yield "|---|---:|---:|---:|---:|---:|---:|"

@@ -90,9 +90,7 @@ class Search:
         self._curves = curves
 
     def clock(self, task: str, schedule: str) -> ForecastClock:
-        return ForecastClock(
-            lambda recipe: self._curves.profile(task, recipe), NetworkSchedule.read(schedule, WORKERS), WORKERS
-        )
+        return ForecastClock(self._curves.pricer(task).profile, NetworkSchedule.read(schedule, WORKERS), WORKERS)
 
     def pair(self, task: str, network: Draw) -> Pair:
         target = target_of(self._curves.by_steps(task, DENSE))

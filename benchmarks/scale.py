@@ -108,8 +108,7 @@ def draw(panels: dict[str, Costs], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     grid[0][0].set_ylabel("seconds a step (dashed: at least)")
     handles, names = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="lower center", ncol=3, fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0.2, 1, 1))
+    figure.legend(handles, names, loc="outside right upper", fontsize=8, frameon=False)
     figure.savefig(path, dpi=110)
 
 

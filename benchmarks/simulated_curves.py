@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.provenance import ROOT
 
+from gossamer.advise.pricing.step_pricing import StepPricer
 from gossamer.estimate.workload_profile import WorkloadProfile
 from gossamer.profiling.profile_runs import profile_script
 from gossamer.recipes.recipe import Recipe, resolve
@@ -41,6 +42,7 @@ class SimulatedCurves:
     seed: int
     evaluate_every: int
     found: dict[str, Any] = field(init=False)
+    pricers: dict[str, StepPricer] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.found = json.loads(self.kept.read_text()) if self.kept.exists() else {}
@@ -59,13 +61,16 @@ class SimulatedCurves:
 
         return [(step, loss) for step, loss in self.once("curve", task, recipe, train)]
 
-    def profile(self, task: str, recipe: Recipe) -> WorkloadProfile:
-        """Of one worker on a machine of its own."""
+    def pricer(self, task: str) -> StepPricer:
+        """For any recipe, by one profile of the task: of one worker on a machine of its own."""
 
         def measure() -> dict[str, Any]:
-            return profile_script(SCRIPT, self.arguments(task), recipe, self.workers).to_json()
+            return profile_script(SCRIPT, self.arguments(task), resolve(None), self.workers).to_json()
 
-        return WorkloadProfile.from_json(self.once("profile", task, repr(resolve(recipe, self.workers)), measure))
+        if task not in self.pricers:
+            profile = WorkloadProfile.from_json(self.once("profile", task, repr(resolve(None)), measure))
+            self.pricers[task] = StepPricer(profile, self.workers)
+        return self.pricers[task]
 
     def once(self, what: str, task: str, name: str, find: Callable[[], Any]) -> Any:
         """What was found before, or is found now; kept at once, so that a stopped program goes on where it was."""

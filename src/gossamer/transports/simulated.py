@@ -14,6 +14,9 @@ from gossamer.core.ops import CollectiveOp
 from gossamer.errors import MismatchError, PeerLost
 from gossamer.runtime.worker_scope import current_worker
 
+#: An error to be made anew for whoever meets it: one that was raised holds the frames that it came through
+Failure = tuple[type[MismatchError] | type[PeerLost], str]
+
 
 class SimulatedGroup:
     """`world` transports that meet in this process, each to be used by a thread of its own.
@@ -27,7 +30,7 @@ class SimulatedGroup:
         self._heard: list[Any] = []  # in the last one
         self._answered = 0  # rounds
         self._closed: set[int] = set()  # ranks that have left
-        self._failure: BaseException | None = None  # what every later round raises
+        self._failure: Failure | None = None  # what every later round raises
         self._changed = threading.Condition()
         self._parts: dict[int, dict[int, SimulatedGroup]] = {}
         self.transports = [SimulatedTransport(self, rank) for rank in range(world)]
@@ -35,8 +38,7 @@ class SimulatedGroup:
     def meet(self, rank: int, said: tuple[Callable[[list[Any]], list[Any]], Any]) -> Any:
         """Wait until every rank has handed in something; all of them combine it in the same way."""
         with current_worker().waiting(), self._changed:
-            if self._failure is not None:
-                raise self._failure
+            self._refuse_broken()
             self._said[rank], answered = said, self._answered
             if len(self._said) == self.world:
                 self._answer()
@@ -54,21 +56,26 @@ class SimulatedGroup:
         if self._failure is None:
             missing = sorted(self._closed - self._said.keys()) or sorted({*range(self.world)} - self._said.keys())
             how = "has left" if came else "has not come"
-            self._break(PeerLost(f"rank {missing[0]} {how} while rank {rank} waited for it"))
-        assert self._failure is not None
-        raise self._failure
+            self._break((PeerLost, f"rank {missing[0]} {how} while rank {rank} waited for it"))
+        self._refuse_broken()
+
+    def _refuse_broken(self) -> None:
+        if self._failure is not None:
+            kind, message = self._failure
+            raise kind(message)
 
     def _answer(self) -> None:
         combine, _ = self._said[0]
         try:
             self._heard = combine([self._said[rank][1] for rank in range(self.world)])
         except BaseException as failure:
-            self._break(failure if isinstance(failure, MismatchError) else PeerLost("another worker has failed"))
+            mismatch = (MismatchError, str(failure)) if isinstance(failure, MismatchError) else None
+            self._break(mismatch or (PeerLost, "another worker has failed"))
             raise
         self._said, self._answered = {}, self._answered + 1
         self._changed.notify_all()
 
-    def _break(self, failure: BaseException) -> None:
+    def _break(self, failure: Failure) -> None:
         self._failure = self._failure or failure
         self._changed.notify_all()
 
@@ -92,7 +99,7 @@ class SimulatedGroup:
     def leave(self) -> None:
         """The group breaks: all who wait, or will, are told."""
         with self._changed:
-            self._break(PeerLost("the group was broken off"))
+            self._break((PeerLost, "the group was broken off"))
             blocks = [block for blocks in self._parts.values() for block in blocks.values()]
         for block in blocks:
             block.leave()

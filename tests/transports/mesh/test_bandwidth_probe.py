@@ -122,16 +122,23 @@ def test_whoever_met_a_slow_one_only_would_seem_slow(case):
         check_lines(case, once)
 
 
-@pytest.mark.parametrize("path", [Path(round_trip_seconds=0.02), Path(round_trip_seconds=0.1)])
-def test_windows_are_open_when_a_long_path_is_measured(path):
-    up, down, _ = found_in(network_of(*[(100, 100)] * 4, path=path))
+def check_open(round_trip_seconds):
+    up, down, _ = found_in(network_of(*[(100, 100)] * 4, path=Path(round_trip_seconds=round_trip_seconds)))
     assert up + down == pytest.approx([100e6] * 8, rel=0.03)
 
 
+@pytest.mark.parametrize("round_trip_seconds", [0.02, 0.1])
+@pytest.mark.parametrize("first_bytes", [bandwidth_probe.FIRST_BYTES, 2**18])
+def test_windows_are_open_when_a_long_path_is_measured(first_bytes, round_trip_seconds, monkeypatch):
+    monkeypatch.setattr(bandwidth_probe, "FIRST_BYTES", first_bytes)
+    check_open(round_trip_seconds)
+
+
 def test_what_was_too_short_measures_a_window(monkeypatch):
+    monkeypatch.setattr(bandwidth_probe, "FIRST_BYTES", 2**18)
     monkeypatch.setattr(bandwidth_probe, "LONG_ENOUGH_ROUND_TRIPS", 0.0)
     with pytest.raises(AssertionError):
-        test_windows_are_open_when_a_long_path_is_measured(Path(round_trip_seconds=0.1))
+        check_open(0.1)
 
 
 @pytest.mark.parametrize("workers", [2, 4, 5, 33])
