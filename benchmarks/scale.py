@@ -94,7 +94,9 @@ def draw(panels: dict[str, Costs], path: Path) -> None:
     """A panel for each network and model: seconds of a step over the number of workers, a line for each recipe."""
     from matplotlib import pyplot as plt
 
-    figure, grid = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 5.4), sharey=True, squeeze=False)
+    figure, grid = plt.subplots(
+        1, len(panels), figsize=(4.6 * len(panels) + 3.6, 4.4), sharey=True, squeeze=False, layout="constrained"
+    )
     colors: Any = plt.get_cmap("tab20")
     for axes, (title, found) in zip(grid[0], panels.items(), strict=True):
         for number, text in enumerate(dict.fromkeys(name for name, _ in found)):

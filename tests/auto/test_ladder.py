@@ -55,7 +55,7 @@ def test_local_steps_talk_once_in_a_period() -> None:
 
 def test_what_the_user_closes_is_closed() -> None:
     assert [rung.name for rung in admitted(Auto(most_steps=1.0), adaptive=True)] == [rung.name for rung in RUNGS[:3]]
-    assert admitted(Auto(local_steps=False), adaptive=False) == RUNGS[:-1]
+    assert admitted(Auto(local_steps=False), adaptive=False) == RUNGS[:-2]
     assert admitted(Auto(), adaptive=True) == RUNGS
 
 
@@ -84,7 +84,7 @@ def test_steps_follow_from_the_measured_table(recipe: str) -> None:
 def test_what_is_explained_names_every_rung() -> None:
     text = "\n".join(ladder_text(Auto(most_steps=1.2, local_steps=False)))
     assert all(rung.name in text for rung in RUNGS)
-    assert text.count("never") == 4  # TopK for both, DiLoCo for both
+    assert text.count("never") == 6  # TopK, LocalSGD and DiLoCo, each for both
     assert max(map(len, text.splitlines())) <= 120
 
 

@@ -194,7 +194,7 @@ def test_it_sees_what_the_optimizer_is() -> None:
         choice = RecipeChoice(session, Auto(), BRISK)
         return [cost.steps for cost in choice._costs]
 
-    assert cluster(work, 2)[0] == [1.0, 1.0, 1.0, 1.07, 1.18, 2.3, 1.7]
+    assert cluster(work, 2)[0] == [1.0, 1.0, 1.0, 1.07, 1.18, 2.3, 1.26, 1.4]
 
 
 def test_a_measurement_is_of_this_rank() -> None:

@@ -60,12 +60,12 @@ def decide(
     )
     line = fit(now, measurements, state.equation, state.line)
     state = replace(_remember(rule, state, here, window, measurements, step), equation=now, line=line)
-    prices = price(costs, here, window, line, state.codec_seconds)
+    critical = warms_up or loss_guard.moves(state.norms)
+    prices = price(costs, here, window, line, state.codec_seconds, loss_guard.CAUTION if critical else 1.0)
     overgrown = _overgrown(state, here, measurements)
     if overgrown:
         state = replace(state, closed_from=state.rung, closed_until=step + CLOSED_DWELLS * _dwell(rule, state))
-    lossless_only = warms_up or loss_guard.moves(state.norms)
-    among = _open(state, costs, step, lossless_only=lossless_only)
+    among = _open(state, costs, step)
     target, saved = _target(rule, state.rung, among, costs, prices)
     state = _vote(rule, state, target, saved)
     surprised = surprised or 1 / rule.surprise > 1 - saved
@@ -89,7 +89,7 @@ def _remember(
 ) -> RuleState:
     return replace(
         state,
-        next_look=step + look_steps(rule, here, window.step, measurements),
+        next_look=step + min(look_steps(rule, here, window.step, measurements), _soon(state, here, step)),
         foretold=window.step,
         codec_seconds={**state.codec_seconds, here.name: window.codec},
         norms=loss_guard.remember(state.norms, step, loss_guard.gradient_norm(measurements)),
@@ -107,6 +107,11 @@ def look_steps(rule: Rule, here: RungCost, step_seconds: float, measurements: Se
     return _whole_periods(max(rule.least_look_steps, ceil(min(MOST_STEPS, wanted)), ceil(affordable)), here)
 
 
+def _soon(state: RuleState, here: RungCost, step: int) -> int:
+    """As many steps again as since the last change: where everything is new, the first looks come soon."""
+    return _whole_periods(step - (state.changed_at or 0), here)
+
+
 def _whole_periods(steps: int, here: RungCost) -> int:
     return -(-steps // here.period) * here.period
 
@@ -120,15 +125,9 @@ def _overgrown(state: RuleState, here: RungCost, measurements: Sequence[Measurem
     return state.rung > 0 and ratio is not None and ratio > loss_guard.MOST_RESIDUAL_GRADIENTS
 
 
-def _open(state: RuleState, costs: Sequence[RungCost], step: int, *, lossless_only: bool) -> list[int]:
-    """The rungs that may be in force now, from weak to strong: where only lossless ones are allowed, also what is in
-    force already."""
-    closed = len(costs) if state.closed_from is None or step >= state.closed_until else state.closed_from
-    return [
-        place
-        for place, cost in enumerate(costs[:closed])
-        if not lossless_only or cost.steps <= loss_guard.LOSSLESS_STEPS or place <= state.rung
-    ]
+def _open(state: RuleState, costs: Sequence[RungCost], step: int) -> range:
+    """The rungs that may be in force now, from weak to strong."""
+    return range(len(costs) if state.closed_from is None or step >= state.closed_until else state.closed_from)
 
 
 def _target(

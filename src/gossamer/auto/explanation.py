@@ -39,7 +39,7 @@ def ladder_text(auto: Auto) -> Iterator[str]:
     late = f"{rule.surprise:g} times as long as foretold"
     yield f"{rule.dwell_steps} steps after the last change, or at once where a step takes {late}."
     yield f"While the learning rate rises, or the gradient's norm moves by {moved} in {loss_guard.WINDOW_STEPS} steps,"
-    yield f"not to one that needs more than {loss_guard.LOSSLESS_STEPS:g} times the steps. One that lets more than"
+    yield f"what a rung needs more steps for counts {loss_guard.CAUTION:g} times. One that lets more than"
     yield f"{loss_guard.MOST_RESIDUAL_GRADIENTS:g} gradients wait to be sent is left."
 
 

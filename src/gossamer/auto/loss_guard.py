@@ -1,6 +1,6 @@
-"""Loss guard: when stronger compression is not allowed, whatever it would save.
+"""Loss guard: when what compression loses counts for more, and when it loses too much.
 
-A rung that needs more steps than Dense() is not climbed to while the learning rate rises (a warm-up), or where the
+What a rung needs more steps for than Dense() counts twice while the learning rate rises (a warm-up), or where the
 gradient's norm has moved by more than half from one window to the next: what is lost then is missed most. And where
 what waits to be sent has grown beyond ten gradients, a weaker rung takes over, and rungs as strong are closed for a
 while.
@@ -16,7 +16,7 @@ from statistics import fmean
 
 from gossamer.auto.measurement import Measurement
 
-LOSSLESS_STEPS = 1.05  # up to so many times the steps of Dense() a rung is allowed in every phase
+CAUTION = 2.0  # times that a rung's loss counts in a critical phase
 MOST_MOVED = 0.5  # of the gradient's norm, from one window to the next
 WINDOW_STEPS = 50
 LEAST_LOOKS = 6  # in two windows

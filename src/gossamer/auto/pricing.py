@@ -47,12 +47,20 @@ def step_seconds(cost: RungCost, line: FittedLine, computing: float, hidden: flo
 
 
 def price(
-    costs: Sequence[RungCost], here: RungCost, window: StepWindow, line: FittedLine, codec_seconds: Mapping[str, float]
+    costs: Sequence[RungCost],
+    here: RungCost,
+    window: StepWindow,
+    line: FittedLine,
+    codec_seconds: Mapping[str, float],
+    caution: float = 1.0,
 ) -> list[RungPrice]:
-    """Price all rungs, from where the window was measured. codec_seconds: of those that were tried here, by name."""
+    """Price all rungs, from where the window was measured. codec_seconds: of those that were tried here, by name.
+    caution: how many times the steps count that a rung needs beyond those of Dense()."""
     hidden, found = hidden_seconds(window, here), []
     for cost in costs:
         codec = codec_seconds.get(cost.name, cost.codec_seconds)
         seconds = step_seconds(cost, line, window.computing, hidden, codec)
-        found.append(RungPrice(name=cost.name, step_seconds=seconds, loss_seconds=seconds * cost.steps))
+        found.append(
+            RungPrice(name=cost.name, step_seconds=seconds, loss_seconds=seconds * (1 + caution * (cost.steps - 1)))
+        )
     return found
