@@ -97,7 +97,8 @@ def explain(
     """
     _refuse_contradictions(recipe, script, parameters, network, step_seconds)
     try:
-        resolved = resolve(read_recipe(recipe), workers)
+        recipe = read_recipe(recipe)
+        resolved = resolve(recipe, workers)
         model, attached = _model(resolved, script, arguments, parameters)
         traffic = estimate_traffic(resolved, attached, workers=workers)
         step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines)
