@@ -29,6 +29,8 @@ from gossamer.simulated_job import ForecastClock, NetworkSchedule, SimulatedJob
 TASKS = ("bytelm-adamw", "digits-conv", "digits-resnet", "lstm", "embeddings")
 WORKERS = 4
 DENSE, AUTO = "Dense()", "auto"
+PATIENCE = 3  # times the steps of fixed recipes, within which auto may come to the target
+SLICE = 10  # steps between two looks at the target
 FIXED = (
     DENSE,
     "Dense(dtype='bfloat16')",
@@ -112,22 +114,26 @@ class Search:
         """Virtual seconds of any recipe to the pair's target."""
         return self._seconds(pair.task, recipe, self.clock(pair.task, pair.schedule), pair.target)
 
-    def auto(self, pair: Pair) -> tuple[float, int]:
-        """Virtual seconds to the target from the first step on, its learning about the network included; switches."""
+    def auto(self, pair: Pair) -> tuple[float, str]:
+        """Virtual seconds to the target from the first step on, its learning about the network included; and the recipe
+        that it came to."""
 
         def train() -> Any:
             clock = self.clock(pair.task, pair.schedule)
-            job = SimulatedJob(SCRIPT, self._curves.arguments(pair.task), AUTO, WORKERS, clock=clock)
+            arguments = self._curves.arguments(pair.task, PATIENCE * self._curves.steps)
+            job = SimulatedJob(SCRIPT, arguments, AUTO, WORKERS, clock=clock)
             try:
-                progress = job.advance()
+                progress, asked = job.progress, 0
+                while not (progress.ended or progress.failure or isfinite(crossing(curve_of(progress), pair.target))):
+                    progress, asked = job.advance(steps=asked + SLICE), asked + SLICE
                 if progress.failure:
                     print(f"{pair}: {progress.failure}", file=sys.stderr)
-                return {"curve": curve_of(progress), "switches": progress.recipe}
+                return {"curve": curve_of(progress), "recipe": progress.recipe}
             finally:
                 job.close()
 
         found = self._curves.once("auto", pair.task, pair.schedule, train)
-        return crossing(found["curve"], pair.target), found["switches"]
+        return crossing(found["curve"], pair.target), found["recipe"]
 
 
 def seconds_of(steps: float, recipe: Any, clock: ForecastClock) -> float:

@@ -47,8 +47,8 @@ class SimulatedCurves:
     def __post_init__(self) -> None:
         self.found = json.loads(self.kept.read_text()) if self.kept.exists() else {}
 
-    def arguments(self, task: str) -> list[str]:
-        numbers = {"--steps": self.steps, "--evaluate-every": self.evaluate_every, "--seed": self.seed}
+    def arguments(self, task: str, steps: int | None = None) -> list[str]:
+        numbers = {"--steps": steps or self.steps, "--evaluate-every": self.evaluate_every, "--seed": self.seed}
         return [task, *(part for name, value in numbers.items() for part in (name, str(value)))]
 
     def by_steps(self, task: str, recipe: str) -> Curve:

@@ -46,8 +46,8 @@ class LadderRung:
 _APART = DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5)
 
 #: From weak to strong. Sources: docs/benchmarks/recipes.md (Int8; PowerSGD and TopK with AdamW), docs/trade-offs.md
-#: (Float4; PowerSGD and TopK with SGD), docs/benchmarks/advice.md (LocalSGD: five tasks). DiLoCo lies between the 1.2 of
-#: that page and the 1.7 of docs/benchmarks/front.md, where each recipe had a learning rate of its own.
+#: (Float4; PowerSGD and TopK with SGD), docs/benchmarks/advice.md (LocalSGD: five tasks). DiLoCo lies between the 1.2
+#: of that page and the 1.7 of docs/benchmarks/front.md, where each recipe had a learning rate of its own.
 RUNGS: tuple[LadderRung, ...] = (
     LadderRung(written=Dense(), steps_adaptive=1.0, steps_sgd=1.0),
     LadderRung(written=Dense(dtype="bfloat16"), steps_adaptive=1.0, steps_sgd=1.0, codec_bytes_per_second=11.2e9),
