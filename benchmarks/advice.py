@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,8 @@ class Search:
         steady = self._fixed(task, network.before, target)
         if not network.drops:
             return Pair(task, network.before, target, steady)
-        schedule = f"{network.before}; {network.after} at {min(steady.values()) / 2:.6f}s"
+        drop_at = self._curves.once("drop", task, network.before, lambda: round(min(steady.values()) / 2, 6))
+        schedule = f"{network.before}; {network.after} at {drop_at}s"
         return Pair(task, schedule, target, self._fixed(task, schedule, target))
 
     def _fixed(self, task: str, schedule: str, target: float) -> dict[str, float]:
@@ -123,9 +125,10 @@ class Search:
             arguments = self._curves.arguments(pair.task, PATIENCE * self._curves.steps)
             job = SimulatedJob(SCRIPT, arguments, AUTO, WORKERS, clock=clock)
             try:
-                progress, asked = job.progress, 0
-                while not (progress.ended or progress.failure or isfinite(crossing(curve_of(progress), pair.target))):
-                    progress, asked = job.advance(steps=asked + SLICE), asked + SLICE
+                for asked in count(SLICE, SLICE):
+                    progress = job.advance(steps=asked)
+                    if progress.ended or progress.failure or isfinite(crossing(curve_of(progress), pair.target)):
+                        break
                 if progress.failure:
                     print(f"{pair}: {progress.failure}", file=sys.stderr)
                 return {"curve": curve_of(progress), "recipe": progress.recipe}
