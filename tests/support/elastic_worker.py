@@ -5,6 +5,7 @@ python elastic_worker.py HOST:PORT PLACE DEAD_AFTER_SECONDS
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 
@@ -20,6 +21,7 @@ def main(where: str, place: str, dead_after_seconds: str) -> None:
     if agent.formed:
         agent.ready(LIKE)
     number = 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for whom it starts in background
     try:
         while True:
             view = agent.view_after(number, 60)
