@@ -56,7 +56,9 @@ How much longer than the best fixed recipe does `auto` take to a loss, on networ
 real, in one process; a step takes as long as forecast for the network of its moment, so the seconds are virtual, and
 prices and clock follow from one model of networks: on real ones forecasts err. The best was found by trying {recipes}
 recipes on every pair; it is known only afterwards. The target is what `Dense()` reaches in two thirds of {steps} steps:
-all of it is the beginning of a training, in which `auto` has to learn what the network is like.
+all of it is the beginning of a training, in which `auto` has to learn what the network is like. What local
+steps lose, and what is done about it in critical phases, was set after the networks of seed 0 were seen; those of seed
+1 were drawn afterwards, for the same tasks.
 """.strip()
 
 
