@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gossamer.advise.pricing.candidates import Candidate
 from gossamer.advise.pricing.step_pricing import StepPricer
@@ -76,37 +76,31 @@ def foretell(
     found: list[Foretold] = []
     for done, candidate in enumerate(candidates):
         on_progress(done, len(candidates), candidate.recipe)
-        found.append(_unpriced(candidate) if candidate.excluded else _foretold(candidate, pricer, network))
+        known = Foretold(
+            recipe=candidate.recipe,
+            strategy_passes=candidate.strategy_passes,
+            compressor_passes=candidate.compressor_passes,
+            source=candidate.source,
+            excluded=candidate.excluded,
+        )
+        found.append(known if known.excluded else _priced(known, pricer, network))
     return found
 
 
-def _unpriced(candidate: Candidate) -> Foretold:
-    return Foretold(
-        recipe=candidate.recipe,
-        strategy_passes=candidate.strategy_passes,
-        compressor_passes=candidate.compressor_passes,
-        source=candidate.source,
-        excluded=candidate.excluded,
-    )
-
-
-def _foretold(candidate: Candidate, pricer: StepPricer, network: Network) -> Foretold:
-    recipe = resolve(candidate.recipe, pricer.workers)
+def _priced(known: Foretold, pricer: StepPricer, network: Network) -> Foretold:
+    recipe = resolve(known.recipe, pricer.workers)
     try:
         step, traffic = pricer.step_time(recipe, network), pricer.traffic(recipe)
     except GossamerError as error:
-        return Foretold(recipe=candidate.recipe, excluded=f"it could not be priced: {error}")
+        return replace(known, excluded=f"it could not be priced: {error}")
     schedule = recipe.strategy.steady_stage.schedule
     operations = max((len(bucket) for bucket in traffic.buckets), default=0)
-    return Foretold(
-        recipe=candidate.recipe,
+    return replace(
+        known,
         step_seconds=step.step_seconds,
         interval=step.interval,
         bytes_sent=traffic.bytes_sent,
         memory_bytes=traffic.residual_bytes + traffic.other_state_bytes + traffic.strategy_bytes,
         passes=traffic.passes // traffic.steps,
         rounds=operations * len(schedule.period_rounds) / schedule.period,
-        strategy_passes=candidate.strategy_passes,
-        compressor_passes=candidate.compressor_passes,
-        source=candidate.source,
     )
