@@ -41,16 +41,17 @@ def test_what_comes_in_one_piece_has_a_rate_too(arrivals: list[tuple[float, int]
 
 
 class Line:
-    """Carries so many bytes a second, by a clock of its own."""
+    """Carries so many bytes a second, by a clock of its own, and its n-th message at slowed[n] of that."""
 
-    def __init__(self, bytes_per_second: float) -> None:
+    def __init__(self, bytes_per_second: float, slowed: dict[int, float] | None = None) -> None:
         self.seconds, self.sizes = 0.0, list[int]()
-        self._bytes_per_second = bytes_per_second
+        self._bytes_per_second, self._slowed = bytes_per_second, slowed or {}
 
     def transfer(self, nbytes: int) -> float:
+        rate = self._bytes_per_second * self._slowed.get(len(self.sizes), 1.0)
         self.sizes.append(nbytes)
-        self.seconds += nbytes / self._bytes_per_second
-        return float(nbytes)
+        self.seconds += nbytes / rate
+        return 8 * rate
 
     def clock(self) -> float:
         return self.seconds
@@ -58,9 +59,20 @@ class Line:
 
 def test_messages_grow_while_there_is_time() -> None:
     line = Line(1e6)
-    assert largest_that_fits(line.transfer, 1.0, line.clock) == 16384 * 16
+    assert largest_that_fits(line.transfer, 1.0, line.clock) == 8e6
     assert line.sizes == [16384, 32768, 65536, 131072, 262144]
     assert 0.5 < line.seconds <= 1.0
+
+
+def test_a_message_that_was_disturbed_is_sent_again() -> None:
+    disturbed = Line(1e6, {4: 0.8})
+    assert largest_that_fits(disturbed.transfer, 1.0, disturbed.clock) == 8e6
+    assert disturbed.sizes[4:] == [262144, 262144, 262144]  # of the two that differ, either may be the disturbed one
+    growing = Line(1e6, {0: 0.2, 1: 0.3, 2: 0.5, 3: 0.8})
+    assert largest_that_fits(growing.transfer, 1.0, growing.clock) == 8e6
+    always = Line(1e6, {4: 0.8, 5: 0.7, 6: 0.6})
+    assert largest_that_fits(always.transfer, 1.0, always.clock) < 8e6
+    assert len(always.sizes) == 4 + 1 + 2
 
 
 @pytest.mark.parametrize("bytes_per_second", [1e3, 1e4, 1e5, 1e7, 1e9])

@@ -48,10 +48,10 @@ async function openTab(key) {
 async function refresh() {
   if (state.busy) { state.due = 1; return; }
   state.busy = true;
-  const view = state.view;
+  const { view, tab } = state; // another may be opened while this one is being shown
   try {
     await view.show();
-    byId("content").dataset.shown = state.tab;
+    byId("content").dataset.shown = tab;
   } catch (problem) {
     if (view === state.view && !view.element.childElementCount) view.element.append(h("p", { className: "empty" }, problem.message));
   }
