@@ -39,6 +39,7 @@ from gossamer.estimate.calibration import (
 )
 from gossamer.estimate.step_time import StepTimeEstimate, estimate_step_time
 from gossamer.estimate.workload_profile import WorkloadProfile
+from gossamer.kernels.library import library
 from gossamer.network import Network, read_network
 from gossamer.profiling.profile_runs import profile_script
 from gossamer.recipes.recipe import resolve
@@ -61,9 +62,12 @@ class Runs:
             self.told = json.loads(file.read_text(encoding="utf-8"))
         self.told.setdefault("machine", machine())
         self.told.setdefault("commit", commit())
+
+    def refuse_other_commit(self) -> None:
+        """Runs of two commits do not go together."""
         if self.told["commit"] != commit():
             sys.exit(
-                f"{file} holds runs of commit {self.told['commit']}, and this is {commit()}. Begin another: --runs"
+                f"{self.file} holds runs of commit {self.told['commit']}, and this is {commit()}. Begin another: --runs"
             )
 
     def save(self) -> None:
@@ -147,6 +151,8 @@ def run(case: Case, runs: Runs) -> dict[str, Any]:
 
 
 def measure(runs: Runs, budget_seconds: float, networks: int) -> None:
+    if library() is None:
+        sys.exit("The compiled kernels are missing, and nobody trains without them: `make kernels` first.")
     began = time.monotonic()
     planned = spread_out([*cases(networks, EACH, SEED, lambda *what: runs.foretold(*what).step_seconds)])
     for number, case in enumerate(planned, start=1):
@@ -173,6 +179,7 @@ def report(runs: Runs, shipped: Path, where: Path, command: str) -> None:
         sys.exit(f"{len(pairs)} runs are too few for a report; it takes {2 * fewest_pairs(COVERAGE)}")
     picture = where.with_suffix(".png")
     text = calibration_report.page(pairs, provenance(), picture.name)
+    text += f"\nThey were made at commit `{runs.told['commit']}`.\n"
     if failed:
         text += f"\nRuns without a record, left out: {', '.join(failed)}.\n"
     print(text)
@@ -197,6 +204,7 @@ def main(args: argparse.Namespace) -> None:
         args.runs, networks, shipped, where = QUICK / "calibration.json", 1, QUICK / FILE, QUICK / PAGE.name
     runs = Runs(args.runs)
     if not args.only_report:
+        runs.refuse_other_commit()
         measure(runs, args.seconds_budget, networks)
     if not args.quick:
         report(runs, shipped, where, "python benchmarks/calibration.py")

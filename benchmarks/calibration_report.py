@@ -57,10 +57,10 @@ def coverage(judged: Iterable[Judged]) -> float:
 
 def rows(judged: Sequence[Judged]) -> Iterator[list[str]]:
     """Of all, and by kind: how many, how many were held, how far past errors went, and how wide intervals were."""
-    kinds = {"all": judged}
+    kinds = {"all": [*judged]}
     for each in judged:
-        kinds.setdefault(f"recipes: {each.pair.family}", []).append(each)  # type: ignore[attr-defined]
-        kinds.setdefault(f"networks: {each.pair.network_class}", []).append(each)  # type: ignore[attr-defined]
+        kinds.setdefault(f"recipes: {each.pair.family}", []).append(each)
+        kinds.setdefault(f"networks: {each.pair.network_class}", []).append(each)
     for kind, some in sorted(kinds.items(), key=lambda one: (one[0] != "all", one[0])):
         share, ratios = coverage(some), [each.pair.measured_seconds / each.pair.foretold_seconds for each in some]
         error = sqrt(share * (1 - share) / len(some))
