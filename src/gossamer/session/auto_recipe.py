@@ -21,7 +21,7 @@ from gossamer.auto.rule import Rule, RuleState
 from gossamer.auto.rung_cost import rung_costs
 from gossamer.errors import AttachError
 from gossamer.recipes.auto import Auto
-from gossamer.recipes.recipe import Recipe
+from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.session import lifecycle_events
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.residual_report import norm_of
@@ -67,6 +67,17 @@ def refuse_fixed_choice(auto: Auto, global_batch: int | None) -> None:
         )
 
 
+def first_recipe(auto: Auto, model: nn.Module, optimizer: Optimizer, workers: int) -> Recipe:
+    """The one to begin with: local steps where they may be, else Dense().
+
+    Nothing is known of the network yet. Twenty local steps cost little loss anywhere, and twenty steps of Dense() may
+    cost an hour; the first merge tells of the network, too.
+    """
+    rungs = admitted(auto, adaptive=is_adaptive(optimizer))
+    serving = (recipe for rung in reversed(rungs) if _serves(recipe := rung.recipe(workers), model))
+    return next(recipe for recipe in serving if recipe.strategy.steady_stage.local_parameters or recipe == resolve(None))
+
+
 def choose_while_training(session: ChosenSession, auto: Auto, rule: Rule | None = None) -> None:
     """Let a session that has just begun change its recipe from now on. Alone it has nothing to choose."""
     if not session._group.alone:
@@ -80,7 +91,10 @@ class RecipeChoice:
 
     def __init__(self, session: ChosenSession, auto: Auto, rule: Rule) -> None:
         transport, adaptive = session._group.transport, is_adaptive(session.optimizer)
-        self._session, self._rule, self._state = session, rule, RuleState()
+        self._session, self._rule = session, rule
+        begun = session.recipe.strategy.steady_stage
+        period = begun.schedule.period if begun.local_parameters else 1
+        self._state = RuleState(next_look=max(period, RuleState.next_look))
         rungs = [
             rung for rung in admitted(auto, adaptive=adaptive) if _serves(rung.recipe(transport.world), session.model)
         ]
