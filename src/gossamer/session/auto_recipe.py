@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.auto.decision import RungChange, decide
-from gossamer.auto.ladder import LadderRung, admitted, is_adaptive
+from gossamer.auto.ladder import LadderRung, admitted, beginning, is_adaptive
 from gossamer.auto.measurement import Measurement
 from gossamer.auto.rule import Rule, RuleState
 from gossamer.auto.rung_cost import rung_costs
 from gossamer.errors import AttachError
 from gossamer.recipes.auto import Auto
-from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.recipes.recipe import Recipe
 from gossamer.session import lifecycle_events
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.residual_report import norm_of
@@ -68,14 +68,9 @@ def refuse_fixed_choice(auto: Auto, global_batch: int | None) -> None:
 
 
 def first_recipe(auto: Auto, model: nn.Module, optimizer: Optimizer, workers: int) -> Recipe:
-    """The one to begin with: local steps where they may be, else Dense().
-
-    Nothing is known of the network yet. Twenty local steps cost little loss anywhere, and twenty steps of Dense() may
-    cost an hour; the first merge tells of the network, too.
-    """
+    """The one to begin with, of those that serve this model."""
     rungs = admitted(auto, adaptive=is_adaptive(optimizer))
-    serving = (recipe for rung in reversed(rungs) if _serves(recipe := rung.recipe(workers), model))
-    return next(recipe for recipe in serving if recipe.strategy.steady_stage.local_parameters or recipe == resolve(None))
+    return beginning([rung for rung in rungs if _serves(rung.recipe(workers), model)]).recipe(workers)
 
 
 def choose_while_training(session: ChosenSession, auto: Auto, rule: Rule | None = None) -> None:
