@@ -97,7 +97,7 @@ def test_the_rung_goes_up_and_comes_back_and_beats_every_fixed_one() -> None:
 
 
 def test_the_twin_that_never_changes_fails_that() -> None:
-    stiff = VirtualJob(phases, rule=Rule(looks=10**9, surprise=1e9)).run(seconds=900)
+    stiff = VirtualJob(phases, rule=Rule(looks=10**9, first_looks=10**9, surprise=1e9)).run(seconds=900)
     assert stiff.work < work_of(DENSE, "100mbit,1ms", 900.0)
 
 

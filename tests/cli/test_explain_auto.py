@@ -14,6 +14,8 @@ def test_a_recipe_that_is_chosen_shows_its_ladder_and_what_it_begins_with() -> N
     shown = said("auto", "--parameters", "100000")
     assert all(rung.name in shown for rung in RUNGS)
     _, _, first = shown.partition("It begins with:\n")
+    assert first == said(RUNGS[-1].name, "--parameters", "100000")
+    _, _, first = said("Auto(local_steps=False)", "--parameters", "100000").partition("It begins with:\n")
     assert first == said("Dense()", "--parameters", "100000")
 
 

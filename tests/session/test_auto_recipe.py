@@ -19,7 +19,7 @@ from gossamer.auto.rule import Rule
 from gossamer.errors import AttachError
 from gossamer.recipes.auto import Auto
 from gossamer.recipes.recipe import Recipe
-from gossamer.session.auto_recipe import PART, RecipeChoice, choose_while_training, refuse_fixed_choice
+from gossamer.session.auto_recipe import PART, RecipeChoice, choose_while_training, first_recipe, refuse_fixed_choice
 from gossamer.session.session import Session
 
 COMPUTING = 0.1  # virtual seconds of a step
@@ -184,6 +184,34 @@ def test_a_script_that_switches_by_itself_is_left_alone(switched: list[events.Re
         return repr(session.recipe)
 
     assert all("OneBit" in recipe for recipe in cluster(work, 2))
+
+
+def test_it_begins_with_local_steps_where_they_may_be() -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = SGD(model.parameters(), 0.1)
+    assert "DiLoCo" in repr(first_recipe(Auto(), model, optimizer, 2))
+    for auto in (Auto(local_steps=False), Auto(most_steps=1.1)):
+        assert first_recipe(auto, model, optimizer, 2) == Recipe()
+
+
+def test_local_steps_at_first_end_at_the_first_look_on_a_fast_line(switched: list[events.RecipeSwitched]) -> None:
+    def work(worker: Worker) -> Any:
+        model = network(worker.rank)
+        optimizer = SGD(model.parameters(), 0.05, momentum=0.9)
+        session = worker.attach(model, optimizer, first_recipe(ANY, model, optimizer, worker.world))
+        VirtualClock(fast).put_into(session)
+        choose_while_training(session, ANY, BRISK)
+        recipes = []
+        for step in range(40):
+            train_step(model, optimizer, step, worker.rank)
+            recipes.append(repr(session.recipe))
+        return recipes, parameters(model)
+
+    found = cluster(work, 2)
+    recipes = found[0][0]
+    assert "DiLoCo" in recipes[18]
+    assert {*recipes[20:]} == {repr(Recipe())}
+    agree([trained for _, trained in found])
 
 
 def test_it_sees_what_the_optimizer_is() -> None:

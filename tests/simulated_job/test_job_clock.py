@@ -49,7 +49,7 @@ def test_the_recipe_follows_the_virtual_line(tmp_path: Path) -> None:
         job.close()
 
 
-@pytest.mark.parametrize("recipe", ["auto", "Auto(most_steps=1.0)"])
+@pytest.mark.parametrize("recipe", ["Auto(local_steps=False)", "Auto(most_steps=1.0)"])
 def test_a_fast_line_costs_what_dense_costs(tmp_path: Path, recipe: str) -> None:
     file, clock = script(tmp_path), SlowLine(0.0, 0.0)
     chosen = finished(simulated(file, 40, recipe=recipe, clock=clock))

@@ -7,6 +7,8 @@ to a loss the target is the one that needs the fewest steps, so Dense() if it is
     three looks in a row have said so, the same way;
     the last change was at least `dwell` steps ago.
 
+Before the first change one look decides.
+
 At once, without the last two, where a step takes more than three times what was foretold, for this rung or for the
 best: once in a dwell. A change that takes back the one before it doubles the dwell, up to 16 times; a long rest makes
 it short again.
@@ -155,7 +157,8 @@ def _dwell(rule: Rule, state: RuleState) -> int:
 
 def _is_due(rule: Rule, state: RuleState, step: int) -> bool:
     rested = state.changed_at is None or step - state.changed_at >= _dwell(rule, state)
-    return abs(state.votes) >= rule.looks and rested
+    looks = rule.first_looks if state.changed_at is None else rule.looks
+    return abs(state.votes) >= looks and rested
 
 
 def _may_hurry(rule: Rule, state: RuleState, step: int) -> bool:

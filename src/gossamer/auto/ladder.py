@@ -66,6 +66,16 @@ def is_adaptive(optimizer: Optimizer) -> bool:
     return not {"momentum", "nesterov"} <= optimizer.defaults.keys() or "ns_steps" in optimizer.defaults
 
 
+def beginning(rungs: Sequence[LadderRung]) -> LadderRung:
+    """The rung to begin with: the strongest with local steps, else the weakest of all.
+
+    Nothing is known of the network yet. Twenty local steps cost little loss anywhere, and twenty of Dense() may take
+    an hour; the first merge tells of the network, too.
+    """
+    apart = [rung for rung in rungs if resolve(rung.written).strategy.steady_stage.local_parameters]
+    return apart[-1] if apart else rungs[0]
+
+
 def admitted(auto: Auto, *, adaptive: bool) -> Sequence[LadderRung]:
     """The rungs that the user's words allow; Dense() is always one."""
     return tuple(

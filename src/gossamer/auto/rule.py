@@ -17,6 +17,7 @@ class Rule:
     worth: float = 0.15  # that a stronger rung must save
     close: float = 0.10  # within which of the best one a weaker rung is as good
     looks: int = 3  # in a row that say the same
+    first_looks: int = 1  # likewise, before the first change: for what is in force then nothing was said
     dwell_steps: int = 100  # between two changes, at least
     most_doublings: int = 4  # of the dwell
     surprise: float = 3.0  # times what was foretold, at which nothing is waited for

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from gossamer.auto.explanation import ladder_text
+from gossamer.auto.ladder import admitted, beginning
 from gossamer.cli.options import output_option
 from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
@@ -98,7 +99,10 @@ def explain(
     _refuse_contradictions(recipe, script, parameters, network, step_seconds)
     try:
         recipe = read_recipe(recipe)
-        resolved = resolve(recipe, workers)
+        auto = automatic(recipe)
+        resolved = (
+            resolve(recipe, workers) if auto is None else beginning(admitted(auto, adaptive=False)).recipe(workers)
+        )
         model, attached = _model(resolved, script, arguments, parameters)
         traffic = estimate_traffic(resolved, attached, workers=workers)
         step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines)

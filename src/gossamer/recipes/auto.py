@@ -11,7 +11,7 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Auto(Term):
-    """Begin with Dense(), and change the recipe between two steps as links and gradients are measured.
+    """Begin with local steps, or with Dense(), and change the recipe as links and gradients are measured.
 
     most_steps: a rung of the ladder that needs more than this many times the steps of Dense() to the same loss, as
     measured in docs/auto.md, is never taken; 1.0 allows Dense() in float32 and bfloat16, and Int8().

@@ -88,9 +88,10 @@ def attach(
     # A recipe must not change when workers come and go, so none is chosen for their number there
     written = chosen_recipe(recipe, world)
     if (auto := automatic(written)) is not None:  # imported here: most sessions have one recipe, and start sooner
-        from gossamer.session.auto_recipe import choose_while_training, refuse_fixed_choice
+        from gossamer.session.auto_recipe import choose_while_training, first_recipe, refuse_fixed_choice
 
         refuse_fixed_choice(auto, global_batch)
+        written = first_recipe(auto, model, optimizer, world.size)
     resolved = resolve(written, None if is_elastic() else world.size)
     resolved = with_global_batch(resolved, global_batch, batch)
     refuse_small_batch(resolved, join_run().most if is_elastic() else world.size)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.auto.decision import RungChange, decide
-from gossamer.auto.ladder import LadderRung, admitted, is_adaptive
+from gossamer.auto.ladder import LadderRung, admitted, beginning, is_adaptive
 from gossamer.auto.measurement import Measurement
 from gossamer.auto.rule import Rule, RuleState
 from gossamer.auto.rung_cost import rung_costs
@@ -67,6 +67,12 @@ def refuse_fixed_choice(auto: Auto, global_batch: int | None) -> None:
         )
 
 
+def first_recipe(auto: Auto, model: nn.Module, optimizer: Optimizer, workers: int) -> Recipe:
+    """The one to begin with, of those that serve this model."""
+    rungs = admitted(auto, adaptive=is_adaptive(optimizer))
+    return beginning([rung for rung in rungs if _serves(rung.recipe(workers), model)]).recipe(workers)
+
+
 def choose_while_training(session: ChosenSession, auto: Auto, rule: Rule | None = None) -> None:
     """Let a session that has just begun change its recipe from now on. Alone it has nothing to choose."""
     if not session._group.alone:
@@ -80,7 +86,10 @@ class RecipeChoice:
 
     def __init__(self, session: ChosenSession, auto: Auto, rule: Rule) -> None:
         transport, adaptive = session._group.transport, is_adaptive(session.optimizer)
-        self._session, self._rule, self._state = session, rule, RuleState()
+        self._session, self._rule = session, rule
+        begun = session.recipe.strategy.steady_stage
+        period = begun.schedule.period if begun.local_parameters else 1
+        self._state = RuleState(next_look=max(period, RuleState.next_look))
         rungs = [
             rung for rung in admitted(auto, adaptive=adaptive) if _serves(rung.recipe(transport.world), session.model)
         ]

@@ -225,7 +225,8 @@ class SimulatedJob:
                 "one, or train by gossamer run --network SPEC",
             )
         worker.attached = True
-        self._told.model = self._told.model or event
+        if self._told.model is None:
+            self._told.model, self._time.recipe = event, resolve(event.recipe, self._count)
         worker.ask(ATTACHED)
 
     def _step_ended(self, worker: VirtualWorker, event: StepEnded) -> None:
