@@ -17,7 +17,7 @@ from gossamer.topologies import Topology
 
 NOUNS: dict[str, type[Term]] = {
     name: noun
-    for module in (strategies, federated, compressors, topologies)
+    for module in (strategies, compressors, topologies, federated)
     for name, noun in ((name, getattr(module, name)) for name in module.__all__)
     if isinstance(noun, type)
     and issubclass(noun, Term)

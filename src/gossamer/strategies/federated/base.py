@@ -173,11 +173,11 @@ class FederatedStrategy(Strategy, ABC):
             )
         if self.pull is not None:
             check_pull(self.pull)
-        refused = self._refused_aggregator(compressor) or self._refused_secure()
-        for bound in (self.secure, self.privacy):  # which may know of compressors what is not known here
-            refused = refused or getattr(bound, "refuses", _nothing)(compressor)
+        refused = self._refused_aggregator(compressor) or self._refused_secure(compressor)
         if refused:
             raise RecipeError(refused)
+        if self.privacy is not None:
+            getattr(self.privacy, "check", _nothing)(self, compressor)
 
     def _refused_aggregator(self, compressor: Compressor) -> str | None:
         """Why its aggregator does not go together with the rest, and the line to write instead."""
@@ -195,16 +195,14 @@ class FederatedStrategy(Strategy, ABC):
                 f"{self.aggregator!r} takes for the truth: the model would stand still. Write {self!r} + Int8(), or "
                 f"{replace(self, aggregator=WeightedMean())!r} + {sparse!r}."
             )
-        for bound in (self.secure, self.privacy):
-            if bound is not None and not self.aggregator.is_linear:
-                return (
-                    f"{self.aggregator!r} compares what single devices sent, and {bound!r} is made for their sum, all "
-                    f"that the server learns or that noise is measured for. Write {linear!r}, or leave "
-                    f"{bound.kind}= out."
-                )
+        if self.secure is not None and not self.aggregator.is_linear:
+            return (
+                f"{self.aggregator!r} compares what single devices sent, and under {self.secure!r} the server learns "
+                f"their sum only. Write {linear!r}, or {replace(self, secure=None)!r}."
+            )
         return None
 
-    def _refused_secure(self) -> str | None:
+    def _refused_secure(self, compressor: Compressor) -> str | None:
         """Why masks do not go together with the rest, and the line to write instead."""
         if self.secure is None:
             return None
@@ -219,8 +217,9 @@ class FederatedStrategy(Strategy, ABC):
                 f"{type(self).__name__} weighs by how many steps each device made, and under {self.secure!r} the "
                 f"server learns sums only. Write FedAvg(secure={self.secure!r}), or {plain!r}."
             )
-        return None
+        refused: str | None = getattr(self.secure, "refuses", _nothing)(compressor)
+        return refused
 
 
-def _nothing(compressor: Compressor) -> str | None:
-    return None
+def _nothing(*_: object) -> None:
+    """The answer of a term that does not ask about compressors."""

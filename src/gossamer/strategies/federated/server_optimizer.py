@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ class Settings(NamedTuple):
     beta2: float
     eps: float
 
-    def of(self, kind: type[torch.optim.Optimizer]) -> dict[str, object]:
+    def of(self, kind: type[torch.optim.Optimizer]) -> dict[str, Any]:
         known = inspect.signature(kind).parameters
         named = {
             "lr": self.learning_rate,
@@ -63,7 +63,7 @@ def step(name: str, settings: Settings, parameters: Tensor, memory: Memory, grad
     assert kind is not None
     weight = nn.Parameter(parameters)
     weight.grad = gradient
-    optimizer = kind([weight], **settings.of(kind))  # type: ignore[call-arg]
+    optimizer = kind([weight], **settings.of(kind))
     for key, value in memory.items():
         optimizer.state[weight][key.removeprefix(KEPT)] = value
     optimizer.step()
