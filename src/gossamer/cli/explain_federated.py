@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from gossamer.core.layout import Layout
 from gossamer.errors import RecipeError
@@ -18,6 +22,7 @@ from gossamer.profiling.synthetic_shapes import assumed_shapes
 from gossamer.recipes.recipe import Recipe
 from gossamer.strategies.federated import FederatedStrategy
 
+RECIPE = "GOSSAMER_RECIPE"  # what a session takes in place of a script's own
 NO_STEP_TIME = (
     "a federation has no step whose time could be foretold: devices compute and send at their own speeds. Leave "
     "--network, --step-seconds and --own-machines out; `gossamer federate` tells virtual seconds of a whole training."
@@ -36,13 +41,27 @@ def explain_federated(
     if script is None:
         layout, dtype, model = Layout.of(assumed_shapes(parameters)), torch.float32, "shapes assumed, a transformer's"
     else:
-        state = ModelState.of(load_script(script, arguments).model())
+        state = ModelState.of(_model(recipe, script, arguments))
         layout, dtype, model = state.layout, state.dtype, str(script)
     try:
         found = forecast_round(recipe, layout, dtype, clients)
     except ImportError as error:
         raise RecipeError(f"what this recipe costs cannot be told without {error.name}: {error}") from error
     return list(_lines(recipe, strategy, model, found)), _record(recipe, model, found)
+
+
+def _model(recipe: Recipe, script: Path, arguments: Sequence[str]) -> nn.Module:
+    """A script that attaches a session instead is refused there, before it trains."""
+    before = os.environ.get(RECIPE)
+    os.environ[RECIPE] = repr(recipe)
+    try:
+        with redirect_stdout(sys.stderr):
+            return load_script(script, arguments).model()
+    finally:
+        if before is None:
+            del os.environ[RECIPE]
+        else:
+            os.environ[RECIPE] = before
 
 
 def _lines(recipe: Recipe, strategy: FederatedStrategy, model: str, found: RoundForecast) -> Iterator[str]:

@@ -15,8 +15,8 @@ class FedNova(FederatedStrategy):
     """FedAvg of directions: what a device learned is divided by its steps, and their mean goes as far as steps did.
 
     w <- w - t sum over the cohort of (n_k / m) (w - w_k) / t_k,  t = sum over the cohort of (n_k / m) t_k
-    law:    equal steps are FedAvg (bit for bit with `local_steps` that all make); on unlike numbers of steps its fixed
-            point is the minimum of the joined loss where FedAvg's is not
+    law:    equal steps are FedAvg (bit for bit with `local_steps` that all make); where gradients stay as they are, a
+            device pulls by its samples, however many steps it made
     bytes:  FedAvg's
     source: Wang et al. 2020, NeurIPS
 
