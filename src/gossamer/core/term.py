@@ -38,7 +38,7 @@ class Term:
 
 def ordered_fields(noun: type[Term]) -> tuple[Field[Any], ...]:
     """A term's fields as they are written: what may come without its name, then what may not."""
-    return tuple(sorted(fields(noun), key=lambda item: item.kw_only))  # type: ignore[arg-type]
+    return tuple(sorted(fields(noun), key=lambda item: item.kw_only is True))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, repr=False)

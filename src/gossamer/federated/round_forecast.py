@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import payload_bytes
 from gossamer.parameter_server import shard_message
 from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.strategies.federated import FederatedStrategy
+from gossamer.strategies.federated import FederatedStrategy, SecureAggregation
 
 STEADY = 2**40  # a round after any warm-up
 ROUNDS = (10, 100, 1000)  # for which a privacy loss is told
@@ -112,7 +111,7 @@ def _message(compressor: Compressor, flat: FlatTensors, tensors: int) -> tuple[i
     return tensors * payload_bytes(message.payload), tensors * remembered
 
 
-def _masked_bytes(secure: Any, compressor: Compressor, flat: FlatTensors, cohort: int) -> int:
+def _masked_bytes(secure: SecureAggregation, compressor: Compressor, flat: FlatTensors, cohort: int) -> int:
     """Of a tensor's message in whole numbers wide enough for the sum of a cohort."""
     at = AggregationContext(step=STEADY)
     (state,) = shard_message.initial_states(compressor, [flat], at)
