@@ -213,10 +213,10 @@ def test_recipes_in_the_list_are_real() -> None:
     terms = _recipe_terms(read("docs/recipes.md"))
     assert {term.split("(")[0] for term in terms} == set(NOUNS)
     for term in terms:
-        kind = NOUNS[term.split("(")[0]].kind
-        beside = "Gossip() + " if kind == "topology" else ""
+        noun = NOUNS[term.split("(")[0]]
+        beside = "Gossip() + " if noun.kind == "topology" else ""
         text = re.sub(r"\b[XY]\b", "Int8()", term)
-        resolve(within(text, kind) if kind in NESTED else beside + text)
+        resolve(within(text, noun) if noun.kind in NESTED else beside + text)
 
 
 def contributed() -> dict[str, Any]:

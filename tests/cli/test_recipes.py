@@ -34,11 +34,17 @@ def test_lines_are_grouped_under_their_kind():
         "strategy (default EveryStep())",
         "compressor (default Dense())",
         "topology (default Complete())",
-        "aggregator of a federated strategy (default WeightedMean())",
-        "secure of a federated strategy (default None)",
+        *(f"{kind} of a federated strategy (default {default!r})" for kind, default in NESTED.items()),
         "preset",
         "chosen while training",
     ]
+
+
+def test_what_stands_within_a_strategy_is_listed_so():
+    assert {"aggregator", "secure"} <= set(NESTED)
+    shown = [line.strip() for line in listed()]
+    assert any(line.startswith("FedAvg(aggregator=MultiKrum(outliers=0.2))  ") for line in shown)
+    assert any(line.startswith("FedAvg(secure=SecureAggregation(") for line in shown)
 
 
 def test_presets_show_what_they_resolve_to():

@@ -55,13 +55,13 @@ EXAMPLES: dict[type, object] = {float: 0.01, int: 4, Compressor: _sparse, Sparse
 def _pasted(noun: type[Term]) -> str:
     """Its example, in or beside a strategy that can use it: not all neighbors can agree on one mean."""
     if noun.kind in NESTED:
-        return within(example_of(noun), noun.kind)
+        return within(example_of(noun), noun)
     return "Gossip() + " * (issubclass(noun, Topology) and not noun().agrees) + example_of(noun)
 
 
-def within(text: str, kind: str) -> str:
+def within(text: str, noun: type[Term]) -> str:
     """A nested term's text within a strategy."""
-    return f"{FedAvg.__name__}({kind}={text})"
+    return f"{FedAvg.__name__}({', '.join(filter(None, (f'{noun.kind}={text}', noun.beside)))})"
 
 
 def example_of(noun: type[Term]) -> str:

@@ -30,7 +30,7 @@ def check_type(term: object) -> None:
 def check_place(term: Term, kinds: Collection[str]) -> None:
     """Check that a term may stand at the top of a recipe, beside others of such kinds."""
     if term.kind not in kinds:
-        where = within(repr(term), term.kind) if term.kind in NESTED else " + ".join(("EveryStep()", "Dense()"))
+        where = within(repr(term), type(term)) if term.kind in NESTED else " + ".join(("EveryStep()", "Dense()"))
         raise RecipeError(
             f"{term!r} stands within a federated strategy, as its {term.kind}, and beside other terms it would say "
             f"nothing of who it is for. Write {where}."

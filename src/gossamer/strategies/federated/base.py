@@ -37,7 +37,7 @@ class CohortSummary:
     contributions: int  # that were combined
     clients: int  # of the whole federation
     steps: float  # weighted mean over the contributions
-    square_steps: float | None = None  # weighted mean of their squares; None: the server was not told
+    square_steps: float | None = None  # weighted mean of their squares; None: all made equally many
     mean_weight: float = 1.0  # of a contribution
 
 

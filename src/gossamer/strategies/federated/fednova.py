@@ -40,7 +40,6 @@ class FedNova(FederatedStrategy):
     def apply(self, parameters: Tensor, memory: Memory, means: Sequence[Tensor], cohort: CohortSummary) -> None:
         """With weights n_k / t_k the mean is the one of directions up to a factor: E[t^2] / E[t]^2, both means by these
         weights, is 1 where all t_k are equal."""
-        if cohort.square_steps is None:
-            raise ValueError("FedNova needs the mean of squared steps, and this sum of contributions tells none")
-        longer = cohort.square_steps / cohort.steps**2 if cohort.steps else 1.0
-        parameters.sub_(means[0], alpha=longer)
+        square = cohort.steps**2
+        mean_square = square if cohort.square_steps is None else cohort.square_steps
+        parameters.sub_(means[0], alpha=mean_square / square if square else 1.0)
