@@ -21,7 +21,7 @@ from gossamer.network import Network
 from gossamer.network.cost.cheapest_collective import is_alike, wished, wished_alike
 from gossamer.network.cost.representative_rank import UniformNetwork
 from gossamer.recipes.recipe import Recipe
-from gossamer.strategies import AveragingStage, GossipStage, GradientStage, ServerStage
+from gossamer.strategies import AveragingStage, FederatedStage, GossipStage, GradientStage, ServerStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,8 @@ def machine_load(recipe: Recipe, model: Attached, traffic: TrafficEstimate, netw
             return _of_neighbors(recipe, traffic)
         case ServerStage():
             return _of_servers(traffic)
+        case FederatedStage() as stage:
+            stage.refuse()
 
 
 def _of_collectives(recipe: Recipe, model: Attached, traffic: TrafficEstimate, network: Network) -> MachineLoad:

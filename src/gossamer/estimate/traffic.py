@@ -24,7 +24,7 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.participation import POLL_BYTES
 from gossamer.reducer.step_report import STANDING_BYTES
 from gossamer.runtime.runner import OpCost
-from gossamer.strategies import AveragingStage, GossipStage, GossipStrategy, GradientStage, ServerStage
+from gossamer.strategies import AveragingStage, FederatedStage, GossipStage, GossipStrategy, GradientStage, ServerStage
 from gossamer.topologies import Topology
 
 MOST_RANKS = 256  # whose neighbors are counted one by one
@@ -124,6 +124,8 @@ def _cycle(recipe: Recipe, model: Attached, workers: int) -> _Cycle:
             return _of_pairwise_gossip(strategy, recipe, model, workers)
         case ServerStage():
             return _of_servers(recipe, model, workers)
+        case FederatedStage() as stage:
+            stage.refuse()
         case stage:
             assert_never(stage)
 

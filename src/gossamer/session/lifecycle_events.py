@@ -18,7 +18,7 @@ from gossamer.reducer.model_buffers import ModelBuffers, moving_bytes
 from gossamer.reducer.parameter_views import trainable
 from gossamer.reducer.step_report import control_bytes
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import NEVER, AveragingStage, GossipStage, GradientStage, ServerStage, Stage
+from gossamer.strategies import NEVER, AveragingStage, FederatedStage, GossipStage, GradientStage, ServerStage, Stage
 from gossamer.synchronizers.base import Synchronizer
 from gossamer.synchronizers.gossip_round import HEADER_BYTES
 
@@ -60,6 +60,8 @@ def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int
             return HEADER_BYTES
         case ServerStage():
             return 0
+        case FederatedStage() as stage:
+            stage.refuse()
         case _:
             assert_never(stage)
 

@@ -10,6 +10,7 @@ diloco             DiLoCo, Streaming DiLoCo
 delayed_averaging  DelayedAveraging (DGA)
 gossip             Gossip: symmetric, push-sum or pairwise (AD-PSGD)
 parameter_server   ParameterServer: synchronous, asynchronous or stale-synchronous
+federated          rounds of a server and devices that hold their own data
 """
 
 from gossamer.strategies.base import (
@@ -17,6 +18,7 @@ from gossamer.strategies.base import (
     FROM,
     AveragingStage,
     AveragingStrategy,
+    FederatedStage,
     GossipStage,
     GossipStrategy,
     GradientStage,
@@ -29,6 +31,7 @@ from gossamer.strategies.base import (
 from gossamer.strategies.delayed_averaging import DelayedAveraging
 from gossamer.strategies.diloco import DiLoCo
 from gossamer.strategies.every_step import EveryStep
+from gossamer.strategies.federated import SCAFFOLD, FedAvg, FedBuff, FedNova, FedOpt, FedProx
 from gossamer.strategies.gossip import Gossip
 from gossamer.strategies.local_sgd import LocalSGD, PostLocalSGD
 from gossamer.strategies.moment_rounds import AVERAGE, KEEP, NEVER, RESET, MomentRounds
@@ -42,11 +45,18 @@ __all__ = [
     "KEEP",
     "NEVER",
     "RESET",
+    "SCAFFOLD",
     "AveragingStage",
     "AveragingStrategy",
     "DelayedAveraging",
     "DiLoCo",
     "EveryStep",
+    "FedAvg",
+    "FedBuff",
+    "FedNova",
+    "FedOpt",
+    "FedProx",
+    "FederatedStage",
     "Gossip",
     "GossipStage",
     "GossipStrategy",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -341,4 +341,28 @@ class ServerStage(_AnyStage):
         return False
 
 
-Stage = GradientStage | AveragingStage | GossipStage | ServerStage
+@dataclass(frozen=True)
+class FederatedStage(_AnyStage):
+    """Parameters are held by a server, and trained by devices that come and go; no session takes part in it."""
+
+    strategy: Strategy
+
+    local_parameters = True
+
+    @property
+    def schedule(self) -> PeriodicSchedule:
+        return PeriodicSchedule(1)
+
+    @property
+    def in_lock_step(self) -> bool:
+        return False
+
+    def refuse(self) -> NoReturn:
+        """Raise AttachError: what a session would do, a federation does by itself."""
+        raise AttachError(
+            f"{self.strategy!r} is for devices that keep their data and come and go, and a session is attached to "
+            "workers that stay. Run `gossamer federate SCRIPT --recipe ...`, or write LocalSGD(period=8) here."
+        )
+
+
+Stage = GradientStage | AveragingStage | GossipStage | ServerStage | FederatedStage

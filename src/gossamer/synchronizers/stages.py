@@ -19,7 +19,7 @@ from gossamer.reducer.bucketing import assign_buckets, assign_fragments
 from gossamer.reducer.sparse_gradients import SparseGradients
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
-from gossamer.strategies import AveragingStage, GossipStage, GradientStage, ServerStage, Stage
+from gossamer.strategies import AveragingStage, FederatedStage, GossipStage, GradientStage, ServerStage, Stage
 from gossamer.synchronizers.base import LoopState, SyncContext, Synchronizer
 from gossamer.synchronizers.delayed_gradients import DelayedGradients
 from gossamer.synchronizers.gossip import GossipAveraging
@@ -133,6 +133,8 @@ class StageSequence:
                 return ServerSynchronizer(
                     strategy, parameters, buckets, self.optimizer, self.recipe, context, self._tell
                 )
+            case FederatedStage() as stage:
+                stage.refuse()
             case stage:
                 assert_never(stage)
 

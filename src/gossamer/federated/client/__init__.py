@@ -1,0 +1,10 @@
+"""Federated client: a device's part, from the user's function to the contribution that leaves.
+
+functions       the user's functions, and what they are told (Round) and tell (Update)
+local_training  watches the user's loop: counts steps, changes gradients as the strategy asks
+contribution    compresses what was learned, with feedback, for the server
+store           what a device keeps between rounds, in memory
+directory_store the same on disk
+script          the device's script: ask for a task, train, send, hear what became of it
+trainer         answers the script's Train by the user's function
+"""

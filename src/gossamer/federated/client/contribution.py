@@ -1,0 +1,67 @@
+"""Contribution: what a device sends of a round, compressed with feedback, and what it remembers once that counts.
+
+Conservation, for every device: what of its contributions was counted, decoded, and what feedback still owes add up to
+what it had to give in the rounds that were counted. A contribution that was not leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from gossamer.compressors import Compressor
+from gossamer.core import rng
+from gossamer.core.aggregation import AggregationContext, State
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.ops import Payload
+from gossamer.federated.client.store import ClientState
+from gossamer.parameter_server import shard_message
+
+
+@dataclass(frozen=True)
+class EncodedContribution:
+    """An encoded contribution."""
+
+    payload: Payload
+    counts: tuple[int, ...]  # tensors of the payload, by block
+    counted: ClientState  # the device's state once it was counted
+
+
+def contribution_context(seed: int, client: int, index: int) -> AggregationContext:
+    """Where a contribution stands, on the device that encodes and the server that decodes it."""
+    return AggregationContext(step=index, seed=rng.address(seed, "contribution", client))
+
+
+def encode(
+    compressor: Compressor,
+    layout: Layout,
+    blocks: Sequence[Tensor],
+    state: ClientState,
+    at: AggregationContext,
+) -> EncodedContribution:
+    """Encode blocks, (n,) each, with what feedback owes from before. Raises NotFinite.
+
+    state: the device's, its memory already what it becomes when this counts.
+    """
+    packed = [FlatTensors(block, layout) for block in blocks]
+    states = _states(compressor, packed, state.residuals, at)
+    message = shard_message.encode(compressor, packed, states, [at] * len(packed))
+    after = tuple({key: each.flat for key, each in own.items()} for own in message.states)
+    counted = replace(state, round=at.step, residuals=after, residual_version=state.version)
+    payload = tuple(tensor.clone() for tensor in message.payload)
+    return EncodedContribution(payload, message.counts, counted)
+
+
+def _states(
+    compressor: Compressor,
+    blocks: Sequence[FlatTensors],
+    residuals: Sequence[dict[str, Tensor]],
+    at: AggregationContext,
+) -> tuple[State, ...]:
+    states = shard_message.initial_states(compressor, blocks, at)
+    for own, saved in zip(states, residuals, strict=False):
+        for key, each in own.items():
+            each.flat.copy_(saved[key])
+    return states

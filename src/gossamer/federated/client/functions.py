@@ -1,0 +1,95 @@
+"""Client functions: the user's training and evaluation functions, what they are told and what they tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeVar
+
+from torch import nn
+
+from gossamer.errors import LoopError, require
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What a device is told of its part in a round."""
+
+    index: int  # of the round, from 0
+    client: int | None  # the device's number, from 0; None: the server evaluates
+    config: Mapping[str, Any] = field(default_factory=dict)  # the user's, for this round
+    seed: int = 0  # of this device's part in this round
+    local_steps: int | None = None  # of the optimizer, that the recipe asks for
+    local_epochs: int | None = None  # passes over the device's data, that the recipe asks for
+
+    def batches(self, loader: Iterable[Item]) -> Iterator[Item]:
+        """The batches that the recipe asks for: so many steps, beginning again where the data ends, or so many passes.
+
+        Raises LoopError where the loader has no batch.
+        """
+        left = self.local_steps
+        for _ in count() if left is not None else range(self.local_epochs or 1):
+            empty = True
+            for batch in loader:
+                if left is not None:
+                    if left == 0:
+                        return
+                    left -= 1
+                empty = False
+                yield batch
+            if left == 0:
+                return
+            if empty:
+                raise LoopError(
+                    f"Client {self.client} has no batch to train on in round {self.index}: its loader is empty, or was "
+                    "used up by a pass before. Give round.batches() a DataLoader or a list, and leave drop_last off."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What a device tells of its part, beside the model that it trained."""
+
+    samples: int  # that it trained on: its weight among the cohort
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(
+            type(self.samples) is int and self.samples >= 0,
+            f"samples counts what a device trained on, 0 or more, not {self.samples!r}: write "
+            "Update(samples=len(data))",
+        )
+
+
+ClientFunction = Callable[[nn.Module, Round], Update]
+MARK = "__gossamer_federated__"  # the attribute that says which part of a federation a function is
+Marked = TypeVar("Marked", bound=Callable[..., Any])
+
+
+def client(function: ClientFunction) -> ClientFunction:
+    """Say that this function of a script is what a device does in a round; `gossamer federate` looks for it.
+
+    It is given the model with the round's parameters and the Round, trains the model in place by its own loop, and
+    returns an Update.
+    """
+    return _marked(function, "client")
+
+
+def evaluate(function: ClientFunction) -> ClientFunction:
+    """Say that this function evaluates a model: it is given the model and a Round whose client is None, and returns an
+    Update whose metrics go into the record."""
+    return _marked(function, "evaluate")
+
+
+def model(function: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Say that this function makes the model: the same on every machine, and with the same numbers wherever it is
+    called, since the first version is the server's."""
+    return _marked(function, "model")
+
+
+def _marked(function: Marked, part: str) -> Marked:
+    setattr(function, MARK, part)
+    return function

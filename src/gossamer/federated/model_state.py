@@ -1,0 +1,80 @@
+"""Model state: what of a model travels, its trained parameters and averaged buffers, as one flat tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.errors import AttachError
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """Names and shapes of what travels, and the dtype it is kept in: at least float32.
+
+    Parameters that are trained, and buffers of floating-point numbers such as BatchNorm's statistics. Frozen parameters
+    are alike everywhere; counters, such as BatchNorm's number of batches, stay each model's own.
+    """
+
+    layout: Layout
+    dtype: torch.dtype
+    parameters: int  # of its names, the first so many are parameters
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelState:
+        """Raises AttachError for a model of which nothing is trained."""
+        parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        if not parameters:
+            raise AttachError(
+                "The model has no parameter that is trained, so devices have nothing to learn. Set requires_grad_() on "
+                "what they shall train."
+            )
+        tensors = parameters | averaged_buffers(model)
+        dtype = torch.float32
+        for each in tensors.values():
+            dtype = accumulation_dtype(torch.promote_types(dtype, each.dtype))
+        shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+        return cls(Layout.of(shapes), dtype, len(parameters))
+
+    def read(self, model: nn.Module) -> FlatTensors:
+        """A copy of a model's state: (n,) on the CPU."""
+        packed = FlatTensors.zeros(self.layout, dtype=self.dtype, device=torch.device("cpu"))
+        tensors = self.tensors(model)
+        with torch.no_grad():
+            for name, view in packed.items():
+                view.copy_(tensors[name])
+        return packed
+
+    def write(self, flat: Tensor, model: nn.Module) -> None:
+        """Overwrite a model's parameters and buffers with (n,)."""
+        tensors = self.tensors(model)
+        with torch.no_grad():
+            for name, view in FlatTensors(flat, self.layout).items():
+                tensors[name].copy_(view)
+
+    def tensors(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """A model's own tensors by name, in the layout's order."""
+        found = dict(model.named_parameters()) | dict(model.named_buffers())
+        return {slot.name: found[slot.name] for slot in self.layout}
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return self.layout.names[: self.parameters]
+
+    @property
+    def trained(self) -> int:
+        """How many of its numbers are parameters'; the others, behind them, are buffers'."""
+        return sum(self.layout.sizes[: self.parameters])
+
+    def fingerprint(self) -> str:
+        return self.layout.fingerprint() + str(self.dtype).removeprefix("torch.")
+
+
+def averaged_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers of floating-point numbers that a checkpoint has."""
+    kept = model.state_dict(keep_vars=True)
+    return {name: each for name, each in model.named_buffers() if name in kept and each.is_floating_point()}

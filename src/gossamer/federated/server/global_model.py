@@ -1,0 +1,74 @@
+"""Global model: the parameters of a federation, what devices can pull of them, and the step to the next version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.compressors import Compressor
+from gossamer.core.layout import FlatTensors
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Pulled, Stamp
+from gossamer.federated.client.contribution import contribution_context
+from gossamer.federated.model_state import ModelState
+from gossamer.parameter_server import shard_message
+from gossamer.parameter_server.delta_chain import DeltaChain, PublicParameters, Snapshot
+from gossamer.strategies.federated import CohortSummary, FederatedStrategy
+
+
+class GlobalModel:
+    """Parameters (n,) of `version`, the strategy's memory, and what is published of both."""
+
+    def __init__(
+        self,
+        strategy: FederatedStrategy,
+        compressor: Compressor,
+        pull: Compressor | None,
+        state: ModelState,
+        parameters: Tensor,
+        seed: int = 0,
+    ) -> None:
+        """parameters: (n,), copied. pull: complete for every shape, or None."""
+        self.strategy, self.state, self.seed = strategy, state, seed
+        self._compressor = compressor
+        self.parameters = parameters.to(state.dtype, copy=True)
+        self.memory = strategy.server_memory(self.parameters)
+        blocks = self._public_blocks()
+        self.public: PublicParameters = Snapshot(blocks) if pull is None else DeltaChain(pull, blocks, seed)
+
+    @property
+    def version(self) -> int:
+        return self.public.version
+
+    def pulled_since(self, known: int) -> Pulled:
+        """What brings a device from the version `known` to this one; -1: it has none."""
+        return self.public.pulled_since(known)
+
+    def decode(self, stamp: Stamp, payload: Payload, counts: Sequence[int]) -> tuple[Tensor, ...]:
+        """A contribution's tensors: (n,) each, fresh and finite. Raises MalformedError."""
+        at = contribution_context(self.seed, stamp.worker, stamp.step)
+        like = [FlatTensors(self.parameters, self.state.layout)] * self.strategy.contribution_count
+        return shard_message.decode(self._compressor, payload, counts, like, at)
+
+    def apply(self, means: Sequence[Tensor], cohort: CohortSummary) -> int:
+        """Make and publish the next version; returns its number. Averaged buffers are averaged, whatever a strategy
+        makes of parameters: an optimizer would make variances negative."""
+        buffers = self.parameters[self.state.trained :] - means[0][self.state.trained :]
+        self.strategy.apply(self.parameters, self.memory, means, cohort)
+        self.parameters[self.state.trained :] = buffers
+        self.public.publish(self.version + 1, self._public_blocks())
+        return self.version
+
+    def _public_blocks(self) -> list[FlatTensors]:
+        shared = [self.memory[key] for key in self.strategy.shared_keys]
+        return [FlatTensors(flat, self.state.layout) for flat in (self.parameters, *shared)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parameters": self.parameters, "memory": dict(self.memory), "public": self.public.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.parameters.copy_(state["parameters"])
+        self.memory = dict(state["memory"])
+        self.public.load_state_dict(state["public"])

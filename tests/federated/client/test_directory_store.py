@@ -1,0 +1,39 @@
+"""Directory store: gives back what was saved, bit for bit, and says what is damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gossamer.errors import CheckpointError
+from gossamer.federated.client.directory_store import DirectoryStore
+from gossamer.federated.client.store import ClientState
+
+STATE = ClientState(
+    round=3,
+    version=5,
+    replica=(torch.randn(4), torch.zeros(0)),
+    residuals=({"error": torch.tensor([float("nan"), 1.0])}, {}),
+    residual_version=4,
+    memory={"variate": torch.randn(4, dtype=torch.float64)},
+)
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    DirectoryStore(tmp_path / "devices", 7).save(STATE)
+    found = DirectoryStore(tmp_path / "devices", 7).load()
+    assert (found.round, found.version, found.residual_version) == (3, 5, 4)
+    torch.testing.assert_close(found.replica, STATE.replica, rtol=0, atol=0)
+    torch.testing.assert_close(found.residuals, STATE.residuals, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(found.memory, STATE.memory, rtol=0, atol=0)
+    assert DirectoryStore(tmp_path / "devices", 8).load() == ClientState()
+
+
+def test_a_damaged_file_is_said(tmp_path: Path) -> None:
+    DirectoryStore(tmp_path, 0).save(STATE)
+    file = tmp_path / "client-0.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match="damaged"):
+        DirectoryStore(tmp_path, 0).load()
