@@ -1,4 +1,4 @@
-"""Federations whose devices give whole numbers, over networks that lose, double and cut, with a server that is killed."""
+"""Federations whose devices give whole numbers, over networks that lose and double messages, with servers that die."""
 
 from __future__ import annotations
 
@@ -91,8 +91,12 @@ class Ledger:
     """What devices gave, and what was counted."""
 
     given: dict[Stamp, Tensor] = field(default_factory=dict)  # pseudo-gradients
-    counted: list[tuple[Stamp, Tensor]] = field(default_factory=list)  # decoded
+    versions: dict[int, list[tuple[Stamp, Tensor]]] = field(default_factory=dict)  # what each was last made of, decoded
     commits: list[Committed] = field(default_factory=list)
+
+    @property
+    def counted(self) -> list[tuple[Stamp, Tensor]]:
+        return [each for made_of in self.versions.values() for each in made_of]
 
 
 @dataclass
@@ -133,19 +137,20 @@ class WholeNumbers:
         return rounds
 
     def _record(self, rounds: Rounds) -> None:
-        """Note what was added, and once it counts."""
+        """Note what each version is made of. One that a killed server had not journaled is made again."""
         taken: dict[int, tuple[Stamp, Tensor]] = {}
-        take, commit = rounds.take, rounds.on_commit
+        take, apply = rounds.take, rounds.model.apply
 
         def noted(client: int, stamp: Stamp, report: Report, payload: Payload) -> None:
             take(client, stamp, report, payload)
             taken[client] = stamp, rounds.model.decode(stamp, payload, report.counts)[0]
 
-        def counted(committed: Committed) -> None:
-            self.ledger.counted += [taken[client] for client in committed.reports]
-            commit(committed)
+        def counted(means: Sequence[Tensor], cohort: CohortSummary) -> int:
+            version = apply(means, cohort)
+            self.ledger.versions[version] = [taken[client] for client in rounds.reported]
+            return version
 
-        rounds.take, rounds.on_commit = noted, counted  # type: ignore[method-assign]
+        rounds.take, rounds.model.apply = noted, counted  # type: ignore[method-assign]
 
     def train(self, op: Train) -> Trained:
         """Whole numbers that depend on the device and on the parameters that it begins from."""
@@ -190,7 +195,7 @@ def check_conserved(done: WholeNumbers) -> None:
     """Versions were made, each contribution counts once, and for each device: given = counted + owed, to the bit."""
     assert done.held is not None
     assert done.held.model.version == done.rounds
-    assert sorted({each.version for each in done.ledger.commits}) == [*range(1, done.rounds + 1)]
+    assert sorted(done.ledger.versions) == [*range(1, done.rounds + 1)]
     stamps = [stamp[:2] for stamp, _ in done.ledger.counted]
     assert len(stamps) == len(set(stamps)), "a contribution was counted twice"
     for client in range(len(SAMPLES)):
