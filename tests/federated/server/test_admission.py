@@ -25,7 +25,7 @@ from gossamer.federated.messages import (
     Report,
     decode,
 )
-from gossamer.federated.server.admission import FEWEST, Admission, ContributionLimits
+from gossamer.federated.server.admission import FEWEST, ContributionAdmission, ContributionLimits
 from gossamer.simulation import Trace, simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
 
@@ -188,13 +188,13 @@ def test_a_device_that_diverges_says_so_and_takes_part_again() -> None:
 
 
 def test_a_norm_far_from_the_usual_is_refused_once_there_is_a_usual() -> None:
-    admission = Admission(ContributionLimits(largest_ratio=100.0))
+    admission = ContributionAdmission(ContributionLimits(largest_ratio=100.0))
     for size in range(1, FEWEST + 1):
         admission.check_blocks([torch.full((4,), float(size))])
     admission.check_blocks([torch.full((4,), 550.0)])
     with pytest.raises(MalformedError, match=r"above 1\.2e"):
         admission.check_blocks([torch.full((4,), 700.0)])
-    again = Admission(ContributionLimits(largest_ratio=100.0))
+    again = ContributionAdmission(ContributionLimits(largest_ratio=100.0))
     again.check_blocks([torch.full((4,), 700.0)])  # it knows of none
     again.load_state_dict(admission.state_dict())
     with pytest.raises(MalformedError):
@@ -229,4 +229,7 @@ def test_limits_are_above_zero(limits: dict[str, Any]) -> None:
 
 def test_an_honest_report_is_read() -> None:
     report = Report(samples=3, steps=1, layout="x")
-    assert Admission(ContributionLimits()).report(msgspec.json.encode(report).decode(), THE_SERVER, "x") == report
+    assert (
+        ContributionAdmission(ContributionLimits()).report(msgspec.json.encode(report).decode(), THE_SERVER, "x")
+        == report
+    )
