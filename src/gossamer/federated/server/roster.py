@@ -151,8 +151,8 @@ class Roster:
             self._review(client)
 
     def catch_up(self) -> None:
-        """Where devices know of later rounds than the server, which lost its journal, it goes on from theirs."""
-        if not self.assigned and self._first_round > self.next_round:
+        """Go on from the latest round that a device waits for: it was refused, or the server lost its journal."""
+        if self._first_round > self.next_round:
             self.advance()
 
     def change(self, change: RosterChange) -> None:

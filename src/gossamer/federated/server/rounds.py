@@ -122,6 +122,10 @@ class Rounds(ABC):
     def open_anew(self, moment: float) -> None:
         """A version was made, or given up: what begins with that."""
 
+    @abstractmethod
+    def is_between_rounds(self) -> bool:
+        """Whether the next tasks may be of a later round than those before, though no version was made."""
+
     def is_hopeless(self, moment: float) -> bool:
         """Whether the reports that are there are given up, since too few others can come."""
         return False
@@ -176,7 +180,8 @@ class Rounds(ABC):
         if self.finished:
             yield from self._dismiss()
             return
-        self.roster.catch_up()
+        if self.is_between_rounds():
+            self.roster.catch_up()
         chosen = self.assign(moment)
         if chosen:
             self._note({client: self.assigned[client] for client in chosen})
