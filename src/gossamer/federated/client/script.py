@@ -30,6 +30,7 @@ from gossamer.federated.messages import (
     encode,
 )
 from gossamer.federated.model_state import ModelState
+from gossamer.federated.privacy.device_noise import private_report
 from gossamer.federated.upload import cut
 from gossamer.parameter_server.delta_chain import Replica
 from gossamer.strategies.federated import FederatedStrategy, LocalWork
@@ -113,7 +114,7 @@ def _contribute(
     )
     at = contributions.contribution_context(recipe.seed, number, task.round)
     encoded = contributions.encode(
-        recipe.compressor, recipe.state.layout, blocks, replace(state, memory=dict(memory)), at
+        recipe.compressor, recipe.state.layout, blocks, replace(state, memory=dict(memory)), at, recipe.strategy.privacy
     )
     report = Report(
         samples=trained.work.samples,
@@ -124,6 +125,7 @@ def _contribute(
         layout=recipe.state.fingerprint(),
         train_seconds=trained.seconds,
     )
+    report = private_report(report, recipe.strategy.privacy)
     fate_version = yield from upload(
         Stamp(number, task.round, task.version), report, encoded.payload, recipe.part_bytes
     )

@@ -31,6 +31,7 @@ from gossamer.federated.messages import (
     decode,
     encode,
 )
+from gossamer.federated.privacy.privacy_guard import guard_for, private_selection
 from gossamer.federated.server.admission import ContributionLimits
 from gossamer.federated.server.contribution_sum import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
@@ -63,6 +64,7 @@ class Committed:
     version: int
     moment: float
     reports: Mapping[int, Report]  # by client
+    epsilon: float | None = None  # what all versions so far tell of any one device; None: without privacy
 
 
 class RoundsJournal(Protocol):
@@ -109,13 +111,29 @@ class Rounds(ABC):
         self.fates: dict[int, tuple[int, int]] = {}  # by client: its last round, and the version that counted it
         self.waiting: dict[int, dict[int, Pull]] = {}  # by client: its asks for a task, by token
         self.refused: dict[int, str] = {}  # this round's, by client
+        self.returning: set[int] = set()  # that heard their fate, and did not ask for a task since
         self.next_round = 0
-        self.sum: ContributionSum = sum_for(model.strategy)
+        self.guard = guard_for(model.strategy, model.compressor, model.state, clients)
+        if self.guard is not None:
+            self.selection = private_selection(self.guard, selection)
+        self.sum: ContributionSum = sum_for(model.strategy, self.guard)
         self._parts: dict[int, tuple[int, dict[int, Any]]] = {}
 
     @property
     def finished(self) -> bool:
-        return self.model.version >= self.rounds
+        return self.model.version >= self.rounds or (self.guard is not None and self.guard.exhausted)
+
+    @property
+    def why_finished(self) -> str:
+        """Why there are no further rounds; empty where there are."""
+        if self.guard is not None and self.guard.exhausted and self.model.version < self.rounds:
+            return self.guard.why
+        return f"all {self.rounds} rounds were made" if self.finished else ""
+
+    @property
+    def drew_nobody(self) -> bool:
+        """Whether a cohort without a device was drawn, of which a version has to be made: of noise alone."""
+        return False
 
     @property
     def due(self) -> float:
@@ -151,6 +169,7 @@ class Rounds(ABC):
                 yield Reply(token=token, answer=_refusal(why))
             case Arrived(token=token, sender=sender, op=Pull(key=key) as pull) if key == TASK:
                 self.waiting.setdefault(sender.number, {})[token] = pull
+                self.returning.discard(sender.number)
             case Arrived(token=token, sender=sender, op=Push() as push):
                 answer = self._pushed(sender.number, push, token)
                 if answer is not None:
@@ -160,6 +179,7 @@ class Rounds(ABC):
             case PeerLeft(peer=peer):
                 self.waiting.pop(peer.number, None)
                 self._parts.pop(peer.number, None)
+                self.returning.discard(peer.number)
                 self.left(peer.number)
         yield from self.settle(event.moment)
 
@@ -173,10 +193,14 @@ class Rounds(ABC):
             yield from self._commit(moment)
         if self.is_hopeless(moment):
             yield from self._give_up(moment)
+        assigned = [] if self.finished else self.assign(moment)
+        while self.drew_nobody and not self.finished:
+            yield from self._commit(moment)
+            assigned = [] if self.finished else self.assign(moment)
         if self.finished:
             yield from self._dismiss()
             return
-        if self.assign(moment):
+        if assigned:
             self.journal.begun(self)
         yield from self._give_tasks()
 
@@ -267,10 +291,14 @@ class Rounds(ABC):
         done, self.reported = self.reported, {}
         for client in done:
             self.fates[client] = self.assigned.pop(client).round, version
-        self.sum = sum_for(self.model.strategy)
+        self.returning = set(done)
+        if self.guard is not None:
+            self.guard.committed(done, self.sum.share_below())
+        self.sum = sum_for(self.model.strategy, self.guard)
         self.open_anew(moment)
         self.journal.committed(self)
-        self.on_commit(Committed(version, moment, {client: each.report for client, each in done.items()}))
+        epsilon = None if self.guard is None else self.guard.epsilon
+        self.on_commit(Committed(version, moment, {client: each.report for client, each in done.items()}, epsilon))
         self.refused = {}
         yield from _told(done, version)
 
@@ -279,7 +307,7 @@ class Rounds(ABC):
         done, self.reported = self.reported, {}
         for client, assignment in self.assigned.items():
             self.fates[client] = assignment.round, NOT_COUNTED
-        self.sum = sum_for(self.model.strategy)
+        self.sum = sum_for(self.model.strategy, self.guard)
         self.open_anew(moment)
         yield from _told(done, NOT_COUNTED)
 

@@ -13,6 +13,11 @@ from gossamer.core import rng
 class SelectionPolicy(Protocol):
     """Chooses devices; the same for the same seed and the same devices."""
 
+    @property
+    def draws_each(self) -> bool:
+        """Whether each device is drawn by itself, so that whoever is about to ask is to be waited for."""
+        return False
+
     def choose(self, available: Sequence[int], count: int, index: int) -> list[int]:
         """`count` of `available`, which ascend and are at least as many."""
 

@@ -29,6 +29,8 @@ class SynchronousRounds(Rounds):
         self._round_seconds, self._fewest = round_seconds, fewest
         self._deadline = inf
         self._gone: set[int] = set()
+        self._wanted = self.cohort  # reports that end the round
+        self._drew_nobody = False
         require(1 <= fewest <= self.cohort, f"fewest is 1 to the cohort's {self.cohort}, not {fewest}")
         require(over_selection >= 0, f"over_selection is a share, 0 or more, not {over_selection}")
 
@@ -40,9 +42,11 @@ class SynchronousRounds(Rounds):
         if self.assigned:
             return []
         available = self.available()
-        if len(available) < self._chosen:
+        if len(available) < self._chosen or (self.selection.draws_each and self.returning):
             return []
         chosen = self.selection.choose(available, self._chosen, self.next_round)
+        self._wanted = len(chosen) - (self._chosen - self.cohort)  # a policy may draw more than it was asked for
+        self._drew_nobody = not chosen
         for client in chosen:
             self.give(client, moment)
         self._deadline = moment + self._round_seconds
@@ -51,12 +55,16 @@ class SynchronousRounds(Rounds):
 
     def is_complete(self, moment: float) -> bool:
         expected = [client for client in self.assigned if client not in self.reported and client not in self._gone]
-        enough = len(self.reported) >= self.cohort or (not expected and len(self.reported) >= self._fewest)
+        enough = len(self.reported) >= self._wanted or (not expected and len(self.reported) >= self._fewest)
         return enough or (moment >= self._deadline and len(self.reported) >= self._fewest)
 
     def is_hopeless(self, moment: float) -> bool:
         expected = [client for client in self.assigned if client not in self.reported and client not in self._gone]
         return bool(self.assigned) and (moment >= self._deadline or not expected)
+
+    @property
+    def drew_nobody(self) -> bool:
+        return self._drew_nobody
 
     def staleness_allowed(self, assignment: Assignment) -> bool:
         return assignment.round == self.next_round
@@ -65,6 +73,7 @@ class SynchronousRounds(Rounds):
         self.assigned.clear()  # who has not reported is too late
         self.next_round += 1
         self._deadline = inf
+        self._drew_nobody = False
 
     def left(self, client: int) -> None:
         self._gone.add(client)
