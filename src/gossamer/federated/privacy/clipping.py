@@ -15,9 +15,10 @@ ROUNDING = 1e-12  # below the bound, so that rounded numbers stay within it, too
 
 def common_norm(blocks: Sequence[Tensor]) -> float:
     """The Euclidean norm of all of them together, in float64 and without overflow. Raises NotFinite."""
-    largest = max((float(block.abs().max()) for block in blocks if block.numel()), default=0.0)
-    if not isfinite(largest):  # also of NaN, of which min() and max() of Python would make a number
+    sizes = [float(block.abs().max()) for block in blocks if block.numel()]
+    if not all(map(isfinite, sizes)):  # before max() and min(), which make a number of NaN
         raise NotFinite("a contribution holds numbers that are not finite, so it has no norm to clip")
+    largest = max(sizes, default=0.0)
     if largest == 0:
         return 0.0
     return largest * sqrt(sum(float((block.double() / largest).square().sum()) for block in blocks))

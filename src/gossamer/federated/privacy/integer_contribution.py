@@ -1,7 +1,9 @@
 """Integer contribution: a device's clipped contribution on a grid of integers, with its share of the noise.
 
-The seam to a secure sum: devices give `integers(...)` to it, any `survivors` or more of which it adds up exactly or
-modulo anything that holds the sum, and `mean_of(...)` makes the cohort's mean of the total.
+The seam to a secure sum. What is summed is a message of a linear code, encoded after feedback: its tensors are the
+blocks, of `grid.entries` numbers together. Devices give `integers(...)` to the sum; it adds up `survivors` of them or
+more, exactly or modulo anything that holds the sum; `mean_of(...)` makes the mean message of the total. Nothing else
+of a device may go in: no weight, no number of samples.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ from gossamer.strategies.federated.integer_grid import IntegerGrid
 def integers(blocks: Sequence[Tensor], grid: IntegerGrid, mechanism: str, bits: RandomBits | None = None) -> Tensor:
     """(entries,) in int64, each within `grid.largest`: all blocks, (n,) each, side by side. Raises NotFinite."""
     bits = bits or SystemBits()
-    scaled = torch.cat(clipped(blocks, grid.clip)) / grid.unit
+    scaled = torch.cat([block.reshape(-1) for block in clipped(blocks, grid.clip)]) / grid.unit
     rounded = _rounded(scaled, grid.norm, bits)
     noise = integer_noise(rounded.numel(), grid.local_variance, mechanism, bits)
     return (rounded + noise).clamp_(-grid.largest, grid.largest)  # which happens once in 1e20
 
 
-def mean_of(total: Tensor, devices: float, grid: IntegerGrid, count: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The mean of so many devices' contributions, `count` blocks, of the exact sum of their integers: (entries,)."""
-    return tuple(block.to(dtype) for block in (total.double() * (grid.unit / devices)).chunk(count))
+def mean_of(total: Tensor, devices: int, grid: IntegerGrid, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The mean over so many devices, in blocks like these, of the sum of their integers: (entries,)."""
+    parts = (total.double() * (grid.unit / devices)).split([block.numel() for block in like])
+    return tuple(part.to(block.dtype).view_as(block) for part, block in zip(parts, like, strict=True))
 
 
 def _rounded(scaled: Tensor, norm: float, bits: RandomBits) -> Tensor:

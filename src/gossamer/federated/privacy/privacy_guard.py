@@ -57,9 +57,10 @@ class PrivacyGuard:
         self._about = {"entries": max(sum(each.numel() for each in blank), 1), "bits": integer_bits}
         self._summed = fewest if fewest is not None and isinstance(privacy, DistributedPrivacy) else cohort
         self._spent: dict[int, float] = {}
+        first = 0.0 if privacy.budget is None else self._epsilon(1)
         require(
-            privacy.budget is None or self._epsilon(1) <= privacy.budget,
-            f"the first round already costs epsilon {self._epsilon(1):.3g}, and the budget is {privacy.budget}: write "
+            privacy.budget is None or first <= privacy.budget,
+            f"the first round already costs epsilon {first:.3g}, and the budget is {privacy.budget}: write "
             "a larger noise or budget",
         )
 

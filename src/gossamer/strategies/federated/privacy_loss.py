@@ -17,6 +17,7 @@ PLD, RDP = "pld", "rdp"
 ORDERS = [*(1 + step / 100 for step in range(1, 100)), *(2 + step / 10 for step in range(80)), *range(10, 2049)]
 # of sampled rounds, whose divergence at orders below 1.75 is a series that may not converge
 SAMPLED_ORDERS = [*(1.75 + step / 4 for step in range(37)), *range(11, 65), 80, 96, 128, 192, 256, 512]
+LEAST_NOISE = 0.2  # below it a coin hides nothing worth counting, and PLD's losses are too many to add up
 GRID = 1e-3  # of the losses that PLD adds up, rounded so that epsilon is never too small
 
 
@@ -40,6 +41,8 @@ def sampled_gaussian_epsilon(noise: float, rate: float, rounds: int, delta: floa
     """
     if rounds == 0:
         return 0.0
+    if noise < LEAST_NOISE:
+        return gaussian_epsilon(noise, rounds, delta)
     events = _dp_accounting("dp_accounting")
     if accountant == PLD:
         ledger = _dp_accounting("dp_accounting.pld").PLDAccountant(value_discretization_interval=GRID)
