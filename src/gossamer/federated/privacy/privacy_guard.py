@@ -120,11 +120,12 @@ class PrivacyGuard:
 
     def state_dict(self) -> dict[str, Any]:
         """What a server that was killed goes on from: losing it would spend the budget twice."""
-        return {"rounds": self.rounds, "clip": self.clip, "parts": dict(self._parts)}
+        parts = torch.tensor([*self._parts.items()], dtype=torch.int64).reshape(-1, 2)
+        return {"rounds": self.rounds, "clip": self.clip, "parts": parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rounds, self.clip = int(state["rounds"]), state["clip"]
-        self._parts = Counter({int(client): int(count) for client, count in state["parts"].items()})
+        self._parts = Counter(dict(state["parts"].tolist()))
 
 
 def guard_for(

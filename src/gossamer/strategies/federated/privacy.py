@@ -184,7 +184,7 @@ class LocalPrivacy(Privacy):
     source: Kasiviswanathan et al. 2011, SIAM J. Comput.; Duchi et al. 2013, FOCS
 
     The mean of k devices has 1 / sqrt(k) of the noise of one, where CentralPrivacy has 1 / k: use it for small models
-    and many devices. A device that is stopped between sending and hearing sends anew, and has then told twice.
+    and many devices.
     """
 
     clip: float = 1.0  # S
