@@ -156,7 +156,13 @@ def guard_for(
 
 def private_selection(guard: PrivacyGuard, selection: SelectionPolicy) -> SelectionPolicy:
     """The selection under which the guard counts rightly. Raises RecipeError for one that goes by what devices tell."""
+    rate = guard.cohort / guard.clients
     if isinstance(selection, PoissonSelection):
+        if selection.rate > rate:
+            raise RecipeError(
+                f"PoissonSelection draws devices at a rate of {selection.rate}, and {guard.privacy!r} counts with "
+                f"{rate:.4g}, the strategy's fraction. Leave the selection out: the fraction's rate is used."
+            )
         return selection
     if not isinstance(selection, Uniform):
         raise RecipeError(
@@ -164,5 +170,5 @@ def private_selection(guard: PrivacyGuard, selection: SelectionPolicy) -> Select
             f"noise hides, and {guard.privacy!r} counts versions only. Choose by Uniform()."
         )
     if getattr(guard.privacy, "sampling", None) == POISSON and guard.cohort < guard.clients:
-        return PoissonSelection(guard.cohort / guard.clients, guard.bits)
+        return PoissonSelection(rate, guard.bits)
     return selection
