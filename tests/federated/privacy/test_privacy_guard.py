@@ -52,8 +52,8 @@ def test_it_ends_before_the_budget_is_passed() -> None:
     while not guard.exhausted:
         guard.committed(range(10))
     assert guard.epsilon <= 15.0 < gaussian_epsilon(1.0, guard.rounds + 1, 1e-5)
-    assert guard.rounds == 5
-    assert "the privacy budget is spent: epsilon is 13.23 after 5 rounds" in guard.why
+    assert guard.rounds == 6
+    assert "the privacy budget is spent: epsilon is 14.75 after 6 rounds" in guard.why
     with pytest.raises(ValueError, match="the first round already costs epsilon"):
         guard_of(CentralPrivacy(noise=1.0, clip=1.0, budget=1.0, sampling="fixed"))
 
@@ -124,6 +124,7 @@ def test_selection_is_by_coins_or_blind() -> None:
     assert drawn.rate == 0.1
     assert private_selection(guard, drawn) is drawn
     fixed = Uniform(3)
+    assert private_selection(guard_of(CentralPrivacy(noise=1.0), feedback=True), fixed) is fixed
     assert private_selection(guard_of(CentralPrivacy(noise=1.0, sampling="fixed")), fixed) is fixed
     with pytest.raises(RecipeError, match=r"Choose by Uniform\(\)"):
         private_selection(guard, _ByLoss())

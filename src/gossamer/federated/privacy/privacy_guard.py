@@ -17,7 +17,7 @@ from gossamer.federated.privacy.poisson_selection import PoissonSelection
 from gossamer.federated.privacy.random_bits import RandomBits, SystemBits
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy, Privacy
-from gossamer.strategies.federated.privacy import POISSON, remembers
+from gossamer.strategies.federated.privacy import remembers
 
 
 class PrivacyGuard:
@@ -169,6 +169,4 @@ def private_selection(guard: PrivacyGuard, selection: SelectionPolicy) -> Select
             f"{type(selection).__name__} chooses devices by what they told of their data or their speed, which no "
             f"noise hides, and {guard.privacy!r} counts versions only. Choose by Uniform()."
         )
-    if getattr(guard.privacy, "sampling", None) == POISSON and guard.cohort < guard.clients:
-        return PoissonSelection(rate, guard.bits)
-    return selection
+    return PoissonSelection(rate, guard.bits) if guard.amplified else selection

@@ -118,7 +118,8 @@ class CentralPrivacy(Privacy):
     The clip is the last that is done before noise, on what the message stands for once it is decoded. What is clipped
     away is gone: feedback owes what compression lost and no more, or one round's data would be said in many.
     With sampling "poisson" each device is drawn by a coin, which makes epsilon smaller as nobody sees the coins. That
-    is not claimed where devices remember (feedback, SCAFFOLD), nor with "fixed", which draws exactly the cohort.
+    is neither done nor claimed where devices remember (feedback, SCAFFOLD), so that a round tells of rounds before it;
+    nor with "fixed", which draws exactly the cohort. Then epsilon is that of the device that took part most.
     """
 
     clip: float | None = None  # S; None: adapted, from first_clip
