@@ -144,6 +144,12 @@ class Rounds(ABC):
         """Whether the reports that are there are given up, since too few others can come."""
         return False
 
+    def all_reported(self) -> bool:
+        """Whether every device that has not left has reported, and so waits for a version."""
+        if self.roster.training or self.roster.ready:
+            return False
+        return len(self.reported) >= self.clients - len(self.roster.away.difference(self.reported))
+
     def weight(self, work: LocalWork, staleness: int) -> float:
         """The weight of a contribution, above 0. staleness: versions made since the one that it began from."""
         return self.model.strategy.weight(work, staleness)
