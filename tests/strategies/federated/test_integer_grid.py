@@ -15,9 +15,8 @@ from gossamer.strategies.federated.integer_grid import SPARE, TAIL, WIDEST, Inte
 def test_numbers_and_noise_fit_into_the_bits(bits: int, entries: int, survivors: int) -> None:
     try:
         grid = IntegerGrid(clip=3.0, noise=1.0, entries=entries, bits=bits, survivors=survivors)
-    except ValueError as error:
+    except ValueError:
         assert bits == 8 or entries == 1_000_000
-        assert "bits" in str(error)
         return
     deviation = sqrt(grid.local_variance)
     assert grid.units + 1 + TAIL * deviation + SPARE <= grid.largest + 1e-6
