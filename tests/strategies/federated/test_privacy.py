@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from laws.subjects import EVERY
 
-from gossamer.compressors import Dense
+from gossamer.compressors import Compressor, Dense, Feedback
+from gossamer.core.aggregation import AggregationContext
+from gossamer.core.layout import FlatTensors
 from gossamer.errors import RecipeError
 from gossamer.recipes.catalog import NOUNS
 from gossamer.recipes.recipe import resolve
@@ -21,7 +24,7 @@ from gossamer.strategies.federated import (
     LocalPrivacy,
     SecureAggregation,
 )
-from gossamer.strategies.federated.privacy import DISCRETE_GAUSSIAN, remembers
+from gossamer.strategies.federated.privacy import DISCRETE_GAUSSIAN, SAMPLE, remembers
 from gossamer.strategies.federated.privacy_loss import PLD, gaussian_epsilon, sampled_gaussian_epsilon
 
 
@@ -127,6 +130,15 @@ def test_local_noise_is_not_fed_back() -> None:
 def test_wrong_numbers_are_refused(wrong: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         resolve(f"FedAvg(privacy=CentralPrivacy({wrong}))")
+
+
+@pytest.mark.parametrize("compressor", EVERY, ids=repr)
+def test_what_remembers_is_found_without_numbers(compressor: Compressor) -> None:
+    like = FlatTensors(torch.zeros(1024 * 1024), SAMPLE)
+    wanted = bool(compressor.init(like, AggregationContext()))
+    assert remembers(FedAvg(), compressor) == wanted
+    if any(isinstance(term, Feedback) for term in compressor.held()):
+        assert wanted
 
 
 STRATEGIES = [noun for noun in NOUNS.values() if issubclass(noun, FederatedStrategy)]

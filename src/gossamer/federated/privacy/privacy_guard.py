@@ -142,7 +142,7 @@ def guard_for(
             "negative number. Use GroupNorm or LayerNorm instead of BatchNorm, or track_running_stats=False."
         )
     cohort = strategy.cohort(clients)
-    fewest = None if secure is None else max(int(secure.threshold * cohort), 1)
+    fewest = None if secure is None else DistributedPrivacy.survivors(secure.threshold, cohort)
     return PrivacyGuard(
         privacy,
         cohort=cohort,

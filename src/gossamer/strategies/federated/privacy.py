@@ -235,6 +235,11 @@ class DistributedPrivacy(Privacy):
             f'mechanism is "{SKELLAM}" or "{DISCRETE_GAUSSIAN}", not {self.mechanism!r}',
         )
 
+    @staticmethod
+    def survivors(threshold: float, cohort: int) -> int:
+        """t: of a cohort, of which a sum has this share or is given up; devices and accounting must have it alike."""
+        return max(int(threshold * cohort), 1)
+
     def grid(self, entries: int, bits: int, survivors: int) -> IntegerGrid:
         """How contributions are rounded. entries: of all tensors of one; survivors: devices in every sum, or more."""
         return IntegerGrid(clip=self.clip, noise=self.noise, entries=entries, bits=bits, survivors=survivors)

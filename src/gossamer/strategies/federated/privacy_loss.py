@@ -14,9 +14,13 @@ from typing import Any
 from gossamer.errors import AttachError
 
 PLD, RDP = "pld", "rdp"
-ORDERS = [*(1 + step / 100 for step in range(1, 100)), *(2 + step / 10 for step in range(80)), *range(10, 2049)]
+ORDERS: list[float] = [
+    *(1 + step / 100 for step in range(1, 100)),
+    *(2 + step / 10 for step in range(80)),
+    *range(10, 2049),
+]
 # of sampled rounds, whose divergence at orders below 1.75 is a series that may not converge
-SAMPLED_ORDERS = [1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, *range(5, 65), 80, 96, 128, 192, 256, 512]
+SAMPLED_ORDERS: list[float] = [1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, *range(5, 65), 80, 96, 128, 192, 256, 512]
 LEAST_NOISE = 0.2  # below it a coin hides nothing worth counting, and PLD's losses are too many to add up
 GRID = 1e-3  # of the losses that PLD adds up, rounded so that epsilon is never too small
 
