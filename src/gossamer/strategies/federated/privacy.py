@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gossamer.compressors import Compressor
+from gossamer.compressors import Compressor, point_to_point
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.term import Term
@@ -272,4 +272,4 @@ class DistributedPrivacy(Privacy):
 def remembers(strategy: FederatedStrategy, compressor: Compressor) -> bool:
     """Whether what a device sends depends on its rounds before: by feedback, or by the strategy's own memory."""
     like = FlatTensors.zeros(SAMPLE, dtype=torch.float32, device=torch.device("meta"))
-    return bool(strategy.memory_keys) or bool(compressor.init(like, AggregationContext()))
+    return bool(strategy.memory_keys) or bool(point_to_point.begin(compressor, like, AggregationContext()))
