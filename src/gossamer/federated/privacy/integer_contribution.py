@@ -2,9 +2,9 @@
 
 The seam to a secure sum. What is summed is a message of a linear code, encoded after feedback: its tensors are the
 blocks, of `grid.entries` numbers together; the grid is `DistributedPrivacy.grid(entries, secure.bits, survivors)`, with
-`survivors` of the cohort's size, which each device counts on the roster that it agreed on masks with. Devices give `integers(...)` to the sum; it adds up `survivors` of them or
-more, exactly or modulo anything that holds the sum; `mean_of(...)` makes the mean message of the total. Nothing else
-of a device may go in: no weight, no number of samples.
+`survivors` of the cohort's size, which each device counts on the roster that it agreed on masks with. Devices give
+`integers(...)` to the sum; it adds up `survivors` of them or more, exactly or modulo anything that holds the sum; and
+`mean_of(...)` makes the mean message of the total. Nothing else of a device may go in: no weight, no number of samples.
 """
 
 from __future__ import annotations
