@@ -91,7 +91,7 @@ def test_cohorts_are_drawn_by_coins_and_an_empty_one_makes_a_version() -> None:
     assert len(sizes) == 30
     assert 0 in sizes
     assert abs(sum(sizes) - 30) < 4.5 * sqrt(30 * 8 * 0.125 * 0.875)
-    assert epsilons(run) == [run.rounds.guard.privacy.epsilon_after(n, 1, 8) for n in range(1, 31)]  # type: ignore[union-attr]
+    assert epsilons(run) == [run.rounds.privacy.guard.privacy.epsilon_after(n, 1, 8) for n in range(1, 31)]  # type: ignore[union-attr]
     assert epsilons(run)[-1] < gaussian_epsilon(2.0, 30, 0.01) / 1.5
 
 
@@ -148,7 +148,10 @@ def test_a_server_that_begins_again_has_spent_what_it_had() -> None:
     recipe = "FedAvg(fraction=1.0, privacy=CentralPrivacy(2.0, delta=0.01))"
     run, other = federate(recipe, clients=4, rounds=3), federate(recipe, clients=4, rounds=1)
     other.rounds.load_state_dict(run.rounds.state_dict())
-    assert other.rounds.guard is not None
-    assert run.rounds.guard is not None
-    assert (other.rounds.guard.epsilon, other.rounds.guard.clip) == (run.rounds.guard.epsilon, run.rounds.guard.clip)
-    assert other.rounds.guard.epsilon == gaussian_epsilon(2.0, 3, 0.01)
+    assert other.rounds.privacy.guard is not None
+    assert run.rounds.privacy.guard is not None
+    assert (other.rounds.privacy.guard.epsilon, other.rounds.privacy.guard.clip) == (
+        run.rounds.privacy.guard.epsilon,
+        run.rounds.privacy.guard.clip,
+    )
+    assert other.rounds.privacy.guard.epsilon == gaussian_epsilon(2.0, 3, 0.01)

@@ -19,7 +19,7 @@ from gossamer.core.peer_ops import Reply
 from gossamer.errors import CheckpointError
 from gossamer.federated.server import journal
 from gossamer.federated.server.journal import Journaled
-from gossamer.federated.server.roster import Change
+from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.rounds import Rounds
 
 
@@ -192,7 +192,7 @@ class Lazy(MemoryJournal):
         super().__init__()
         self._lazy, self._due = lazy, list[Callable[[], None]]()
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: RosterChange) -> None:
         self._later("changed", lambda: MemoryJournal.changed(self, change))
 
     def committed(self, rounds: Journaled) -> None:

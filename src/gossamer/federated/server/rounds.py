@@ -44,18 +44,18 @@ from gossamer.federated.messages import (
     Task,
     encode,
 )
-from gossamer.federated.privacy.privacy_guard import guard_for, private_selection
-from gossamer.federated.server.admission import Admission, ContributionLimits
-from gossamer.federated.server.contribution_sum import ContributionSum, sum_for
+from gossamer.federated.server.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
 from gossamer.federated.server.reports import Committed, Reported, refusal, told
-from gossamer.federated.server.roster import Assignment, Change, Roster
+from gossamer.federated.server.roster import Assignment, Roster, RosterChange
+from gossamer.federated.server.rounds_privacy import RoundsPrivacy
 from gossamer.federated.server.selection import SelectionPolicy
 from gossamer.federated.server.uploads import Uploads
 from gossamer.kernels import all_finite
 from gossamer.strategies.federated import LocalWork
 
+KEPT = ("model", "roster", "selection", "admission", "privacy")  # by a journal
 MOST_AHEAD = 1 << 20  # rounds that a device may remember and the server does not
 
 
@@ -77,14 +77,11 @@ class Rounds(ABC):
     ) -> None:
         """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make.
         return_seconds: after a restart, until devices that have a task and are not heard of count as gone."""
-        self.model, self.clients, self.rounds, self.selection = model, clients, rounds, selection
+        self.model, self.clients, self.rounds = model, clients, rounds
+        self.privacy = RoundsPrivacy(model, clients, selection, admission)
+        self.selection = self.privacy.selection
         self.cohort = model.strategy.cohort(clients)
-        self.guard = guard_for(model.strategy, model.compressor, model.state, clients)
-        limits = admission or ContributionLimits()
-        if self.guard is not None:
-            self.selection = private_selection(self.guard, selection)
-            limits = replace(limits, largest_ratio=None)  # one device would decide whether another's counts
-        self.admission = Admission(limits)
+        self.admission = ContributionAdmission(self.privacy.limits)
         self.config = dict(config or {})
         self.journal: RoundsJournal = journal or NoRoundsJournal()
         self.on_commit = on_commit
@@ -92,7 +89,8 @@ class Rounds(ABC):
         self.reported: dict[int, Reported] = {}
         self.refused: dict[int, str] = {}  # by client, since the last version
         self.deadline = inf  # at which something is to be done though nothing has happened
-        self.sum: ContributionSum = sum_for(model.strategy, self.guard)
+        self.sum = self.privacy.new_sum()
+        self.drew_nobody = False  # a cohort without a device was drawn, of which a version is made: of noise alone
         self._return_seconds = return_seconds
 
     @property
@@ -105,19 +103,13 @@ class Rounds(ABC):
 
     @property
     def finished(self) -> bool:
-        return self.model.version >= self.rounds or (self.guard is not None and self.guard.exhausted)
+        return self.model.version >= self.rounds or self.privacy.exhausted
 
     @property
     def why_finished(self) -> str:
         """Why no round begins any more; empty while one may."""
-        if self.guard is not None and self.guard.exhausted and self.model.version < self.rounds:
-            return self.guard.why
-        return f"all {self.rounds} rounds were made" if self.finished else ""
-
-    @property
-    def drew_nobody(self) -> bool:
-        """Whether a cohort without a device was drawn, of which a version is made: of noise alone."""
-        return False
+        made_all = f"all {self.rounds} rounds were made" if self.model.version >= self.rounds else ""
+        return made_all or self.privacy.why
 
     @property
     def due(self) -> float:
@@ -296,16 +288,14 @@ class Rounds(ABC):
             self.selection.heard(client, each.report, each.moment - self.assigned[client].moment)
             self.roster.counted[client] = self.assigned[client].round, version
         self._end(done)
-        if self.guard is not None:
-            self.guard.committed(done, self.sum.share_below())
-        self.sum = sum_for(self.model.strategy, self.guard)
+        epsilon = self.privacy.committed(done, self.sum)
+        self.sum = self.privacy.new_sum()
         self.roster.advance()
         self.open_anew(moment)
         self.journal.committed(self)
         refused, self.refused = self.refused, {}
         reports = {client: each.report for client, each in done.items()}
         staleness = {client: before - each.stamp.known for client, each in done.items()}
-        epsilon = None if self.guard is None else self.guard.epsilon
         self.on_commit(Committed(version, moment, reports, refused, staleness, epsilon))
         yield from told(done, version)
 
@@ -315,7 +305,7 @@ class Rounds(ABC):
         done, self.reported = self.reported, {}
         before = [*self.assigned]
         self._end(done)
-        self.sum = sum_for(self.model.strategy, self.guard)
+        self.sum = self.privacy.new_sum()
         self.roster.advance()
         self.open_anew(moment)
         self._note(ended=[client for client in before if client not in self.assigned])
@@ -333,7 +323,7 @@ class Rounds(ABC):
             self.uploads.drop(client)
 
     def _note(self, assigned: Mapping[int, Assignment] | None = None, ended: Sequence[int] = ()) -> None:
-        self.journal.changed(Change(self.next_round, self.roster.given, assigned or {}, ended))
+        self.journal.changed(RosterChange(self.next_round, self.roster.given, assigned or {}, ended))
 
     # Tasks.
 
@@ -388,14 +378,7 @@ class Rounds(ABC):
     # What a journal keeps.
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "identity": self._identity(),
-            "model": self.model.state_dict(),
-            "roster": self.roster.state_dict(),
-            "selection": self.selection.state_dict(),
-            "admission": self.admission.state_dict(),
-            "privacy": {} if self.guard is None else self.guard.state_dict(),
-        }
+        return {"identity": self._identity()} | {name: getattr(self, name).state_dict() for name in KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises CheckpointError for the state of another federation."""
@@ -405,15 +388,11 @@ class Rounds(ABC):
                     f"This journal is of a federation whose {what} was {state['identity'][what]}, and this one's is "
                     f"{mine}, so its devices would not understand. Begin anew in an empty directory."
                 )
-        self.model.load_state_dict(state["model"])
-        self.roster.load_state_dict(state["roster"])
-        self.selection.load_state_dict(state["selection"])
-        self.admission.load_state_dict(state["admission"])
-        if self.guard is not None:
-            self.guard.load_state_dict(state["privacy"])
-            self.sum = sum_for(self.model.strategy, self.guard)
+        for name in KEPT:
+            getattr(self, name).load_state_dict(state[name])
+        self.sum = self.privacy.new_sum()
 
-    def change(self, change: Change) -> None:
+    def change(self, change: RosterChange) -> None:
         """Make a change again."""
         self.roster.change(change)
 

@@ -56,23 +56,20 @@ class SynchronousRounds(Rounds):
 
     def _check_privacy(self, over_selection: float, fewest: int, late: Late) -> None:
         """A device that was drawn by a coin counts in the version of that draw or in none, whoever else was drawn."""
-        if self.guard is None:
+        if self.privacy.guard is None:
             return
+        term = self.privacy.guard.privacy
         if late == "count":
             raise RecipeError(
                 'late="count" makes a device a part of a version that it was not drawn for, and '
-                f'{self.guard.privacy!r} accounts for those that were. Write late="drop".'
+                f'{term!r} accounts for those that were. Write late="drop".'
             )
         if self.selection.draws_each and (over_selection or fewest > 1):
             raise RecipeError(
                 f"With over_selection or fewest, whether a device counts depends on the others, and "
-                f"{self.guard.privacy!r} accounts for devices that are drawn one by one. Leave both out, or write "
+                f"{term!r} accounts for devices that are drawn one by one. Leave both out, or write "
                 f'sampling="fixed".'
             )
-
-    @property
-    def drew_nobody(self) -> bool:
-        return self._is_open and not self._open
 
     def assign(self, moment: float) -> list[int]:
         if self._is_open:
@@ -89,6 +86,7 @@ class SynchronousRounds(Rounds):
         for client in chosen:
             self.give(client, moment)
         self._open, self._is_open, self._is_impatient = set(chosen), True, False
+        self.drew_nobody = not chosen
         self._enough = len(chosen) if self.selection.draws_each else self.cohort
         self.deadline = moment + self._round_seconds
         return chosen
@@ -116,5 +114,5 @@ class SynchronousRounds(Rounds):
             self.selection.missed(client, moment - self.assigned[client].moment)
         over = [client for client, each in self.assigned.items() if version - each.version > self._late_versions]
         self._end(over if self._late_versions else [*self.assigned])
-        self._open, self._is_open = set(), False
+        self._open, self._is_open, self.drew_nobody = set(), False, False
         self.deadline = moment + self._gather_seconds
