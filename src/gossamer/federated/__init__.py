@@ -7,6 +7,7 @@ client        a device: the user's function, its hooks, feedback, and the device
 population    devices unlike each other: speed, link, hours
 round_forecast  what a round costs, before anything runs
 script_file   the functions that a user's script marks
+privacy       clipping, noise, and what versions tell of a device
 server        rounds: selection, admission, sums, the next version
 """
 

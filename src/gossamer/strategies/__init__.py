@@ -31,7 +31,17 @@ from gossamer.strategies.base import (
 from gossamer.strategies.delayed_averaging import DelayedAveraging
 from gossamer.strategies.diloco import DiLoCo
 from gossamer.strategies.every_step import EveryStep
-from gossamer.strategies.federated import SCAFFOLD, FedAvg, FedBuff, FedNova, FedOpt, FedProx
+from gossamer.strategies.federated import (
+    SCAFFOLD,
+    CentralPrivacy,
+    DistributedPrivacy,
+    FedAvg,
+    FedBuff,
+    FedNova,
+    FedOpt,
+    FedProx,
+    LocalPrivacy,
+)
 from gossamer.strategies.gossip import Gossip
 from gossamer.strategies.local_sgd import LocalSGD, PostLocalSGD
 from gossamer.strategies.moment_rounds import AVERAGE, KEEP, NEVER, RESET, MomentRounds
@@ -48,8 +58,10 @@ __all__ = [
     "SCAFFOLD",
     "AveragingStage",
     "AveragingStrategy",
+    "CentralPrivacy",
     "DelayedAveraging",
     "DiLoCo",
+    "DistributedPrivacy",
     "EveryStep",
     "FedAvg",
     "FedBuff",
@@ -61,6 +73,7 @@ __all__ = [
     "GossipStage",
     "GossipStrategy",
     "GradientStage",
+    "LocalPrivacy",
     "LocalSGD",
     "Memory",
     "MomentRounds",

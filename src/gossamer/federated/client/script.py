@@ -32,6 +32,7 @@ from gossamer.federated.messages import (
     encode,
 )
 from gossamer.federated.model_state import ModelState
+from gossamer.federated.privacy.device_noise import private_report
 from gossamer.federated.upload import cut
 from gossamer.parameter_server.delta_chain import Replica
 from gossamer.strategies.federated import FederatedStrategy, LocalWork
@@ -127,10 +128,16 @@ def _contribute(
         layout=recipe.state.fingerprint(),
         train_seconds=trained.seconds,
     )
+    report = private_report(report, recipe.strategy.privacy)
     at = contributions.contribution_context(recipe.seed, number, task.round)
     try:
         encoded = contributions.encode(
-            recipe.compressor, recipe.state.layout, blocks, replace(state, memory=dict(memory)), at
+            recipe.compressor,
+            recipe.state.layout,
+            blocks,
+            replace(state, memory=dict(memory)),
+            at,
+            recipe.strategy.privacy,
         )
     except NotFinite as error:  # training diverged: the next round begins from other parameters
         report = msgspec.structs.replace(report, failed=str(error)[:300])

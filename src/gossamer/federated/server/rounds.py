@@ -45,16 +45,17 @@ from gossamer.federated.messages import (
     encode,
 )
 from gossamer.federated.server.admission import ContributionAdmission, ContributionLimits
-from gossamer.federated.server.contribution_sum import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
 from gossamer.federated.server.reports import Committed, Reported, refusal, told
 from gossamer.federated.server.roster import Assignment, Roster, RosterChange
+from gossamer.federated.server.rounds_privacy import RoundsPrivacy
 from gossamer.federated.server.selection import SelectionPolicy
 from gossamer.federated.server.uploads import Uploads
 from gossamer.kernels import all_finite
 from gossamer.strategies.federated import LocalWork
 
+KEPT = ("model", "roster", "selection", "admission", "privacy")  # by a journal
 MOST_AHEAD = 1 << 20  # rounds that a device may remember and the server does not
 
 
@@ -76,9 +77,11 @@ class Rounds(ABC):
     ) -> None:
         """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make.
         return_seconds: after a restart, until devices that have a task and are not heard of count as gone."""
-        self.model, self.clients, self.rounds, self.selection = model, clients, rounds, selection
+        self.model, self.clients, self.rounds = model, clients, rounds
+        self.privacy = RoundsPrivacy(model, clients, selection, admission)
+        self.selection = self.privacy.selection
         self.cohort = model.strategy.cohort(clients)
-        self.admission = ContributionAdmission(admission or ContributionLimits())
+        self.admission = ContributionAdmission(self.privacy.limits)
         self.config = dict(config or {})
         self.journal: RoundsJournal = journal or NoRoundsJournal()
         self.on_commit = on_commit
@@ -86,7 +89,8 @@ class Rounds(ABC):
         self.reported: dict[int, Reported] = {}
         self.refused: dict[int, str] = {}  # by client, since the last version
         self.deadline = inf  # at which something is to be done though nothing has happened
-        self.sum: ContributionSum = sum_for(model.strategy)
+        self.sum = self.privacy.new_sum()
+        self.drew_nobody = False  # a cohort without a device was drawn, of which a version is made: of noise alone
         self._return_seconds = return_seconds
 
     @property
@@ -99,7 +103,13 @@ class Rounds(ABC):
 
     @property
     def finished(self) -> bool:
-        return self.model.version >= self.rounds
+        return self.model.version >= self.rounds or self.privacy.exhausted
+
+    @property
+    def why_finished(self) -> str:
+        """Why no round begins any more; empty while one may."""
+        made_all = f"all {self.rounds} rounds were made" if self.model.version >= self.rounds else ""
+        return made_all or self.privacy.why
 
     @property
     def due(self) -> float:
@@ -177,12 +187,15 @@ class Rounds(ABC):
             yield from self._commit(moment)
         if not self.finished and self.is_hopeless(moment):
             yield from self._give_up(moment, "too few devices reported in time")
+        if self.is_between_rounds():
+            self.roster.catch_up()
+        chosen = [] if self.finished else self.assign(moment)
+        while self.drew_nobody:
+            yield from self._commit(moment)
+            chosen = [] if self.finished else self.assign(moment)
         if self.finished:
             yield from self._dismiss()
             return
-        if self.is_between_rounds():
-            self.roster.catch_up()
-        chosen = self.assign(moment)
         if chosen:
             self._note({client: self.assigned[client] for client in chosen})
         for client in chosen:
@@ -280,14 +293,15 @@ class Rounds(ABC):
             self.selection.heard(client, each.report, each.moment - self.assigned[client].moment)
             self.roster.counted[client] = self.assigned[client].round, version
         self._end(done)
-        self.sum = sum_for(self.model.strategy)
+        epsilon = self.privacy.committed(done, self.sum)
+        self.sum = self.privacy.new_sum()
         self.roster.advance()
         self.open_anew(moment)
         self.journal.committed(self)
         refused, self.refused = self.refused, {}
         reports = {client: each.report for client, each in done.items()}
         staleness = {client: before - each.stamp.known for client, each in done.items()}
-        self.on_commit(Committed(version, moment, reports, refused, staleness))
+        self.on_commit(Committed(version, moment, reports, refused, staleness, epsilon))
         yield from told(done, version)
 
     def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
@@ -296,7 +310,7 @@ class Rounds(ABC):
         done, self.reported = self.reported, {}
         before = [*self.assigned]
         self._end(done)
-        self.sum = sum_for(self.model.strategy)
+        self.sum = self.privacy.new_sum()
         self.roster.advance()
         self.open_anew(moment)
         self._note(ended=[client for client in before if client not in self.assigned])
@@ -369,13 +383,7 @@ class Rounds(ABC):
     # What a journal keeps.
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "identity": self._identity(),
-            "model": self.model.state_dict(),
-            "roster": self.roster.state_dict(),
-            "selection": self.selection.state_dict(),
-            "admission": self.admission.state_dict(),
-        }
+        return {"identity": self._identity()} | {name: getattr(self, name).state_dict() for name in KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises CheckpointError for the state of another federation."""
@@ -385,10 +393,9 @@ class Rounds(ABC):
                     f"This journal is of a federation whose {what} was {state['identity'][what]}, and this one's is "
                     f"{mine}, so its devices would not understand. Begin anew in an empty directory."
                 )
-        self.model.load_state_dict(state["model"])
-        self.roster.load_state_dict(state["roster"])
-        self.selection.load_state_dict(state["selection"])
-        self.admission.load_state_dict(state["admission"])
+        for name in KEPT:
+            getattr(self, name).load_state_dict(state[name])
+        self.sum = self.privacy.new_sum()
 
     def change(self, change: RosterChange) -> None:
         """Make a change again."""

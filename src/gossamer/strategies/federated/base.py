@@ -177,7 +177,7 @@ class FederatedStrategy(Strategy, ABC):
         if refused:
             raise RecipeError(refused)
         if self.privacy is not None:
-            getattr(self.privacy, "check", _nothing)(self, compressor)
+            self.privacy.check(self, compressor)
 
     def _refused_aggregator(self, compressor: Compressor) -> str | None:
         """Why its aggregator does not go together with the rest, and the line to write instead."""
