@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Pull, Push, Stamp
+from gossamer.core.peer_ops import Pull, Stamp
+from gossamer.errors import AttachError, MalformedError
 from gossamer.federated.client import contribution as contributions
+from gossamer.federated.client.delivery import upload as upload
 from gossamer.federated.client.store import ClientState, ClientStore
-from gossamer.federated.messages import (
-    FATE_UNKNOWN,
-    PART,
-    PART_BYTES,
-    REPORT,
-    TASK,
-    THE_SERVER,
-    Fate,
-    Report,
-    Task,
-    decode,
-    encode,
-)
+from gossamer.federated.messages import PART_BYTES, TASK, THE_SERVER, Report, Task, decode
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.upload import cut
+from gossamer.federated.secure.agreement import Agreement
+from gossamer.federated.secure.device import DeviceSecrets, masked_report, upload_masked
+from gossamer.federated.secure.fixed_point import FixedPoint
+from gossamer.federated.secure.roster import Identity, Roster
 from gossamer.parameter_server.delta_chain import Replica
 from gossamer.strategies.federated import FederatedStrategy, LocalWork
 from gossamer.strategies.federated.base import Memory
@@ -67,6 +58,18 @@ class ClientRecipe:
     state: ModelState
     seed: int = 0
     part_bytes: int = PART_BYTES
+    roster: Roster | None = None  # of the devices' identities; where contributions are masked
+    identity: Identity | None = None  # this device's; None: the roster's, where that is simulated
+
+    def enrolled(self, number: int) -> tuple[Roster, Identity]:
+        """The roster, and this device's identity. Raises AttachError where either is missing."""
+        identity = self.identity if self.identity is not None or self.roster is None else self.roster.identity(number)
+        if self.roster is None or identity is None:
+            raise AttachError(
+                f"{self.strategy!r} masks contributions, and client {number} has no identity that others know, or no "
+                "roster of theirs. Give every machine the same roster file, and the device the identity that is in it."
+            )
+        return self.roster, identity
 
 
 ClientScript = Generator[Any, Any, int]
@@ -111,10 +114,24 @@ def _contribute(
     blocks, memory = recipe.strategy.contribute(
         anchor - trained.flat, trained.work, shared, _memory(recipe, state, anchor)
     )
+    after = replace(state, memory=dict(memory))
+    send = _send_masked if recipe.strategy.secure is not None else _send_openly
+    fate_version, counted = yield from send(number, recipe, after, task, trained, blocks)
+    was_counted = fate_version >= 0
+    store.save(counted if was_counted else replace(state, round=task.round))
+    return was_counted
+
+
+Sent = Generator[Any, Any, tuple[int, ClientState]]  # the version of a receipt, and the state once it counts
+
+
+def _send_openly(
+    number: int, recipe: ClientRecipe, state: ClientState, task: Task, trained: Trained, blocks: Sequence[Tensor]
+) -> Sent:
+    if task.secure is not None:
+        raise MalformedError(f"{THE_SERVER} wants masks, and this device's recipe has none: run the same recipe")
     at = contributions.contribution_context(recipe.seed, number, task.round)
-    encoded = contributions.encode(
-        recipe.compressor, recipe.state.layout, blocks, replace(state, memory=dict(memory)), at
-    )
+    encoded = contributions.encode(recipe.compressor, recipe.state.layout, blocks, state, at)
     report = Report(
         samples=trained.work.samples,
         steps=trained.work.steps,
@@ -124,34 +141,32 @@ def _contribute(
         layout=recipe.state.fingerprint(),
         train_seconds=trained.seconds,
     )
-    fate_version = yield from upload(
-        Stamp(number, task.round, task.version), report, encoded.payload, recipe.part_bytes
-    )
-    was_counted = fate_version >= 0
-    store.save(encoded.counted if was_counted else replace(state, round=task.round))
-    return was_counted
+    stamp = Stamp(number, task.round, task.version)
+    version = yield from upload(stamp, report, encoded.payload, recipe.part_bytes)
+    return version, encoded.counted
 
 
-def upload(stamp: Stamp, report: Report, payload: Payload, part_bytes: int = PART_BYTES) -> Generator[Any, Any, int]:
-    """Send a contribution, in parts where it is long; returns the version that it was counted in, or NOT_COUNTED.
-
-    Each part is acknowledged by itself, so what a broken connection costs is one part.
-    """
-    parts = cut(payload, part_bytes)
-    for number, part in enumerate(parts):
-        yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(part,), about=str(number))
-    if parts:
-        report = msgspec.structs.replace(
-            report, parts=len(parts), shapes=tuple(tuple(tensor.shape) for tensor in payload)
-        )
-    while True:
-        receipt = yield Push(
-            to=THE_SERVER, key=REPORT, stamp=stamp, payload=() if parts else payload, about=encode(report)
-        )
-        if receipt.version != FATE_UNKNOWN:
-            return int(receipt.version)
-        for number in decode(receipt.about, Fate, THE_SERVER).missing:
-            yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(parts[number],), about=str(number))
+def _send_masked(
+    number: int, recipe: ClientRecipe, state: ClientState, task: Task, trained: Trained, blocks: Sequence[Tensor]
+) -> Sent:
+    """Under masks, of which this device makes sure: what the server does not ask for does not leave it either."""
+    secure, layout = recipe.strategy.secure, recipe.state.fingerprint()
+    if secure is None or task.secure is None or task.round <= state.round:
+        raise MalformedError(f"{THE_SERVER} wants client {number}'s update without masks, or twice; it was not sent")
+    form = FixedPoint(secure, recipe.compressor, recipe.state.layout, recipe.state.dtype, len(blocks), recipe.seed)
+    agreement = Agreement.of(form, task.secure, task.round, task.version, layout)
+    roster, identity = recipe.enrolled(number)
+    weight = recipe.strategy.weight(trained.work, 0)
+    encoded = form.encode(
+        blocks, weight, trained.work.steps, agreement.ranges, client=number, index=task.round,
+        residuals=state.residuals,
+    )  # fmt: skip
+    secrets = DeviceSecrets(agreement, number, identity, roster)
+    stamp = Stamp(number, task.round, task.version)
+    report = masked_report(layout)
+    version = yield from upload_masked(secrets, stamp, report, encoded.integers, recipe.part_bytes)
+    counted = replace(state, round=task.round, residuals=encoded.residuals, residual_version=state.version)
+    return version, counted
 
 
 def _replica(recipe: ClientRecipe, state: ClientState) -> Replica:

@@ -36,7 +36,7 @@ class Ring:
     @property
     def largest(self) -> int:
         """What a summand is at most in size."""
-        return 2 ** (self.bits - 1) - 1
+        return (1 << (self.bits - 1)) - 1
 
     @property
     def width(self) -> int:

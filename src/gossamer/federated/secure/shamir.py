@@ -33,12 +33,21 @@ def join(shares: Mapping[int, bytes]) -> bytes:
 
     Raises MalformedError for a share that is no number of the field, and where no secret has these shares.
     """
+    secret = _interpolated(shares, 0)
+    if secret.bit_length() > 8 * SECRET_BYTES:
+        raise MalformedError(f"shares at the places {sorted(shares)} belong to no secret: one of them was changed")
+    return secret.to_bytes(SECRET_BYTES, "big")
+
+
+def share_at(shares: Mapping[int, bytes], place: int) -> bytes:
+    """The share at one more place that goes with these, which are at least `threshold`. Raises MalformedError."""
+    return _interpolated(shares, place).to_bytes(SHARE_BYTES, "big")
+
+
+def _interpolated(shares: Mapping[int, bytes], at: int) -> int:
     places = tuple(sorted(shares))
     values = [_number(place, shares[place]) for place in places]
-    secret = sum(value * weight for value, weight in zip(values, _weights_at_zero(places), strict=True)) % PRIME
-    if secret.bit_length() > 8 * SECRET_BYTES:
-        raise MalformedError(f"shares at the places {list(places)} belong to no secret: one of them was changed")
-    return secret.to_bytes(SECRET_BYTES, "big")
+    return sum(value * weight for value, weight in zip(values, _weights(places, at), strict=True)) % PRIME
 
 
 def _value(coefficients: Sequence[int], place: int) -> int:
@@ -56,13 +65,13 @@ def _number(place: int, share: bytes) -> int:
 
 
 @lru_cache(maxsize=64)
-def _weights_at_zero(places: tuple[int, ...]) -> tuple[int, ...]:
+def _weights(places: tuple[int, ...], at: int) -> tuple[int, ...]:
     """Lagrange's weights: the same for all secrets that the same holders share."""
     weights = []
     for place in places:
         above = below = 1
         for other in places:
             if other != place:
-                above, below = above * other % PRIME, below * (other - place) % PRIME
+                above, below = above * (other - at) % PRIME, below * (other - place) % PRIME
         weights.append(above * pow(below, -1, PRIME) % PRIME)
     return tuple(weights)

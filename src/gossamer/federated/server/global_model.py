@@ -32,7 +32,7 @@ class GlobalModel:
     ) -> None:
         """parameters: (n,), copied. pull: complete for every shape, or None."""
         self.strategy, self.state, self.seed = strategy, state, seed
-        self._compressor = compressor
+        self.compressor = compressor
         self.parameters = parameters.to(state.dtype, copy=True)
         self.memory = strategy.server_memory(self.parameters)
         blocks = self._public_blocks()
@@ -50,7 +50,7 @@ class GlobalModel:
         """A contribution's tensors: (n,) each, fresh and finite. Raises MalformedError."""
         at = contribution_context(self.seed, stamp.worker, stamp.step)
         like = [FlatTensors(self.parameters, self.state.layout)] * self.strategy.contribution_count
-        return shard_message.decode(self._compressor, payload, counts, like, at)
+        return shard_message.decode(self.compressor, payload, counts, like, at)
 
     def apply(self, means: Sequence[Tensor], cohort: CohortSummary) -> int:
         """Make and publish the next version; returns its number."""

@@ -27,6 +27,7 @@ from gossamer.federated.messages import (
     Fate,
     Report,
     Scalar,
+    SecureTask,
     Task,
     decode,
     encode,
@@ -300,10 +301,15 @@ class Rounds(ABC):
             chain=pulled.about,
             config=self.config,
             seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
+            secure=self.secure_task(),
         )
         if pulled.version != assignment.version:
             self.assigned[client] = Assignment(assignment.round, pulled.version, assignment.moment)
         return Pulled(version=pulled.version, payload=pulled.payload, about=encode(task))
+
+    def secure_task(self) -> SecureTask | None:
+        """How this round's contributions are masked."""
+        return None
 
     def _dismiss(self) -> Iterator[Reply]:
         over = Task(round=self.next_round, version=self.model.version, finished=True)
