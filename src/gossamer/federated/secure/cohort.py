@@ -25,7 +25,7 @@ from gossamer.federated.secure.agreement import (
 )
 from gossamer.federated.secure.device import NO_SHARE, mask_key
 from gossamer.federated.secure.masks import add_mask, pairwise_sign
-from gossamer.federated.secure.primitives import commitment, public_key
+from gossamer.federated.secure.primitives import AgreementKey, commitment
 from gossamer.federated.secure.ring import Integers
 from gossamer.federated.secure.roster import Roster
 from gossamer.federated.secure.shamir import SHARE_BYTES, join, share_at
@@ -208,7 +208,7 @@ class SecureCohort:
         published = self._published[owner]
         if owner in self._active:
             return commitment(secret) == published.commitment
-        return public_key(secret) == published.masking
+        return AgreementKey(secret).public == published.masking
 
     def _name_liars(self, owner: int, placed: dict[int, bytes]) -> None:
         for holder, share in self._shares[owner].items():
@@ -223,8 +223,9 @@ class SecureCohort:
             if owner in self._active:
                 add_mask(vector, secret, -1)
                 continue
+            private = AgreementKey(secret)
             for other in self._around(owner, self._active):
-                key = mask_key(self.agreement, secret, self._published[other].masking, owner, other)
+                key = mask_key(self.agreement, private, self._published[other].masking, owner, other)
                 add_mask(vector, key, -pairwise_sign(other, owner))
         return self.agreement.ring.centered(vector)
 

@@ -32,11 +32,9 @@ from gossamer.federated.secure.agreement import (
 from gossamer.federated.secure.masks import add_mask, pairwise_sign
 from gossamer.federated.secure.primitives import (
     KEY_BYTES,
-    agreed_key,
+    AgreementKey,
     commitment,
-    new_private_key,
     opened,
-    public_key,
     sealed,
 )
 from gossamer.federated.secure.ring import Integers
@@ -55,10 +53,10 @@ class DeviceSecrets:
         if number not in agreement.graph:
             raise _lie(f"asks client {number} for a part in round {agreement.index}, whose cohort it is not in")
         self._agreement, self._number, self._roster = agreement, number, roster
-        self._sealing, self._masking, self._seed = new_private_key(), new_private_key(), os.urandom(KEY_BYTES)
-        self.published = PublishedKeys(
-            public_key(self._sealing), public_key(self._masking), commitment(self._seed)
-        ).signed(agreement, number, identity)
+        self._sealing, self._masking, self._seed = AgreementKey(), AgreementKey(), os.urandom(KEY_BYTES)
+        self.published = PublishedKeys(self._sealing.public, self._masking.public, commitment(self._seed)).signed(
+            agreement, number, identity
+        )
         self._neighbors: dict[int, PublishedKeys] = {}
         self._held: dict[int, Shares | None] = {}  # by owner; None: they could not be opened
         self._revealed = False
@@ -74,7 +72,7 @@ class DeviceSecrets:
         self._neighbors = dict(neighbors)
         places = [agreement.place(client) for client in (own, *neighbors)]
         needed = agreement.shares_needed(own)
-        of_seed, of_key = split(self._seed, needed, places), split(self._masking, needed, places)
+        of_seed, of_key = split(self._seed, needed, places), split(self._masking.private, needed, places)
         self._held[own] = of_seed[places[0]], of_key[places[0]]
         return [
             sealed(self._sealing_key(client, own, client), of_seed[place] + of_key[place], b"")
@@ -140,12 +138,12 @@ class DeviceSecrets:
 
     def _sealing_key(self, other: int, sender: int, receiver: int) -> bytes:
         purpose = self._agreement.purpose(b"seal", sender, receiver)
-        return agreed_key(self._sealing, self._neighbors[other].sealing, purpose)
+        return self._sealing.agreed(self._neighbors[other].sealing, purpose)
 
 
-def mask_key(agreement: Agreement, private: bytes, public: bytes, one: int, other: int) -> bytes:
+def mask_key(agreement: Agreement, private: AgreementKey, public: bytes, one: int, other: int) -> bytes:
     """Of the mask that two devices share."""
-    return agreed_key(private, public, agreement.purpose(b"mask", min(one, other), max(one, other)))
+    return private.agreed(public, agreement.purpose(b"mask", min(one, other), max(one, other)))
 
 
 def upload_masked(

@@ -27,31 +27,32 @@ def require_cryptography() -> None:
         ) from error
 
 
-def new_private_key() -> bytes:
-    """Of X25519."""
-    require_cryptography()
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+class AgreementKey:
+    """A private key of X25519."""
 
-    return X25519PrivateKey.generate().private_bytes_raw()
+    def __init__(self, private: bytes | None = None) -> None:
+        """private: 32 bytes; None: drawn. Raises AttachError where the package is not installed."""
+        require_cryptography()
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+        self._key = X25519PrivateKey.generate() if private is None else X25519PrivateKey.from_private_bytes(private)
+        self.public: bytes = self._key.public_key().public_bytes_raw()
 
-def public_key(private: bytes) -> bytes:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    @property
+    def private(self) -> bytes:
+        return self._key.private_bytes_raw()
 
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    def agreed(self, public: bytes, purpose: bytes) -> bytes:
+        """The key that the owners of both have for a purpose: HKDF-SHA256 of X25519. Raises MalformedError."""
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-
-def agreed_key(private: bytes, public: bytes, purpose: bytes) -> bytes:
-    """The key that the owners of both have for a purpose: HKDF-SHA256 of X25519. Raises MalformedError."""
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    try:
-        secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError as error:
-        raise MalformedError(f"a public key is none that keys can be agreed with ({error})") from error
-    return HKDF(hashes.SHA256(), KEY_BYTES, None, purpose).derive(secret)
+        try:
+            secret = self._key.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError as error:
+            raise MalformedError(f"a public key is none that keys can be agreed with ({error})") from error
+        return HKDF(hashes.SHA256(), KEY_BYTES, None, purpose).derive(secret)
 
 
 def commitment(seed: bytes) -> bytes:
