@@ -65,7 +65,7 @@ class Ring:
     def packed(self, vector: RingVector) -> ByteVector:
         """The lowest `width` bits of each member: whole bytes plane by plane, then the bits that are left likewise."""
         whole, rest = divmod(self.width, 8)
-        planes = np.ascontiguousarray(vector).view(np.uint8).reshape(len(vector), -1)
+        planes = np.ascontiguousarray(vector).view(np.uint8).reshape(len(vector), vector.itemsize)
         out = np.empty(self.wire_bytes(len(vector)), np.uint8)
         for plane in range(whole):
             out[plane * len(vector) : (plane + 1) * len(vector)] = planes[:, plane]
@@ -85,7 +85,7 @@ class Ring:
             )
         whole, rest = divmod(self.width, 8)
         vector = np.zeros(count, self.dtype)
-        planes = vector.view(np.uint8).reshape(count, -1)
+        planes = vector.view(np.uint8).reshape(count, vector.itemsize)
         for plane in range(whole):
             planes[:, plane] = packed[plane * count : (plane + 1) * count]
         place, step = whole * count, -(-count // 8)
