@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
+from math import ceil
 
 import msgspec
 import numpy as np
@@ -98,13 +99,15 @@ class Agreement:
         """Of its shares: 1 and above."""
         return self._places[client]
 
-    def shares_needed(self, client: int) -> int:
-        """Of a secret of this device, which its neighbors and itself hold shares of."""
-        return shares_needed(self.secure.threshold, len(self.graph[client]) + 1)
+    def shares_needed(self, holders: int) -> int:
+        """Of a secret that so many devices hold shares of."""
+        return shares_needed(self.secure.threshold, holders)
 
-    def fewest(self) -> int:
-        """Devices that have to stay until the end."""
-        return shares_needed(self.secure.threshold, len(self.members))
+    def fewest_around(self, client: int) -> int:
+        """Devices, itself among them, without which none gives anything away: half of its neighbors, and of a whole
+        cohort at least FEWEST_MEMBERS."""
+        around = len(self.graph[client]) + 1
+        return max(ceil(around / 2), FEWEST_MEMBERS if around == len(self.members) else 2)
 
     def purpose(self, what: bytes, *clients: int) -> bytes:
         """Of a key of so many devices in this round."""

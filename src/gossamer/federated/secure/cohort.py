@@ -14,6 +14,7 @@ from gossamer.core.peer_ops import Receipt
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import GO_ON, encode
 from gossamer.federated.secure.agreement import (
+    FEWEST_MEMBERS,
     ROW_BYTES,
     SEALED_BYTES,
     Agreement,
@@ -52,6 +53,8 @@ class SecureCohort:
         self.hopeless = ""  # why the round cannot end
         self.liars: dict[int, str] = {}  # whose shares did not fit to those of others, and how
         self._published: dict[int, PublishedKeys] = {}
+        self._needed: dict[int, int] = {}  # shares, by owner: of those who published keys around it
+        self._fewest = FEWEST_MEMBERS  # devices that have to stay until the end
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
         self._active: set[int] = set()
         self._vector = np.zeros(agreement.count, agreement.ring.dtype)
@@ -127,6 +130,9 @@ class SecureCohort:
         match self.phase:
             case Phase.KEYS:
                 self._go_on_with(self.live - late, Phase.SHARES)
+                for client in self.live:
+                    self._needed[client] = self.agreement.shares_needed(len(self._around(client, self.live)) + 1)
+                self._fewest = max(self.agreement.shares_needed(len(self.live)), FEWEST_MEMBERS)
             case Phase.SHARES:
                 self._go_on_with(self.live - late, Phase.MASKED)
             case Phase.MASKED:
@@ -147,15 +153,15 @@ class SecureCohort:
         self._expect_fewest(len(live))
 
     def _expect_fewest(self, devices: int) -> None:
-        if devices < self.agreement.fewest():
+        if devices < self._fewest:
             self.hopeless = (
-                f"{devices} of {len(self.agreement.members)} devices are left, and "
-                f"{self.agreement.fewest()} are needed to hide each other"
+                f"{devices} of {len(self.agreement.members)} devices are left, and {self._fewest} are needed to hide "
+                "each other"
             )
 
     def _has_holders(self, owner: int, among: set[int]) -> bool:
         holders = len(self._around(owner, among)) + (owner in among)
-        return holders >= self.agreement.shares_needed(owner)
+        return holders >= max(self._needed.get(owner, 0), self.agreement.fewest_around(owner))
 
     def _around(self, client: int, among: Iterable[int]) -> list[int]:
         """Its neighbors among some, ascending."""
@@ -192,7 +198,7 @@ class SecureCohort:
         return self.phase is Phase.REVEAL and all(owner in self._secrets for owner in self._secret_owners())
 
     def _recover(self, owner: int) -> None:
-        needed, shares = self.agreement.shares_needed(owner), self._shares[owner]
+        needed, shares = self._needed[owner], self._shares[owner]
         if owner in self._secrets or len(shares) < needed:
             return
         for tries, holders in enumerate(islice(combinations(sorted(shares), needed), MOST_TRIES)):

@@ -59,6 +59,7 @@ class DeviceSecrets:
         )
         self._neighbors: dict[int, PublishedKeys] = {}
         self._held: dict[int, Shares | None] = {}  # by owner; None: they could not be opened
+        self._needed = 0  # shares, for a secret of its own
         self._revealed = False
 
     def seal_shares(self, neighbors: Mapping[int, PublishedKeys]) -> list[bytes]:
@@ -66,13 +67,14 @@ class DeviceSecrets:
         agreement, own = self._agreement, self._number
         if not set(neighbors) <= set(agreement.graph[own]):
             raise _lie(f"gives client {own} other neighbors than the round's")
+        self._needed = agreement.shares_needed(len(neighbors) + 1)
         self._expect_enough(len(neighbors) + 1)
         for client, published in neighbors.items():
             published.check(agreement, client, self._roster)
         self._neighbors = dict(neighbors)
         places = [agreement.place(client) for client in (own, *neighbors)]
-        needed = agreement.shares_needed(own)
-        of_seed, of_key = split(self._seed, needed, places), split(self._masking.private, needed, places)
+        of_seed = split(self._seed, self._needed, places)
+        of_key = split(self._masking.private, self._needed, places)
         self._held[own] = of_seed[places[0]], of_key[places[0]]
         return [
             sealed(self._sealing_key(client, own, client), of_seed[place] + of_key[place], b"")
@@ -132,7 +134,7 @@ class DeviceSecrets:
         return found
 
     def _expect_enough(self, devices: int) -> None:
-        needed = self._agreement.shares_needed(self._number)
+        needed = max(self._needed, self._agreement.fewest_around(self._number))
         if devices < needed:
             raise _lie(f"goes on with {devices} of the devices around client {self._number}, and {needed} are needed")
 

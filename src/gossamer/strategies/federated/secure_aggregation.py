@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossamer.compressors import Compressor, Dense, Feedback, RandomK, Rotated, Route
+from gossamer.compressors import Chain, Codec, Compressor, Dense, Feedback, RandomK, Rotated, Route
 from gossamer.compressors.error_feedback import CLASSIC
-from gossamer.compressors.quantize import Quantizer
 from gossamer.compressors.topk import Sparse
 from gossamer.core.term import Term
 from gossamer.errors import require
@@ -31,7 +30,7 @@ class SecureAggregation(Term):
 
     kind = "secure"
 
-    threshold: float = 0.6  # share of a cohort that has to stay until the end, or the round is given up
+    threshold: float = 0.6  # share of those who published keys that has to stay, or the round is given up
     neighbors: int | None = None  # with whom a device shares masks; None: the whole cohort
     bits: int = 16  # of a number that is summed, before the sum
     clip: float | None = None  # largest entry times its device's weight; None: from 1 on, what the cohort needs
@@ -64,12 +63,12 @@ class SecureAggregation(Term):
                 return f"{term}{dtype} rounds each number on its own scale. Leave Dense(dtype={dtype!r}) out."
             case Feedback():
                 return f"{term}its messages are changes to those before. Leave rule={compressor.rule!r} out: {CLASSIC}."
-            case Sparse():
+            case Sparse() | Chain():
                 return (
                     f"{term}every device chooses places of its own, which would have to be told. Write RandomK(0.01), "
                     "whose places all devices draw alike."
                 )
-            case Quantizer():
+            case Codec():
                 return (
                     f"{term}every device has scales of its own. Write SecureAggregation(bits=8) and leave it out: "
                     "numbers then have 8 bits and one scale for all devices."
