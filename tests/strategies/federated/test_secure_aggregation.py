@@ -1,4 +1,4 @@
-"""SecureAggregation: bad settings are refused, and every compressor either adds up or is refused with a line to write."""
+"""SecureAggregation: bad settings are refused, and compressors either add up or are refused with a line to write."""
 
 from __future__ import annotations
 
