@@ -23,6 +23,7 @@ from benchmarks.provenance import provenance  # found only after the line above
 from gossamer.compressors import Dense
 from gossamer.core.layout import Layout
 from gossamer.core.ops import Payload, payload_bytes
+from gossamer.core.peer_ops import Receipt
 from gossamer.federated.messages import THE_SERVER, SecureTask, decode
 from gossamer.federated.secure.agreement import (
     ROW_BYTES,
@@ -34,7 +35,7 @@ from gossamer.federated.secure.agreement import (
     payload_rows,
     rows_payload,
 )
-from gossamer.federated.secure.cohort import Receipt, SecureCohort
+from gossamer.federated.secure.cohort import SecureCohort
 from gossamer.federated.secure.device import DeviceSecrets
 from gossamer.federated.secure.fixed_point import FixedPoint
 from gossamer.federated.secure.masks import add_mask
