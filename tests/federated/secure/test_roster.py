@@ -1,4 +1,4 @@
-"""Roster: identities are kept for their owner only, files are read strictly, and nobody signs for another."""
+"""IdentityRoster: identities are kept for their owner only, files are read strictly, and nobody signs for another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import AttachError, MalformedError
-from gossamer.federated.secure.roster import Identity, Roster, SimulatedRoster
+from gossamer.federated.secure.roster import Identity, IdentityRoster, SimulatedRoster
 
 
 def test_an_identity_is_written_once_for_its_owner_only(tmp_path: Path) -> None:
@@ -25,8 +25,8 @@ def test_an_identity_is_written_once_for_its_owner_only(tmp_path: Path) -> None:
 def test_a_roster_pins_who_signs(tmp_path: Path) -> None:
     one, two = Identity.new(), Identity.new()
     path = tmp_path / "roster"
-    path.write_text("# devices\n\n" + Roster.line(3, one.public) + Roster.line(5, two.public))
-    roster = Roster.read(path)
+    path.write_text("# devices\n\n" + IdentityRoster.line(3, one.public) + IdentityRoster.line(5, two.public))
+    roster = IdentityRoster.read(path)
     roster.check(3, b"text", one.sign(b"text"))
     for client, signature in ((5, one.sign(b"text")), (3, one.sign(b"other")), (3, b"short")):
         with pytest.raises(MalformedError, match=f"client {client} are not signed"):
@@ -37,7 +37,7 @@ def test_a_roster_pins_who_signs(tmp_path: Path) -> None:
 
 
 def test_lines_that_are_none_are_named(tmp_path: Path) -> None:
-    good = Roster.line(1, Identity.new().public)
+    good = IdentityRoster.line(1, Identity.new().public)
     words = good.split()
     for bad in (
         "x y\n",
@@ -51,7 +51,7 @@ def test_lines_that_are_none_are_named(tmp_path: Path) -> None:
         path = tmp_path / "roster"
         path.write_text(good + bad)
         with pytest.raises(AttachError, match="line 2 of the roster"):
-            Roster.read(path)
+            IdentityRoster.read(path)
 
 
 def test_simulated_identities_are_alike_everywhere_and_unlike_each_other() -> None:

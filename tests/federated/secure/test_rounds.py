@@ -132,7 +132,7 @@ def test_a_server_that_forgot_the_masked_sum_gives_the_round_up() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SecureRounds, "take", forget)
         run = federate_securely(secure_recipe(EXACT))
-    assert run.rounds.given_up == ["the server was restarted, and with it the masked sum was lost"]
+    assert run.rounds.given_up == ["the server was restarted, and the masked sum of its cohort is lost"]
     assert torch.equal(run.parameters, -plain_step([*range(5)], 1))
 
 

@@ -23,28 +23,34 @@ from gossamer.federated.messages import (
 from gossamer.federated.upload import cut
 
 
-def upload(stamp: Stamp, report: Report, payload: Payload, part_bytes: int = PART_BYTES) -> Generator[Any, Any, int]:
+def upload(
+    stamp: Stamp, report: Report, payload: Payload, part_bytes: int = PART_BYTES, begun: bool = False
+) -> Generator[Any, Any, int]:
     """Send a contribution; returns the version that it was counted in, or NOT_COUNTED."""
-    receipt = yield from deliver(stamp, report, payload, part_bytes)
+    receipt = yield from deliver(stamp, report, payload, part_bytes, begun)
     return int(receipt.version)
 
 
 def deliver(
-    stamp: Stamp, report: Report, payload: Payload, part_bytes: int = PART_BYTES
+    stamp: Stamp, report: Report, payload: Payload, part_bytes: int = PART_BYTES, begun: bool = False
 ) -> Generator[Any, Any, Receipt]:
-    """Send a contribution; returns the receipt of its report, all parts of which arrived.
+    """Send a contribution; returns the receipt of its report, or of a part of it that came too late.
 
-    Each part is acknowledged by itself, so what a broken connection costs is one part.
+    Each part is acknowledged by itself, so what a broken connection costs is one part. begun: parts may have arrived
+    before this process began, so the server is asked first which it has not.
     """
+    receipt: Receipt
     parts = cut(payload, part_bytes)
-    for number, part in enumerate(parts):
-        yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(part,), about=str(number))
+    for number, part in enumerate(() if begun else parts):
+        receipt = yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(part,), about=str(number))
+        if receipt.version != FATE_UNKNOWN:  # it counted before, or the round is over
+            return receipt
     if parts:
         report = msgspec.structs.replace(
             report, parts=len(parts), shapes=tuple(tuple(tensor.shape) for tensor in payload)
         )
     while True:
-        receipt: Receipt = yield Push(
+        receipt = yield Push(
             to=THE_SERVER, key=REPORT, stamp=stamp, payload=() if parts else payload, about=encode(report)
         )
         if receipt.version != FATE_UNKNOWN:

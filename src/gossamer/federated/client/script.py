@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
-from gossamer.core.peer_ops import Pull, Stamp
-from gossamer.errors import AttachError, MalformedError
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Pull, Push, Stamp
+from gossamer.errors import AttachError, MalformedError, MismatchError, NotFinite
 from gossamer.federated.client import contribution as contributions
 from gossamer.federated.client.delivery import upload as upload
-from gossamer.federated.client.store import ClientState, ClientStore
-from gossamer.federated.messages import PART_BYTES, TASK, THE_SERVER, Report, Task, decode
+from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
+from gossamer.federated.messages import GO_ON, PART_BYTES, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.secure.agreement import Agreement
-from gossamer.federated.secure.device import DeviceSecrets, masked_report, upload_masked
+from gossamer.federated.secure.device import DeviceSecrets, masked_report, nothing_to_reveal, upload_masked
 from gossamer.federated.secure.fixed_point import FixedPoint
-from gossamer.federated.secure.roster import Identity, Roster
+from gossamer.federated.secure.roster import Identity, IdentityRoster
 from gossamer.parameter_server.delta_chain import Replica
 from gossamer.strategies.federated import FederatedStrategy, LocalWork
 from gossamer.strategies.federated.base import Memory
@@ -58,10 +61,10 @@ class ClientRecipe:
     state: ModelState
     seed: int = 0
     part_bytes: int = PART_BYTES
-    roster: Roster | None = None  # of the devices' identities; where contributions are masked
+    roster: IdentityRoster | None = None  # of all devices, where contributions are masked
     identity: Identity | None = None  # this device's; None: the roster's, where that is simulated
 
-    def enrolled(self, number: int) -> tuple[Roster, Identity]:
+    def enrolled(self, number: int) -> tuple[IdentityRoster, Identity]:
         """The roster, and this device's identity. Raises AttachError where either is missing."""
         identity = self.identity if self.identity is not None or self.roster is None else self.roster.identity(number)
         if self.roster is None or identity is None:
@@ -83,9 +86,14 @@ def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> Client
     counted = 0
     while True:
         state = store.load()
+        if state.pending is not None:  # this device was restarted
+            counted += yield from _deliver(recipe, store, state, begun=True)
+            continue
         replica = _replica(recipe, state)
         pulled = yield Pull(of=THE_SERVER, key=TASK, known=replica.version, at_least=state.round + 1)
         task = decode(pulled.about, Task, THE_SERVER)
+        if task.refused:
+            raise MismatchError(f"The server refused this device. {task.refused}")
         if task.finished:
             return counted
         replica.update(replace(pulled, about=task.chain))
@@ -114,59 +122,104 @@ def _contribute(
     blocks, memory = recipe.strategy.contribute(
         anchor - trained.flat, trained.work, shared, _memory(recipe, state, anchor)
     )
-    after = replace(state, memory=dict(memory))
-    send = _send_masked if recipe.strategy.secure is not None else _send_openly
-    fate_version, counted = yield from send(number, recipe, after, task, trained, blocks)
-    was_counted = fate_version >= 0
-    store.save(counted if was_counted else replace(state, round=task.round))
-    return was_counted
-
-
-Sent = Generator[Any, Any, tuple[int, ClientState]]  # the version of a receipt, and the state once it counts
-
-
-def _send_openly(
-    number: int, recipe: ClientRecipe, state: ClientState, task: Task, trained: Trained, blocks: Sequence[Tensor]
-) -> Sent:
-    if task.secure is not None:
-        raise MalformedError(f"{THE_SERVER} wants masks, and this device's recipe has none: run the same recipe")
-    at = contributions.contribution_context(recipe.seed, number, task.round)
-    encoded = contributions.encode(recipe.compressor, recipe.state.layout, blocks, state, at)
+    if recipe.strategy.secure is not None or task.secure is not None:
+        return (yield from _contribute_masked(number, recipe, store, state, task, trained, blocks, memory))
+    stamp = Stamp(number, task.round, task.version)
     report = Report(
         samples=trained.work.samples,
         steps=trained.work.steps,
         learning_rate=trained.work.learning_rate,
-        metrics=trained.metrics,
-        counts=encoded.counts,
+        metrics={name: value for name, value in trained.metrics.items() if isfinite(value)},
         layout=recipe.state.fingerprint(),
         train_seconds=trained.seconds,
     )
-    stamp = Stamp(number, task.round, task.version)
-    version = yield from upload(stamp, report, encoded.payload, recipe.part_bytes)
-    return version, encoded.counted
+    at = contributions.contribution_context(recipe.seed, number, task.round)
+    try:
+        encoded = contributions.encode(
+            recipe.compressor, recipe.state.layout, blocks, replace(state, memory=dict(memory)), at
+        )
+    except NotFinite as error:
+        return (yield from _fail(store, replace(state, round=task.round), stamp, report, error))
+    report = msgspec.structs.replace(report, counts=encoded.counts)
+    state = replace(state, pending=PendingContribution(stamp, report, encoded.payload, encoded.counted))
+    store.save(state)
+    return (yield from _deliver(recipe, store, state))
 
 
-def _send_masked(
-    number: int, recipe: ClientRecipe, state: ClientState, task: Task, trained: Trained, blocks: Sequence[Tensor]
-) -> Sent:
-    """Under masks, of which this device makes sure: what the server does not ask for does not leave it either."""
+def _deliver(
+    recipe: ClientRecipe, store: ClientStore, state: ClientState, begun: bool = False
+) -> Generator[Any, Any, bool]:
+    """Send the contribution whose fate is not known, and remember it; whether it was counted."""
+    pending = state.pending
+    assert pending is not None
+    fate_version = yield from upload(pending.stamp, pending.report, pending.payload, recipe.part_bytes, begun)
+    if fate_version == GO_ON:  # its secrets of that round are gone, and others do without
+        fate_version = yield from nothing_to_reveal(pending.stamp)
+    was_counted = fate_version >= 0
+    store.save(pending.counted if was_counted else replace(state, round=pending.stamp.step, pending=None))
+    return was_counted
+
+
+def _contribute_masked(
+    number: int,
+    recipe: ClientRecipe,
+    store: ClientStore,
+    state: ClientState,
+    task: Task,
+    trained: Trained,
+    blocks: Sequence[Tensor],
+    memory: Memory,
+) -> Generator[Any, Any, bool]:
+    """Encode and mask a contribution, in phases with the rest of the cohort; whether it was counted.
+
+    That it is masked is this device's own business: a server that asks for it as it is gets nothing. memory: what the
+    strategy's becomes once this counts.
+    """
     secure, layout = recipe.strategy.secure, recipe.state.fingerprint()
     if secure is None or task.secure is None or task.round <= state.round:
         raise MalformedError(f"{THE_SERVER} wants client {number}'s update without masks, or twice; it was not sent")
     form = FixedPoint(secure, recipe.compressor, recipe.state.layout, recipe.state.dtype, len(blocks), recipe.seed)
     agreement = Agreement.of(form, task.secure, task.round, task.version, layout)
     roster, identity = recipe.enrolled(number)
+    stamp, report = Stamp(number, task.round, task.version), masked_report(layout)
     weight = recipe.strategy.weight(trained.work, 0)
-    encoded = form.encode(
-        blocks, weight, trained.work.steps, agreement.ranges, client=number, index=task.round,
-        residuals=state.residuals,
-    )  # fmt: skip
+    try:
+        encoded = form.encode(
+            blocks,
+            weight,
+            trained.work.steps,
+            agreement.ranges,
+            client=number,
+            index=task.round,
+            residuals=state.residuals,
+        )
+    except NotFinite as error:
+        return (yield from _fail(store, replace(state, round=task.round), stamp, report, error))
+    counted = replace(
+        state,
+        round=task.round,
+        residuals=encoded.residuals,
+        residual_version=state.version,
+        memory=dict(memory),
+    )
+
+    def keep(payload: Payload) -> None:
+        store.save(replace(state, pending=PendingContribution(stamp, report, payload, counted)))
+
     secrets = DeviceSecrets(agreement, number, identity, roster)
-    stamp = Stamp(number, task.round, task.version)
-    report = masked_report(layout)
-    version = yield from upload_masked(secrets, stamp, report, encoded.integers, recipe.part_bytes)
-    counted = replace(state, round=task.round, residuals=encoded.residuals, residual_version=state.version)
-    return version, counted
+    version = yield from upload_masked(secrets, stamp, report, encoded.integers, keep, recipe.part_bytes)
+    store.save(counted if version >= 0 else replace(state, round=task.round, pending=None))
+    return version >= 0
+
+
+def _fail(
+    store: ClientStore, state: ClientState, stamp: Stamp, report: Report, error: NotFinite
+) -> Generator[Any, Any, bool]:
+    """Training diverged: the server is told, and the next round begins from other parameters."""
+    report = msgspec.structs.replace(report, failed=str(error)[:300])
+    yield Push(to=THE_SERVER, key=REPORT, stamp=stamp, about=encode(report))
+    store.save(state)
+    return False
 
 
 def _replica(recipe: ClientRecipe, state: ClientState) -> Replica:

@@ -26,7 +26,7 @@ from gossamer.federated.secure.fixed_point import FixedPoint
 from gossamer.federated.secure.graph import Neighbors, mask_graph, shares_needed
 from gossamer.federated.secure.primitives import TAG_BYTES
 from gossamer.federated.secure.ring import Ring
-from gossamer.federated.secure.roster import Identity, Roster
+from gossamer.federated.secure.roster import Identity, IdentityRoster
 from gossamer.federated.secure.shamir import SHARE_BYTES
 from gossamer.strategies.federated.secure_aggregation import SecureAggregation
 
@@ -138,7 +138,7 @@ class PublishedKeys:
         message = self._message(agreement, client)
         return PublishedKeys(self.sealing, self.masking, self.commitment, identity.sign(message))
 
-    def check(self, agreement: Agreement, client: int, roster: Roster) -> None:
+    def check(self, agreement: Agreement, client: int, roster: IdentityRoster) -> None:
         """Raises MalformedError, naming the client, unless its identity signed them for this round."""
         roster.check(client, self._message(agreement, client), self.signature)
 

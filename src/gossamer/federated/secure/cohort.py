@@ -28,7 +28,7 @@ from gossamer.federated.secure.device import NO_SHARE, mask_key
 from gossamer.federated.secure.masks import add_mask, pairwise_sign
 from gossamer.federated.secure.primitives import AgreementKey, commitment
 from gossamer.federated.secure.ring import Integers
-from gossamer.federated.secure.roster import Roster
+from gossamer.federated.secure.roster import IdentityRoster
 from gossamer.federated.secure.shamir import SHARE_BYTES, join, share_at
 
 MOST_TRIES = 64  # sets of holders, where shares do not fit together
@@ -46,7 +46,7 @@ class Phase(Enum):
 class SecureCohort:
     """One round. What is said twice alike is heard once; who contradicts itself, or comes too late, is refused."""
 
-    def __init__(self, agreement: Agreement, roster: Roster) -> None:
+    def __init__(self, agreement: Agreement, roster: IdentityRoster) -> None:
         self.agreement, self._roster = agreement, roster
         self.phase = Phase.KEYS
         self.live: set[int] = set(agreement.members)  # who is in the phase
@@ -96,8 +96,8 @@ class SecureCohort:
             return
         if self.phase is not Phase.REVEAL or client not in self._active:
             raise MalformedError(f"client {client} was not asked for shares")
-        owners = sorted({client, *self._around(client, self.live)})
-        rows = payload_rows(payload, len(owners), SHARE_BYTES, f"client {client}")
+        owners = sorted({client, *self._around(client, self.live)}) if payload else []
+        rows = [] if not payload else payload_rows(payload, len(owners), SHARE_BYTES, f"client {client}")
         self._revealed.add(client)
         for owner, row in zip(owners, rows, strict=True):
             if row != NO_SHARE:

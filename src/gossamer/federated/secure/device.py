@@ -6,7 +6,7 @@ It gives the share of a device's seed or of its key, never both, and nothing whe
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from gossamer.federated.secure.primitives import (
     sealed,
 )
 from gossamer.federated.secure.ring import Integers
-from gossamer.federated.secure.roster import Identity, Roster
+from gossamer.federated.secure.roster import Identity, IdentityRoster
 from gossamer.federated.secure.shamir import SHARE_BYTES, split
 
 NO_SHARE = b"\xff" * SHARE_BYTES  # in the place of one that could not be opened: no number of the field
@@ -48,7 +48,7 @@ Shares = tuple[bytes, bytes]  # of a device's seed, and of its masking key
 class DeviceSecrets:
     """One device's secrets of one round, in memory only: after a restart it can tell nothing of them."""
 
-    def __init__(self, agreement: Agreement, number: int, identity: Identity, roster: Roster) -> None:
+    def __init__(self, agreement: Agreement, number: int, identity: Identity, roster: IdentityRoster) -> None:
         """Raises MalformedError where the device is none of the cohort."""
         if number not in agreement.graph:
             raise _lie(f"asks client {number} for a part in round {agreement.index}, whose cohort it is not in")
@@ -149,11 +149,17 @@ def mask_key(agreement: Agreement, private: AgreementKey, public: bytes, one: in
 
 
 def upload_masked(
-    secrets: DeviceSecrets, stamp: Stamp, report: Report, integers: Integers, part_bytes: int = PART_BYTES
+    secrets: DeviceSecrets,
+    stamp: Stamp,
+    report: Report,
+    integers: Integers,
+    keep: Callable[[Payload], None] = lambda payload: None,
+    part_bytes: int = PART_BYTES,
 ) -> Generator[Any, Any, int]:
     """A device's part after training: all phases; returns the version that it was counted in, or NOT_COUNTED.
 
-    Raises MalformedError, naming what the server said, where that would lay an update open.
+    keep: called with the masked vector before it leaves. Raises MalformedError, naming what the server said, where
+    that would lay an update open.
     """
     told = yield Push(to=THE_SERVER, key=KEYS, stamp=stamp, payload=rows_payload([secrets.published.row], ROW_BYTES))
     if told.version != GO_ON:
@@ -164,11 +170,19 @@ def upload_masked(
     if told.version != GO_ON:
         return _fate(told)
     secrets.open_shares(_listed(told, SEALED_BYTES))
-    told = yield from deliver(stamp, report, secrets.masked(integers), part_bytes)
+    masked = secrets.masked(integers)
+    keep(masked)
+    told = yield from deliver(stamp, report, masked, part_bytes)
     if told.version != GO_ON:
         return _fate(told)
     shares = secrets.reveal(decode(told.about, Survivors, THE_SERVER))
     told = yield Push(to=THE_SERVER, key=REVEAL, stamp=stamp, payload=rows_payload(shares, SHARE_BYTES))
+    return _fate(told)
+
+
+def nothing_to_reveal(stamp: Stamp) -> Generator[Any, Any, int]:
+    """Of a device that was restarted after its vector left: it has no shares any more, and asks for the fate."""
+    told = yield Push(to=THE_SERVER, key=REVEAL, stamp=stamp)
     return _fate(told)
 
 

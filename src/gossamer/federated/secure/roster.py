@@ -1,4 +1,4 @@
-"""Roster: the identities of a federation's devices, Ed25519 keys pinned by a file, and what they sign.
+"""IdentityRoster: the identities of a federation's devices, Ed25519 keys pinned by a file, and what they sign.
 
 A roster file has a line a device, its number and its public key in base 64; lines that begin with # are comments. The
 server and all devices read the same file, so that the server cannot put devices of its own in the place of others.
@@ -63,13 +63,13 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Roster:
+class IdentityRoster:
     """Public keys of devices, by number."""
 
     keys: Mapping[int, bytes]
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Roster:
+    def read(cls, path: str | os.PathLike[str]) -> IdentityRoster:
         """Raises AttachError, naming the line."""
         keys: dict[int, bytes] = {}
         seen: set[bytes] = set()
@@ -122,7 +122,7 @@ class Roster:
 
 
 @dataclass(frozen=True)
-class SimulatedRoster(Roster):
+class SimulatedRoster(IdentityRoster):
     """Identities of any number of devices, drawn from a seed: for simulations, where everybody is in one process."""
 
     keys: Mapping[int, bytes] = field(default_factory=dict)

@@ -10,11 +10,13 @@ from typing import Any
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Push, Receipt, Reply, Stamp
 from gossamer.errors import MalformedError, RecipeError
-from gossamer.federated.messages import NOT_COUNTED, Fate, Report, SecureTask, encode
+from gossamer.federated.messages import Report, SecureTask
 from gossamer.federated.secure.agreement import FEWEST_MEMBERS, KEYS, REVEAL, SHARES, Agreement
 from gossamer.federated.secure.cohort import Phase, SecureCohort
 from gossamer.federated.secure.fixed_point import FixedPoint
-from gossamer.federated.secure.roster import Roster
+from gossamer.federated.secure.roster import IdentityRoster
+from gossamer.federated.server.reports import Reported
+from gossamer.federated.server.roster import Assignment
 from gossamer.federated.server.synchronous import SynchronousRounds
 
 
@@ -35,9 +37,13 @@ class SecureRounds(SynchronousRounds):
     trained, or at the round's deadline. Each later one waits for those who are still there, `phase_seconds` at most.
     """
 
-    def __init__(self, *args: Any, roster: Roster, phase_seconds: float = inf, **options: Any) -> None:
-        """roster: of the devices. Raises RecipeError for a recipe without masks, or a cohort that is too small."""
-        super().__init__(*args, **options)
+    def __init__(
+        self, *args: Any, roster: IdentityRoster, phase_seconds: float = inf, fewest: int = 1, **options: Any
+    ) -> None:
+        """roster: of the devices. phase_seconds: until a phase after the first ends without who is silent.
+
+        Raises RecipeError for a recipe without masks, and for a cohort that is too small."""
+        super().__init__(*args, fewest=fewest, **options)
         strategy = self.model.strategy
         if strategy.secure is None:
             raise RecipeError(f"{strategy!r} has no masks: write {type(strategy).__name__}(secure=SecureAggregation())")
@@ -46,11 +52,18 @@ class SecureRounds(SynchronousRounds):
                 f"{strategy!r} with {self.clients} clients has cohorts of {self.cohort}, in which masks hide nobody. "
                 f"Write a fraction that makes at least {FEWEST_MEMBERS}."
             )
-        self._roster, self._phase_seconds = roster, phase_seconds
+        if self._late_versions:
+            raise RecipeError('late="count" adds single reports, and under masks there are none. Write late="drop".')
+        self._fewest = max(fewest, FEWEST_MEMBERS)
+        self.identities, self._phase_seconds = roster, phase_seconds
         self.form = FixedPoint(
-            strategy.secure, self.model.compressor, self.model.state.layout, self.model.state.dtype,
-            strategy.contribution_count, self.model.seed,
-        )  # fmt: skip
+            strategy.secure,
+            self.model.compressor,
+            self.model.state.layout,
+            self.model.state.dtype,
+            strategy.contribution_count,
+            self.model.seed,
+        )
         self.ranges = self.form.first_ranges
         self.secure: SecureCohort | None = None
         self.given_up: list[str] = []  # why rounds were
@@ -61,10 +74,9 @@ class SecureRounds(SynchronousRounds):
         chosen = super().assign(moment)
         if chosen:
             task = SecureTask(members=tuple(sorted(chosen)), ranges=self.ranges)
-            agreement = Agreement.of(
-                self.form, task, self.next_round, self.model.version, self.model.state.fingerprint()
-            )
-            self.secure = SecureCohort(agreement, self._roster)
+            layout = self.model.state.fingerprint()
+            agreement = Agreement.of(self.form, task, self.next_round, self.model.version, layout)
+            self.secure = SecureCohort(agreement, self.identities)
         return chosen
 
     def secure_task(self) -> SecureTask | None:
@@ -76,31 +88,35 @@ class SecureRounds(SynchronousRounds):
     # Pushes.
 
     def other_push(self, client: int, push: Push, token: int) -> Receipt | None:
-        if self.secure is None or push.key not in (KEYS, SHARES, REVEAL):
+        cohort = self.secure
+        if cohort is None or push.key not in (KEYS, SHARES, REVEAL):
             return super().other_push(client, push, token)
-        if push.key == KEYS:
-            self.secure.take_keys(client, push.payload)
-        elif push.key == SHARES:
-            self.secure.take_shares(client, push.payload)
-        else:
-            try:
-                self.secure.take_reveal(client, push.payload)
-            except MalformedError as error:  # its vector is in the sum all the same
-                return Receipt(version=NOT_COUNTED, about=encode(Fate(refused=str(error)[:500])))
+        take = {KEYS: cohort.take_keys, SHARES: cohort.take_shares, REVEAL: cohort.take_reveal}[push.key]
+        take(client, push.payload)
         self._held.append(HeldPush(client, push.stamp, push.key, token))
         return None
 
+    def _said_again(self, reported: Reported, push: Push, token: int) -> Receipt | None:
+        if push.key in (KEYS, SHARES, REVEAL) and push.stamp == reported.stamp:
+            return self.other_push(push.stamp.worker, push, token)
+        return super()._said_again(reported, push, token)
+
+    def most_bytes(self, assignment: Assignment) -> int:
+        cohort = self.secure
+        vector = 0 if cohort is None else cohort.agreement.ring.wire_bytes(cohort.agreement.count)
+        return self.admission.most_bytes(vector)
+
     def take(self, client: int, stamp: Stamp, report: Report, payload: Payload) -> None:
         if self.secure is None:
-            raise MalformedError(f"client {client} sent a vector, and no round under masks is open")
+            raise MalformedError("it sent a vector, and no round under masks is open")
         self.secure.take_masked(client, payload)
 
     # Phases.
 
     def settle(self, moment: float) -> Iterator[Reply]:
-        if self.assigned and self.secure is None:  # of a server that was killed: nobody knows what was masked
-            self.given_up.append("the server was restarted, and with it the masked sum was lost")
-            yield from self._give_up(moment)
+        self.roster.count_missing(moment)
+        if self._is_open and self.secure is None and not self.finished:  # a restarted server knows no masked sum
+            yield from self._give_up(moment, "the server was restarted, and the masked sum of its cohort is lost")
         while self._phase_is_over(moment):
             self._end_phase(moment)
         self._unmask()
@@ -112,9 +128,9 @@ class SecureRounds(SynchronousRounds):
         cohort = self.secure
         if cohort is None or cohort.hopeless or cohort.is_unmasked:
             return False
-        expected = cohort.waits_for() & set(self.assigned) - self._gone
+        expected = cohort.waits_for() & set(self.assigned) - self.roster.away
         enough = cohort.phase is Phase.KEYS and cohort.heard() >= self.cohort
-        return enough or not expected or moment >= self._deadline
+        return enough or not expected or moment >= self.deadline
 
     def _end_phase(self, moment: float) -> None:
         cohort = self.secure
@@ -122,9 +138,12 @@ class SecureRounds(SynchronousRounds):
         before = cohort.phase
         cohort.go_on()
         staying = cohort.live if before in (Phase.KEYS, Phase.SHARES) else cohort.active
-        for client in [client for client in self.assigned if client not in staying]:
-            self._refuse(client, f"client {client} was too slow, or left")
-        self._deadline = moment + self._phase_seconds
+        late = [client for client in self.assigned if client not in staying]
+        for client in late:
+            self.selection.missed(client, moment - self.assigned[client].moment)
+        if late:
+            self._drop(late)
+        self.deadline = moment + self._phase_seconds
 
     def _unmask(self) -> None:
         """Take the sum once all masks that are in it are known."""
@@ -139,6 +158,7 @@ class SecureRounds(SynchronousRounds):
             return
         self.sum.add_total(total.sums, total.weight, total.steps, devices)
         self.ranges = self.form.ranges_after(agreement.ranges, total, devices)
+        self.refused |= cohort.liars
         self._unmasked = True
 
     def is_complete(self, moment: float) -> bool:
@@ -147,9 +167,12 @@ class SecureRounds(SynchronousRounds):
     def is_hopeless(self, moment: float) -> bool:
         return self.secure is not None and bool(self.secure.hopeless)
 
+    def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
+        found = self.secure.hopeless if self.secure is not None and self.secure.hopeless else why
+        self.given_up.append(found)
+        yield from super()._give_up(moment, found)
+
     def open_anew(self, moment: float) -> None:
-        if self.secure is not None and self.secure.hopeless:
-            self.given_up.append(self.secure.hopeless)
         self.secure, self._unmasked = None, False
         super().open_anew(moment)
 
@@ -180,3 +203,12 @@ class SecureRounds(SynchronousRounds):
         if held.key == SHARES and phase in (Phase.MASKED, Phase.REVEAL):
             return self.secure.shares_for(held.client)
         return None
+
+    # What a journal keeps.
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"ranges": list(self.ranges)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.ranges = tuple(map(float, state["ranges"]))
