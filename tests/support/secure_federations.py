@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +12,16 @@ from torch import Tensor
 
 from gossamer.core.peer_ops import Peer, Push
 from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
-from gossamer.federated.client.store import ClientState, MemoryStore
+from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.secure.agreement import KEYS, REVEAL, SHARES
 from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.rounds import Committed
+from gossamer.federated.server.journal import RoundsJournal
+from gossamer.federated.server.reports import Committed
+from gossamer.federated.server.roster import Change
 from gossamer.federated.server.script import serve
 from gossamer.federated.server.selection import Uniform
 from gossamer.recipes.recipe import resolve
@@ -47,6 +50,26 @@ def samples_of(client: int) -> int:
     return client % 3 + 1
 
 
+class InMemory(RoundsJournal):
+    """What a journal on a disk has."""
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] | None = None
+        self._changes: list[Change] = []
+
+    def changed(self, change: Change) -> None:
+        self._changes.append(deepcopy(change))
+
+    def committed(self, rounds: Any) -> None:
+        self._state, self._changes = deepcopy(rounds.state_dict()), []
+
+    def restore(self, rounds: SecureRounds) -> None:
+        if self._state is not None:
+            rounds.load_state_dict(self._state)
+        for change in self._changes:
+            rounds.change(change)
+
+
 @dataclass
 class SecureFederation:
     """A federation that has run."""
@@ -55,6 +78,7 @@ class SecureFederation:
     stores: list[MemoryStore]
     trace: Trace
     commits: list[Committed] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)  # rounds of the commits
 
     @property
     def parameters(self) -> Tensor:
@@ -106,22 +130,29 @@ def federate_securely(
     **options: Any,
 ) -> SecureFederation:
     stores = [MemoryStore() for _ in range(clients)]
-    commits: list[Committed] = []
+    run = SecureFederation(None, stores, None)  # type: ignore[arg-type]
     assert everyone.roster is not None
     zeros = torch.zeros(everyone.state.layout.numel, dtype=torch.float64)
-    held = SecureRounds(
-        GlobalModel(everyone.strategy, everyone.compressor, None, everyone.state, zeros, everyone.seed),
-        clients=clients, rounds=rounds, selection=Uniform(seed), on_commit=commits.append,
-        roster=everyone.roster, **options,
-    )  # fmt: skip
-    scripts: dict[Peer, Any] = {THE_SERVER: lambda: serve(held)}
+    journal = InMemory()
+
+    def committed(done: Committed) -> None:
+        run.commits.append(done)
+        run.indices.append(run.rounds.next_round - 1)
+
+    def start() -> Any:
+        """Again after each kill, from what the journal has."""
+        run.rounds = SecureRounds(
+            GlobalModel(everyone.strategy, everyone.compressor, None, everyone.state, zeros, everyone.seed),
+            clients=clients, rounds=rounds, selection=Uniform(seed), on_commit=committed, journal=journal,
+            roster=everyone.roster, **options,
+        )  # fmt: skip
+        journal.restore(run.rounds)
+        return serve(run.rounds)
+
+    scripts: dict[Peer, Any] = {THE_SERVER: start}
     for number in range(clients):
         scripts[Peer(CLIENT, number)] = lambda number=number: answered_by(
             participate(number, everyone, stores[number]), number, (leaving or {}).get(number), size
         )
-    trace = simulate_peers(scripts, net or VirtualNetwork(), seed, checks=True)
-    return SecureFederation(held, stores, trace, commits)
-
-
-def state_of(store: MemoryStore) -> ClientState:
-    return store.load()
+    run.trace = simulate_peers(scripts, net or VirtualNetwork(), seed, checks=True)
+    return run

@@ -24,11 +24,14 @@ from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
 from gossamer.federated.secure import cohort as cohorts
 from gossamer.federated.secure.agreement import KEYS, REVEAL
 from gossamer.federated.secure.rounds import SecureRounds
+from gossamer.federated.server.from_strategy import rounds_for
+from gossamer.federated.server.global_model import GlobalModel
 from gossamer.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.strategies.federated import FedAvg, SecureAggregation
 
 EXACT = SecureAggregation(clip=32767 / 1024)  # levels of 1/1024: what `learned` gives, times samples, has no rest
 N = 8
+ZERO = torch.zeros(N, dtype=torch.float64)
 
 
 def plain_step(clients: list[int], index: int) -> Tensor:
@@ -66,7 +69,7 @@ def test_masks_of_who_left_that_stay_in_the_sum_are_noticed() -> None:
 
 def test_several_rounds_and_what_a_device_keeps() -> None:
     run = federate_securely(secure_recipe(EXACT), rounds=3)
-    assert torch.equal(run.parameters, -sum((plain_step([*range(5)], index) for index in range(3)), torch.zeros(N)))
+    assert torch.equal(run.parameters, -sum((plain_step([*range(5)], index) for index in range(3)), ZERO))
     assert [store.load().round for store in run.stores] == [2] * 5
     assert run.rounds.ranges == (EXACT.clip,)
     assert [report.samples for report in run.commits[0].reports.values()] == [1] * 5  # nobody tells how many
@@ -117,23 +120,16 @@ def test_a_device_that_begins_anew_costs_itself_only(at: float) -> None:
     assert run.rounds.given_up == []
 
 
-def test_a_server_that_forgot_the_masked_sum_gives_the_round_up() -> None:
-    """As after a restart from a journal, which has assignments and no masks."""
-    real = SecureRounds.take
-    forgot = []
-
-    def forget(rounds: SecureRounds, *args: Any) -> None:
-        real(rounds, *args)
-        if not forgot:
-            forgot.append(rounds)
-            rounds.secure = None
-            rounds.reported.clear()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SecureRounds, "take", forget)
-        run = federate_securely(secure_recipe(EXACT))
-    assert run.rounds.given_up == ["the server was restarted, and the masked sum of its cohort is lost"]
-    assert torch.equal(run.parameters, -plain_step([*range(5)], 1))
+@pytest.mark.parametrize("at", [0.07, 0.12, 0.17, 0.22, 0.27, 0.32, 0.42, 0.57])
+def test_a_killed_server_gives_its_round_up_and_counts_nothing_twice(at: float) -> None:
+    """Its journal has versions and tasks; nobody has the masked sum of the round that it was in."""
+    faults = (Kill(THE_SERVER, at=at), Restart(THE_SERVER, at=at + 1.0))
+    net = VirtualNetwork(round_trip_seconds=0.1, dead_after_seconds=30.0, faults=faults)
+    run = federate_securely(secure_recipe(EXACT), net=net, rounds=2)
+    assert [each.version for each in run.commits] == [1, 2]
+    total = sum((plain_step(sorted(c.reports), index) for c, index in zip(run.commits, run.indices, strict=True)), ZERO)
+    assert torch.equal(run.parameters, -total)
+    assert run.rounds.given_up in ([], ["the server was restarted, and the masked sum of its cohort is lost"])
 
 
 def test_a_sparse_graph_of_neighbors() -> None:
@@ -223,3 +219,17 @@ def test_bytes_on_the_wire() -> None:
     masked = -(-count // 8) * 3 + 2 * count  # 19 bits: two whole bytes and three planes
     assert run.trace.sent_bytes[Peer(CLIENT, 0), THE_SERVER] == 160 + 4 * 82 + masked + 5 * 33
     assert KEYS != REVEAL
+
+
+def test_the_server_makes_these_rounds_where_the_strategy_masks() -> None:
+    everyone = secure_recipe(EXACT)
+    model = GlobalModel(everyone.strategy, everyone.compressor, None, everyone.state, ZERO)
+    found = rounds_for(model, clients=5, rounds=1, identities=everyone.roster, phase_seconds=3.0)
+    assert isinstance(found, SecureRounds)
+    with pytest.raises(RecipeError, match="knows no identities"):
+        rounds_for(model, clients=5, rounds=1)
+    plain = GlobalModel(FedAvg(), everyone.compressor, None, everyone.state, ZERO)
+    with pytest.raises(RecipeError, match="phase_seconds means nothing"):
+        rounds_for(plain, clients=5, rounds=1, phase_seconds=3.0)
+    with pytest.raises(RecipeError, match="late="):
+        rounds_for(model, clients=5, rounds=1, identities=everyone.roster, late="count")

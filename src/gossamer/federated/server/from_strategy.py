@@ -47,8 +47,8 @@ def rounds_for(
     """BufferedRounds where the model's strategy is asynchronous, SecureRounds where it masks contributions, else
     SynchronousRounds.
 
-    identities: of the devices, where contributions are masked. options: what these have of their own. One that the other kind has may be given as what it is by default. Raises
-    RecipeError for another.
+    identities: of the devices, where contributions are masked. options: what these have of their own. One that the
+    other kind has may be given as what it is by default. Raises RecipeError for another.
     """
     is_buffered, is_masked = model.strategy.asynchronous, model.strategy.secure is not None
     mine, other = (FOR_BUFFERED, FOR_SYNCHRONOUS) if is_buffered else (FOR_SYNCHRONOUS, FOR_BUFFERED)
