@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gossamer.compressors import Compressor, Dense, Feedback, TopK
+from gossamer.core import rng
 from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Peer, Stamp
-from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
+from gossamer.core.peer_ops import Peer, PeerScript, Stamp
+from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, Trained, participate
 from gossamer.federated.client.store import MemoryStore
-from gossamer.federated.client.trainer import answered
+from gossamer.federated.client.trainer import Answer
 from gossamer.federated.messages import CLIENT, THE_SERVER, Report
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.server.from_strategy import rounds_for
@@ -24,8 +27,7 @@ from gossamer.federated.server.reports import Committed
 from gossamer.federated.server.roster import Change
 from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.script import serve
-from gossamer.recipes.recipe import resolve
-from gossamer.simulation import Trace, simulate_peers
+from gossamer.simulation import Trace, compute, simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.strategies.federated import CohortSummary, FedAvg, FederatedStrategy, LocalWork
 from gossamer.strategies.federated.base import Memory
@@ -37,6 +39,11 @@ SAMPLES = (1, 3, 2, 5)  # by device
 def whole_step(parameters: Tensor, means: Sequence[Tensor]) -> None:
     """The server's step, in whole numbers, so that sums of all that was ever added are exact."""
     parameters.sub_(means[0].round())
+
+
+def sparse() -> Compressor:
+    """A tenth of the entries, and feedback for the others."""
+    return Feedback(TopK(density=0.1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,6 +93,27 @@ class MemoryJournal(RoundsJournal):
             rounds.change(change)
 
 
+def answered(script: ClientScript, train: Answer, seconds: Callable[[Train], float]) -> PeerScript:
+    """A device's script whose Train takes so many virtual seconds."""
+    answer: Any = None
+    try:
+        while True:
+            op = script.send(answer)
+            if isinstance(op, Train):
+                if seconds(op):
+                    yield from compute(seconds(op))
+                answer = train(op)
+            else:
+                answer = yield op
+    except StopIteration as stop:
+        return stop.value
+
+
+def some_seconds(op: Train) -> float:
+    """Between a fifth of a second and more than one, drawn for each task."""
+    return 0.2 + Random(rng.address("training", op.client, op.task.round)).random()
+
+
 @dataclass
 class Ledger:
     """What devices gave, and what was counted."""
@@ -104,20 +132,19 @@ class WholeNumbers:
     """A federation of four devices, and its outcome."""
 
     strategy: FederatedStrategy = WholeSteps(fraction=1.0)
-    compressor: str = ""
+    compressor: Compressor = Dense()  # as it is: a recipe would send tensors as small as these whole
     rounds: int = 3
     seed: int = 0
     part_bytes: int = 1 << 20
     options: dict[str, Any] = field(default_factory=dict)  # of the rounds
     change: Callable[[Rounds], None] = lambda rounds: None  # after each start of the server
+    train_seconds: Callable[[Train], float] = lambda op: 0.0
     keep: Callable[[Rounds], Any] | None = None  # instead of a journal in memory
     ledger: Ledger = field(default_factory=Ledger)
     stores: list[MemoryStore] = field(default_factory=lambda: [MemoryStore() for _ in SAMPLES])
     held: Rounds | None = None  # of the last start
 
     def __post_init__(self) -> None:
-        self.codec = resolve(f"FedAvg(){self.compressor and ' + '}{self.compressor}").compressor
-        self.pull = None if self.strategy.pull is None else resolve(self.strategy.pull).compressor
         self.model = nn.Linear(FEATURES, 1, dtype=torch.float64)
         self.state = ModelState.of(self.model)
         self.keep = self.keep or MemoryJournal().keep
@@ -126,7 +153,12 @@ class WholeNumbers:
         """A new process of the server."""
         assert self.keep is not None
         model = GlobalModel(
-            self.strategy, self.codec, self.pull, self.state, torch.zeros(FEATURES + 1).double(), self.seed
+            self.strategy,
+            self.compressor,
+            self.strategy.pull,
+            self.state,
+            torch.zeros(FEATURES + 1).double(),
+            self.seed,
         )
         rounds = self.held = rounds_for(
             model, clients=len(SAMPLES), rounds=self.rounds, on_commit=self.ledger.commits.append, **self.options
@@ -162,13 +194,17 @@ class WholeNumbers:
 
     def scripts(self) -> dict[Peer, Callable[[], Any]]:
         everyone = ClientRecipe(
-            strategy=self.strategy, compressor=self.codec, pull=self.pull, state=self.state, seed=self.seed,
+            strategy=self.strategy,
+            compressor=self.compressor,
+            pull=self.strategy.pull,
+            state=self.state,
+            seed=self.seed,
             part_bytes=self.part_bytes,
-        )  # fmt: skip
+        )
         scripts: dict[Peer, Any] = {THE_SERVER: lambda: serve(self.start())}
         for number, store in enumerate(self.stores):
             scripts[Peer(CLIENT, number)] = lambda number=number, store=store: answered(
-                participate(number, everyone, store), self.train
+                participate(number, everyone, store), self.train, self.train_seconds
             )
         return scripts
 

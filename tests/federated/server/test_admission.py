@@ -192,7 +192,7 @@ def test_a_norm_far_from_the_usual_is_refused_once_there_is_a_usual() -> None:
     for size in range(1, FEWEST + 1):
         admission.check_blocks([torch.full((4,), float(size))])
     admission.check_blocks([torch.full((4,), 550.0)])
-    with pytest.raises(MalformedError, match="above 1.2e"):
+    with pytest.raises(MalformedError, match=r"above 1\.2e"):
         admission.check_blocks([torch.full((4,), 700.0)])
     again = Admission(ContributionLimits(largest_ratio=100.0))
     again.check_blocks([torch.full((4,), 700.0)])  # it knows of none

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 from support.fault_seeds import block_name, blocks, replayed
-from support.federated_faults import SAMPLES, Buffered, WholeNumbers, WholeSteps, check_conserved
+from support.federated_faults import SAMPLES, Buffered, WholeNumbers, WholeSteps, check_conserved, some_seconds, sparse
 
 from gossamer.compressors import TopK
 from gossamer.core.peer_ops import Peer, Push, Receipt
@@ -23,25 +23,31 @@ EVERYONE = {"fewest": len(SAMPLES)}
 
 CASES: dict[str, Callable[[], WholeNumbers]] = {
     "everyone": lambda: WholeNumbers(WholeSteps(fraction=1.0), options=EVERYONE),
-    "parts": lambda: WholeNumbers(WholeSteps(fraction=1.0), "TopK(0.1)", part_bytes=40, options=EVERYONE),
-    "deltas": lambda: WholeNumbers(WholeSteps(fraction=1.0, pull=TopK(density=0.2)), "TopK(0.1)", options=EVERYONE),
-    "cohorts": lambda: WholeNumbers(WholeSteps(fraction=0.5), "TopK(0.1)", options={"round_seconds": 3.0}),
+    "parts": lambda: WholeNumbers(WholeSteps(fraction=1.0), sparse(), part_bytes=40, options=EVERYONE),
+    "deltas": lambda: WholeNumbers(WholeSteps(fraction=1.0, pull=TopK(density=0.2)), sparse(), options=EVERYONE),
+    "cohorts": lambda: WholeNumbers(WholeSteps(fraction=0.5), sparse(), options={"round_seconds": 3.0}),
     "late": lambda: WholeNumbers(
-        WholeSteps(fraction=0.5), "TopK(0.1)", options={"round_seconds": 0.5, "over_selection": 0.5, "late": "count"}
+        WholeSteps(fraction=0.5), sparse(), options={"round_seconds": 1.0, "over_selection": 0.5, "late": "count"}
     ),
-    "buffered": lambda: WholeNumbers(Buffered(fraction=1.0), "TopK(0.1)", rounds=6, part_bytes=40),
-    "bounded": lambda: WholeNumbers(Buffered(fraction=0.5, staleness=0), "TopK(0.1)", rounds=6),
+    "buffered": lambda: WholeNumbers(Buffered(fraction=1.0), sparse(), rounds=6, part_bytes=40),
+    "bounded": lambda: WholeNumbers(Buffered(fraction=0.5, staleness=0), sparse(), rounds=6),
 }
 
 
+def federation(name: str) -> WholeNumbers:
+    done = CASES[name]()
+    done.train_seconds = some_seconds
+    return done
+
+
 def bad_network(seed: int) -> VirtualNetwork:
-    return VirtualNetwork.random(seed, PEERS, 10.0)
+    return VirtualNetwork.random(seed, PEERS, 6.0)
 
 
 @cache
 def calm_bits(name: str) -> list[float]:
     """Of the parameters where nothing happens."""
-    calm = CASES[name]()
+    calm = federation(name)
     calm.run()
     check_conserved(calm)
     return calm.parameters.tolist()
@@ -53,7 +59,7 @@ def test_whatever_happens_each_contribution_counts_once(block: range) -> None:
     for seed in block:
         name = [*CASES][seed % len(CASES)]
         with replayed(seed, f"whatever_happens and {block_name(block)}"):
-            done = CASES[name]()
+            done = federation(name)
             done.run(bad_network(seed))
             check_conserved(done)
             if done.options is EVERYONE:
@@ -84,7 +90,7 @@ def forgets_fates(rounds: Rounds) -> None:
 def test_a_broken_twin_is_caught(twin: Callable[[Rounds], None], name: str) -> None:
     caught = 0
     for seed in range(60):
-        done = CASES[name]()
+        done = federation(name)
         done.change = twin
         try:
             done.run(bad_network(seed))
@@ -106,7 +112,7 @@ def test_a_device_that_forgets_what_it_sent_is_caught() -> None:
 
     caught = 0
     for seed in range(100):
-        done = CASES["parts"]()
+        done = federation("parts")
         done.stores = [Forgetful() for _ in SAMPLES]
         try:
             done.run(bad_network(seed))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.fake_disk import watched
-from support.federated_faults import SAMPLES, Buffered, MemoryJournal, WholeNumbers, WholeSteps, check_conserved
+from support.federated_faults import SAMPLES, Buffered, MemoryJournal, WholeNumbers, WholeSteps, check_conserved, sparse
 from support.killed_server import Desk, Killed, killed_after
 
 from gossamer.compressors import TopK
@@ -30,11 +30,11 @@ def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def everyone(**options: Any) -> WholeNumbers:
     strategy = WholeSteps(fraction=1.0, pull=TopK(density=0.2))
-    return WholeNumbers(strategy, "TopK(0.1)", rounds=2, options={"fewest": len(SAMPLES)}, **options)
+    return WholeNumbers(strategy, sparse(), rounds=2, options={"fewest": len(SAMPLES)}, **options)
 
 
 def buffered(**options: Any) -> WholeNumbers:
-    return WholeNumbers(Buffered(fraction=1.0), "TopK(0.1)", rounds=3, **options)
+    return WholeNumbers(Buffered(fraction=1.0), sparse(), rounds=3, **options)
 
 
 KINDS: dict[str, Callable[..., WholeNumbers]] = {"everyone": everyone, "buffered": buffered}
