@@ -27,7 +27,7 @@ from gossamer.federated.server.selection import Uniform
 from gossamer.recipes.recipe import resolve
 from gossamer.simulation import Trace, simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
-from gossamer.strategies.federated import FedAvg, FederatedStrategy, LocalWork, SecureAggregation
+from gossamer.strategies.federated import FedAvg, FederatedStrategy, LocalWork, Privacy, SecureAggregation
 
 LEAVES_BEFORE = (KEYS, SHARES, REPORT, REVEAL)  # None stays
 Leaving = Mapping[int, str]
@@ -86,10 +86,15 @@ class SecureFederation:
 
 
 def secure_recipe(
-    secure: SecureAggregation, compressor: str = "", *, size: int = 6, fraction: float = 1.0
+    secure: SecureAggregation,
+    compressor: str = "",
+    *,
+    size: int = 6,
+    fraction: float = 1.0,
+    privacy: Privacy | None = None,
 ) -> ClientRecipe:
     resolved = resolve(FedAvg(fraction=fraction))
-    strategy = FedAvg(fraction=fraction, secure=secure)
+    strategy = FedAvg(fraction=fraction, secure=secure, privacy=privacy)
     assert isinstance(resolved.strategy, FederatedStrategy)
     if compressor:
         resolved = resolve(f"FedAvg() + {compressor}")

@@ -21,9 +21,10 @@ from gossamer.federated.client.delivery import upload as upload
 from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
 from gossamer.federated.messages import GO_ON, PART_BYTES, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
 from gossamer.federated.model_state import ModelState
+from gossamer.federated.privacy.device_noise import private_report
 from gossamer.federated.secure.agreement import Agreement
 from gossamer.federated.secure.device import DeviceSecrets, masked_report, nothing_to_reveal, upload_masked
-from gossamer.federated.secure.fixed_point import FixedPoint
+from gossamer.federated.secure.private_fixed_point import fixed_point_of
 from gossamer.federated.secure.roster import Identity, IdentityRoster
 from gossamer.parameter_server.delta_chain import Replica
 from gossamer.strategies.federated import FederatedStrategy, LocalWork
@@ -133,10 +134,16 @@ def _contribute(
         layout=recipe.state.fingerprint(),
         train_seconds=trained.seconds,
     )
+    report = private_report(report, recipe.strategy.privacy)
     at = contributions.contribution_context(recipe.seed, number, task.round)
     try:
         encoded = contributions.encode(
-            recipe.compressor, recipe.state.layout, blocks, replace(state, memory=dict(memory)), at
+            recipe.compressor,
+            recipe.state.layout,
+            blocks,
+            replace(state, memory=dict(memory)),
+            at,
+            recipe.strategy.privacy,
         )
     except NotFinite as error:
         return (yield from _fail(store, replace(state, round=task.round), stamp, report, error))
@@ -178,17 +185,19 @@ def _contribute_masked(
     secure, layout = recipe.strategy.secure, recipe.state.fingerprint()
     if secure is None or task.secure is None or task.round <= state.round:
         raise MalformedError(f"{THE_SERVER} wants client {number}'s update without masks, or twice; it was not sent")
-    form = FixedPoint(secure, recipe.compressor, recipe.state.layout, recipe.state.dtype, len(blocks), recipe.seed)
+    form = fixed_point_of(recipe.strategy, recipe.compressor, recipe.state, recipe.seed)
     agreement = Agreement.of(form, task.secure, task.round, task.version, layout)
     roster, identity = recipe.enrolled(number)
     stamp, report = Stamp(number, task.round, task.version), masked_report(layout)
-    weight = recipe.strategy.weight(trained.work, 0)
+    privacy, work = recipe.strategy.privacy, trained.work
+    is_private = privacy is not None and privacy.on_device  # then weights would tell how much data there is
     try:
         encoded = form.encode(
             blocks,
-            weight,
-            trained.work.steps,
+            1.0 if is_private else recipe.strategy.weight(work, 0),
+            1 if is_private else work.steps,
             agreement.ranges,
+            survivors=agreement.survivors,
             client=number,
             index=task.round,
             residuals=state.residuals,
@@ -206,7 +215,8 @@ def _contribute_masked(
     def keep(payload: Payload) -> None:
         store.save(replace(state, pending=PendingContribution(stamp, report, payload, counted)))
 
-    secrets = DeviceSecrets(agreement, number, identity, roster)
+    fewest = agreement.survivors if is_private else 0
+    secrets = DeviceSecrets(agreement, number, identity, roster, fewest)
     version = yield from upload_masked(secrets, stamp, report, encoded.integers, keep, recipe.part_bytes)
     store.save(counted if version >= 0 else replace(state, round=task.round, pending=None))
     return version >= 0

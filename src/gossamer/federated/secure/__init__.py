@@ -9,6 +9,7 @@ device       a device's part: keys, shares, the masked vector, one share of each
 cohort       the server's part of one round: phases, who left, the unmasked sum
 rounds       SecureRounds: synchronous rounds in these phases
 fixed_point  weighted contributions as whole numbers under one scale for all
+private_fixed_point  the same under DistributedPrivacy: clipped, and with a share of noise each
 linear_code  what of a contribution travels, so that sums of messages mean something
 ring         integers that no sum can leave, and their bytes
 masks        adds and takes away streams of uniform numbers

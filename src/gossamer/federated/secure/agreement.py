@@ -103,6 +103,11 @@ class Agreement:
         """Of a secret that so many devices hold shares of."""
         return shares_needed(self.secure.threshold, holders)
 
+    @property
+    def survivors(self) -> int:
+        """Devices that every sum has at least, where they share the noise of its privacy."""
+        return max(int(self.secure.threshold * len(self.members)), FEWEST_MEMBERS)
+
     def fewest_around(self, client: int) -> int:
         """Devices, itself among them, without which none gives anything away: half of its neighbors, and of a whole
         cohort at least FEWEST_MEMBERS."""

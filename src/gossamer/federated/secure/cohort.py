@@ -46,7 +46,8 @@ class Phase(Enum):
 class SecureCohort:
     """One round. What is said twice alike is heard once; who contradicts itself, or comes too late, is refused."""
 
-    def __init__(self, agreement: Agreement, roster: IdentityRoster) -> None:
+    def __init__(self, agreement: Agreement, roster: IdentityRoster, fewest: int = FEWEST_MEMBERS) -> None:
+        """fewest: devices that a sum must have, whatever the threshold says."""
         self.agreement, self._roster = agreement, roster
         self.phase = Phase.KEYS
         self.live: set[int] = set(agreement.members)  # who is in the phase
@@ -54,7 +55,7 @@ class SecureCohort:
         self.liars: dict[int, str] = {}  # whose shares did not fit to those of others, and how
         self._published: dict[int, PublishedKeys] = {}
         self._needed: dict[int, int] = {}  # shares, by owner: of those who published keys around it
-        self._fewest = FEWEST_MEMBERS  # devices that have to stay until the end
+        self._fewest = max(fewest, FEWEST_MEMBERS)  # devices that have to stay until the end
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
         self._active: set[int] = set()
         self._vector = np.zeros(agreement.count, agreement.ring.dtype)
@@ -132,7 +133,7 @@ class SecureCohort:
                 self._go_on_with(self.live - late, Phase.SHARES)
                 for client in self.live:
                     self._needed[client] = self.agreement.shares_needed(len(self._around(client, self.live)) + 1)
-                self._fewest = max(self.agreement.shares_needed(len(self.live)), FEWEST_MEMBERS)
+                self._fewest = max(self.agreement.shares_needed(len(self.live)), self._fewest)
             case Phase.SHARES:
                 self._go_on_with(self.live - late, Phase.MASKED)
             case Phase.MASKED:

@@ -48,8 +48,12 @@ Shares = tuple[bytes, bytes]  # of a device's seed, and of its masking key
 class DeviceSecrets:
     """One device's secrets of one round, in memory only: after a restart it can tell nothing of them."""
 
-    def __init__(self, agreement: Agreement, number: int, identity: Identity, roster: IdentityRoster) -> None:
-        """Raises MalformedError where the device is none of the cohort."""
+    def __init__(
+        self, agreement: Agreement, number: int, identity: Identity, roster: IdentityRoster, fewest: int = 0
+    ) -> None:
+        """fewest: devices that share masks with all others tell their shares for at least so many only.
+
+        Raises MalformedError where the device is none of the cohort."""
         if number not in agreement.graph:
             raise _lie(f"asks client {number} for a part in round {agreement.index}, whose cohort it is not in")
         self._agreement, self._number, self._roster = agreement, number, roster
@@ -59,6 +63,7 @@ class DeviceSecrets:
         )
         self._neighbors: dict[int, PublishedKeys] = {}
         self._held: dict[int, Shares | None] = {}  # by owner; None: they could not be opened
+        self._fewest = fewest if len(agreement.graph[number]) + 1 == len(agreement.members) else 0
         self._needed = 0  # shares, for a secret of its own
         self._revealed = False
 
@@ -134,7 +139,7 @@ class DeviceSecrets:
         return found
 
     def _expect_enough(self, devices: int) -> None:
-        needed = max(self._needed, self._agreement.fewest_around(self._number))
+        needed = max(self._needed, self._agreement.fewest_around(self._number), self._fewest)
         if devices < needed:
             raise _lie(f"goes on with {devices} of the devices around client {self._number}, and {needed} are needed")
 

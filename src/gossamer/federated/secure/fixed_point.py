@@ -97,10 +97,14 @@ class FixedPoint:
         *,
         client: int,
         index: int,
+        survivors: int = 1,
         residuals: Sequence[dict[str, Tensor]] = (),
     ) -> QuantizedContribution:
-        """blocks: (n,) each, only read. The same numbers for the same round, however often. Raises NotFinite, and
-        LoopError for a weight that no message can tell."""
+        """blocks: (n,) each, only read. survivors: devices that the sum has at least.
+
+        The same numbers for the same round, however often. Raises NotFinite, and LoopError for a weight that no message
+        can tell.
+        """
         units = max(round(weight * UNITS), 1)
         if units >= 2**WEIGHT_BITS:
             raise LoopError(
@@ -126,7 +130,9 @@ class FixedPoint:
         integers = np.concatenate([*parts, np.array([*digits, *flags], np.int64)])
         return QuantizedContribution(integers, tuple(after) if has_feedback(self.compressor) else ())
 
-    def decode(self, total: Integers, ranges: Sequence[float], devices: int, index: int) -> CohortTotal:
+    def decode(
+        self, total: Integers, ranges: Sequence[float], devices: int, index: int, survivors: int = 1
+    ) -> CohortTotal:
         """total: (d,) the sum over so many devices. Raises MalformedError for one that honest ones cannot have."""
         each = self.code.count(self.layout)
         places = [block * each for block in range(self.blocks)]

@@ -13,7 +13,7 @@ from gossamer.errors import MalformedError, RecipeError
 from gossamer.federated.messages import Report, SecureTask
 from gossamer.federated.secure.agreement import FEWEST_MEMBERS, KEYS, REVEAL, SHARES, Agreement
 from gossamer.federated.secure.cohort import Phase, SecureCohort
-from gossamer.federated.secure.fixed_point import FixedPoint
+from gossamer.federated.secure.private_fixed_point import PrivateFixedPoint, fixed_point_of
 from gossamer.federated.secure.roster import IdentityRoster
 from gossamer.federated.server.reports import Reported
 from gossamer.federated.server.roster import Assignment
@@ -56,14 +56,7 @@ class SecureRounds(SynchronousRounds):
             raise RecipeError('late="count" adds single reports, and under masks there are none. Write late="drop".')
         self._fewest = max(fewest, FEWEST_MEMBERS)
         self.identities, self._phase_seconds = roster, phase_seconds
-        self.form = FixedPoint(
-            strategy.secure,
-            self.model.compressor,
-            self.model.state.layout,
-            self.model.state.dtype,
-            strategy.contribution_count,
-            self.model.seed,
-        )
+        self.form = fixed_point_of(strategy, self.model.compressor, self.model.state, self.model.seed)
         self.ranges = self.form.first_ranges
         self.secure: SecureCohort | None = None
         self.given_up: list[str] = []  # why rounds were
@@ -76,7 +69,8 @@ class SecureRounds(SynchronousRounds):
             task = SecureTask(members=tuple(sorted(chosen)), ranges=self.ranges)
             layout = self.model.state.fingerprint()
             agreement = Agreement.of(self.form, task, self.next_round, self.model.version, layout)
-            self.secure = SecureCohort(agreement, self.identities)
+            fewest = agreement.survivors if isinstance(self.form, PrivateFixedPoint) else FEWEST_MEMBERS
+            self.secure = SecureCohort(agreement, self.identities, fewest)
         return chosen
 
     def secure_task(self) -> SecureTask | None:
@@ -152,7 +146,9 @@ class SecureRounds(SynchronousRounds):
             return
         agreement, devices = cohort.agreement, len(cohort.active)
         try:
-            total = self.form.decode(cohort.total(), agreement.ranges, devices, agreement.index)
+            total = self.form.decode(
+                cohort.total(), agreement.ranges, devices, agreement.index, survivors=agreement.survivors
+            )
         except MalformedError as error:
             cohort.hopeless = str(error)
             return
