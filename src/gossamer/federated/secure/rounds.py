@@ -66,18 +66,12 @@ class SecureRounds(SynchronousRounds):
     def assign(self, moment: float) -> list[int]:
         chosen = super().assign(moment)
         if chosen:
-            task = SecureTask(members=tuple(sorted(chosen)), ranges=self.ranges)
+            self.secure_task = task = SecureTask(members=tuple(sorted(chosen)), ranges=self.ranges)
             layout = self.model.state.fingerprint()
             agreement = Agreement.of(self.form, task, self.next_round, self.model.version, layout)
             fewest = agreement.survivors if isinstance(self.form, PrivateFixedPoint) else FEWEST_MEMBERS
             self.secure = SecureCohort(agreement, self.identities, fewest)
         return chosen
-
-    def secure_task(self) -> SecureTask | None:
-        if self.secure is None:
-            return None
-        agreement = self.secure.agreement
-        return SecureTask(members=agreement.members, ranges=agreement.ranges)
 
     # Pushes.
 
@@ -169,7 +163,7 @@ class SecureRounds(SynchronousRounds):
         yield from super()._give_up(moment, found)
 
     def open_anew(self, moment: float) -> None:
-        self.secure, self._unmasked = None, False
+        self.secure, self.secure_task, self._unmasked = None, None, False
         super().open_anew(moment)
 
     def _answer_held(self) -> Iterator[Reply]:

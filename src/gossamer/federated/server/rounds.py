@@ -94,6 +94,7 @@ class Rounds(ABC):
         self.refused: dict[int, str] = {}  # by client, since the last version
         self.deadline = inf  # at which something is to be done though nothing has happened
         self.sum: ContributionSum = sum_for(model.strategy, self.guard)
+        self.secure_task: SecureTask | None = None  # how this round's contributions are masked
         self._return_seconds = return_seconds
 
     @property
@@ -372,13 +373,9 @@ class Rounds(ABC):
                 chain=pulled.about,
                 config=self.config,
                 seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
-                secure=self.secure_task(),
+                secure=self.secure_task,
             )
             yield Reply(token=token, answer=replace(pulled, about=encode(task)))
-
-    def secure_task(self) -> SecureTask | None:
-        """How this round's contributions are masked."""
-        return None
 
     def _dismiss(self) -> Iterator[Reply]:
         """The federation has ended: nobody trains any more, and whoever asks hears so."""
