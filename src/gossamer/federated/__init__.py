@@ -8,6 +8,7 @@ population    devices unlike each other: speed, link, hours
 round_forecast  what a round costs, before anything runs
 script_file   the functions that a user's script marks
 privacy       clipping, noise, and what versions tell of a device
+secure        masks that cancel in the sum: the server learns that, and nothing of a device
 server        rounds: selection, admission, sums, the next version
 """
 

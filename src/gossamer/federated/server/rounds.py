@@ -41,6 +41,7 @@ from gossamer.federated.messages import (
     Fate,
     Report,
     Scalar,
+    SecureTask,
     Task,
     encode,
 )
@@ -91,6 +92,7 @@ class Rounds(ABC):
         self.deadline = inf  # at which something is to be done though nothing has happened
         self.sum = self.privacy.new_sum()
         self.drew_nobody = False  # a cohort without a device was drawn, of which a version is made: of noise alone
+        self.secure_task: SecureTask | None = None  # how this round's contributions are masked
         self._return_seconds = return_seconds
 
     @property
@@ -366,6 +368,7 @@ class Rounds(ABC):
                 chain=pulled.about,
                 config=self.config,
                 seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
+                secure=self.secure_task,
             )
             yield Reply(token=token, answer=replace(pulled, about=encode(task)))
 
