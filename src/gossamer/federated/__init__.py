@@ -7,8 +7,25 @@ client        a device: the user's function, its hooks, feedback, and the device
 population    devices unlike each other: speed, link, hours
 script_file   the functions that a user's script marks
 server        rounds: selection, admission, sums, the next version
+virtual       many thousand devices in virtual time, on one machine
 """
 
-from gossamer.federated.client.functions import Round, Update, client, evaluate, model
+from __future__ import annotations
 
-__all__ = ["Round", "Update", "client", "evaluate", "model"]
+from typing import TYPE_CHECKING, Any
+
+from gossamer.federated.client.functions import Round, Update, client, evaluate, model
+from gossamer.federated.client.local_steps import LocalSteps
+
+if TYPE_CHECKING:
+    from gossamer.federated.virtual.simulate import simulate as simulate
+
+__all__ = ["LocalSteps", "Round", "Update", "client", "evaluate", "model", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "simulate":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gossamer.federated.virtual.simulate import simulate  # only who simulates waits for its imports
+
+    return simulate
