@@ -4,7 +4,7 @@ messages      what both tell each other beside tensors: tasks, reports, fates
 model_state   what of a model travels, as one flat tensor
 upload        a contribution in parts of bounded size
 client        a device: the user's function, its hooks, feedback, and the device's script
-population    devices unlike each other: speed, link, hours
+population    devices unlike each other: data, speed, link, hours
 script_file   the functions that a user's script marks
 server        rounds: selection, admission, sums, the next version
 virtual       many thousand devices in virtual time, on one machine
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.federated.client.functions import Round, Update, client, evaluate, model
 from gossamer.federated.client.local_steps import LocalSteps
+from gossamer.federated.population.partition import partition
 
 if TYPE_CHECKING:
     from gossamer.federated.virtual.simulate import simulate as simulate
 
-__all__ = ["LocalSteps", "Round", "Update", "client", "evaluate", "model", "simulate"]
+__all__ = ["LocalSteps", "Round", "Update", "client", "evaluate", "model", "partition", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
