@@ -116,7 +116,7 @@ def test_who_goes_offline_in_a_task_has_left_and_comes_back_the_next_day() -> No
 
 def test_devices_that_are_never_there_together_end_the_run() -> None:
     profiles = [DeviceProfile(present_from=3600.0 * hour, present_seconds=3600.0) for hour in (1, 5)]
-    with pytest.raises(PeerLost, match="Version 1 cannot be made: . of 2 devices"):
+    with pytest.raises(PeerLost, match=r"Version 1 cannot be made: . of 2 devices"):
         run("FedAvg(fraction=1.0)", clients=2, profiles=profiles)
     hours = [round_.virtual_seconds for round_ in run("FedAvg(fraction=0.5)", clients=2, profiles=profiles).rounds]
     assert hours[0] == 3600.0

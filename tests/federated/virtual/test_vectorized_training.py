@@ -16,8 +16,9 @@ from gossamer.federated import LocalSteps, Round, client
 from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.messages import Task
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.virtual.simulate import Simulation, training_of
+from gossamer.federated.virtual.simulate import Simulation
 from gossamer.federated.virtual.training import OneByOne
+from gossamer.federated.virtual.training_choice import training_of
 from gossamer.federated.virtual.vectorized_training import ManyAtOnce
 from gossamer.strategies.federated import FedAvg, FederatedStrategy
 from gossamer.strategies.federated.base import Memory
@@ -126,7 +127,7 @@ def test_a_federation_learns_the_same() -> None:
 
 
 def test_draws_in_a_loss_are_refused() -> None:
-    with pytest.raises(LoopError, match="many devices at once .*no dropout"):
+    with pytest.raises(LoopError, match=r"many devices at once .*no dropout"):
         Simulation(steps_with(dropping, 0.0), network, "FedAvg()", clients=4, rounds=1).run()
 
 

@@ -6,6 +6,7 @@ hours                when a device of such hours is there
 device_states        what devices keep, in memory or on disk; equal replicas are kept once
 training             how a round's devices are trained: one after another
 vectorized_training  many devices of a round in one vmapped call
+training_choice      which of these two
 ray_training         many devices of a round as tasks of Ray
 seeding              seeds of torch, random and numpy, for every device and round
 federated_run        FederatedRun: rounds, bytes, virtual seconds, metrics

@@ -33,10 +33,11 @@ from gossamer.errors import GossamerError, PeerLost
 from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, participate
 from gossamer.federated.messages import CLIENT, TASK
 from gossamer.federated.population import DeviceProfile
+from gossamer.federated.population.device_profile import DAY_SECONDS
 from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.script import serve
 from gossamer.federated.virtual.device_states import DeviceStates
-from gossamer.federated.virtual.hours import DAY_SECONDS, presence
+from gossamer.federated.virtual.hours import presence
 from gossamer.federated.virtual.training import DeviceTraining
 from gossamer.simulation.clock import VirtualClock
 
@@ -154,10 +155,9 @@ class VirtualFederation:
             self._live[client] = script = participate(client, self._recipe, self._states.of(client))
             self._leaves[client] = presence(self._profile(client), self.clock.now)[1]
             next(script)  # the ask that is answered now
-        nbytes, profile = payload_bytes(reply.answer.payload), self._profile(client)
+        nbytes = payload_bytes(reply.answer.payload)
         self.counted.down[client] = self.counted.down.get(client, 0) + nbytes
-        seconds = profile.round_trip_seconds / 2 + 8 * nbytes / profile.down_bits_per_second
-        self._resume(client, reply.answer, self.clock.now + seconds)
+        self._resume(client, reply.answer, self.clock.now + self._profile(client).down_seconds(nbytes))
 
     # Devices.
 
@@ -193,7 +193,9 @@ class VirtualFederation:
 
     def _forget(self, client: int) -> None:
         """A device has no script any more."""
-        self._untrained.pop(client, None)
+        op, _ = self._untrained.pop(client, (None, 0.0))
+        if op is not None:
+            self._training.forget(op)
         self._leaves.pop(client, None)
         script = self._live.pop(client, None)
         if script is not None:
@@ -222,11 +224,9 @@ class VirtualFederation:
 
     def _ask(self, client: int, op: Ask, moment: float) -> None:
         nbytes = payload_bytes(op.payload) if isinstance(op, Push) else 0
-        profile = self._profile(client)
         if nbytes:
             self.counted.up[client] = self.counted.up.get(client, 0) + nbytes
-        seconds = profile.round_trip_seconds / 2 + 8 * nbytes / profile.up_bits_per_second
-        self.clock.at(moment + seconds, self._arrive, client, self._stay(client), op)
+        self.clock.at(moment + self._profile(client).up_seconds(nbytes), self._arrive, client, self._stay(client), op)
 
     def _arrive(self, client: int, stay: int, op: Ask) -> None:
         if self._stay(client) != stay:
@@ -240,11 +240,13 @@ class VirtualFederation:
     def _begin_training(self, client: int, op: Train, moment: float) -> None:
         profile, stay = self._profile(client), self._stay(client)
         steps = self._training.fewest_steps(op)
+        soonest = moment + profile.training_seconds(steps)
         if profile.failure and _fails(profile, self._recipe.seed, client, op.task.round, stay):
-            self.clock.at(moment + steps * profile.seconds_per_step, self._leave, client, stay, FAILURE_SECONDS)
+            self._training.forget(op)
+            self.clock.at(soonest, self._leave, client, stay, FAILURE_SECONDS)
             return
         self._untrained[client] = op, moment
-        self.clock.at(moment + steps * profile.seconds_per_step, self._train, client, op)
+        self.clock.at(soonest, self._train, client, op)
 
     def _train(self, client: int, op: Train) -> None:
         """Train all that are to be trained, where this one still is."""
@@ -253,8 +255,7 @@ class VirtualFederation:
         together, self._untrained = self._untrained, {}
         found = self._training.train([op for op, _ in together.values()])
         for (client, (_, moment)), trained in zip(together.items(), found, strict=True):
-            ended = moment + trained.work.steps * self._profile(client).seconds_per_step
-            ended = max(ended, self.clock.now)
+            ended = max(moment + self._profile(client).training_seconds(trained.work.steps), self.clock.now)
             self._resume(client, replace(trained, seconds=ended - moment), ended)
 
 

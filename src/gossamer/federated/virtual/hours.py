@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from math import floor, inf
 
-from gossamer.federated.population.device_profile import DeviceProfile
-
-DAY_SECONDS = 86_400.0
-ROUNDING_SECONDS = 1e-6  # by which a moment that was computed from days may be early
+from gossamer.federated.population.device_profile import DAY_SECONDS, ROUNDING_SECONDS, DeviceProfile
 
 
 def presence(profile: DeviceProfile, moment: float) -> tuple[float, float]:
     """The device's present or next stay: from when, at least `moment`, and until when."""
-    if profile.present_seconds >= DAY_SECONDS:
+    if profile.is_always_present:
         return moment, inf
     day = floor((moment - profile.present_from + ROUNDING_SECONDS) / DAY_SECONDS)
     begins = profile.present_from + day * DAY_SECONDS

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from gossamer.compressors import Compressor
 from gossamer.core import rng
 from gossamer.errors import LoopError, RecipeError, require
-from gossamer.federated.client.functions import STEPS, ClientFunction, Round, Update
+from gossamer.federated.client.functions import ClientFunction, Round, Update
 from gossamer.federated.client.script import ClientRecipe
 from gossamer.federated.messages import Scalar
 from gossamer.federated.model_state import ModelState
@@ -28,8 +27,8 @@ from gossamer.federated.virtual.engine import VirtualFederation
 from gossamer.federated.virtual.federated_run import FederatedRun, RoundRecord
 from gossamer.federated.virtual.seeding import generators_kept, seed_everything
 from gossamer.federated.virtual.stop_condition import StopCondition
-from gossamer.federated.virtual.training import DeviceTraining, OneByOne
-from gossamer.federated.virtual.vectorized_training import ManyAtOnce, why_not_vectorized
+from gossamer.federated.virtual.training import DeviceTraining
+from gossamer.federated.virtual.training_choice import training_of
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.strategies.federated import FederatedStrategy
 
@@ -51,6 +50,7 @@ def simulate(
     on_round: OnRound | None = None,
     config: Mapping[str, Scalar] | None = None,
     states: str | os.PathLike[str] | None = None,
+    engine: str = "local",
     **options: Any,
 ) -> FederatedRun:
     """Run a federation in virtual time: the scripts that `gossamer federate serve` and `join` run, and real training.
@@ -60,6 +60,7 @@ def simulate(
     until: a metric compared with a number, such as "accuracy>0.95"; the rounds end there at the latest.
     on_round: called with the record of each version as it is made. config: told to devices in each round.
     states: an empty directory for what devices keep between rounds (their feedback); None: in memory.
+    engine: "local", or "ray" for tasks of Ray, on whatever machines it has: the same bits.
     options: of the rounds, such as round_seconds=600 and over_selection=0.3.
 
     The same seed gives the same bits on the same machine. The global generators of torch, random and numpy are seeded
@@ -71,7 +72,7 @@ def simulate(
     simulation = Simulation(
         train, model, recipe,
         clients=clients, rounds=rounds, evaluate=evaluate, profiles=profiles, seed=seed, until=until,
-        on_round=on_round, config=config, states=states, **options,
+        on_round=on_round, config=config, states=states, engine=engine, **options,
     )  # fmt: skip
     return simulation.run()
 
@@ -94,12 +95,13 @@ class Simulation:
         on_round: OnRound | None = None,
         config: Mapping[str, Scalar] | None = None,
         states: str | os.PathLike[str] | None = None,
+        engine: str = "local",
         **options: Any,
     ) -> None:
         """As for `simulate`. Raises RecipeError, ValueError."""
         require(clients >= 1 and rounds >= 1, f"a federation has 1 client and 1 round or more, not {clients}, {rounds}")
         self._until = None if until is None else StopCondition.read(until)
-        self._evaluate, self._on_round, self._seed = evaluate, on_round, seed
+        self.on_round, self._evaluate, self._seed = on_round, evaluate, seed
         profile = _profile_of(profiles, clients)
         terms = _Terms.of(recipe)
         with generators_kept():
@@ -108,7 +110,7 @@ class Simulation:
         self._model, self._terms = made, terms
         state = ModelState.of(made)
         self.cohort = terms.strategy.cohort(clients)
-        self.training = training_of(train, made, state, terms.strategy)
+        self.training = _training(engine, train, made, state, terms.strategy)
         self.result = FederatedRun(recipe=repr(terms.recipe), clients=clients, model=made)
         self.result.training = self.training.description
         server = GlobalModel(terms.strategy, terms.compressor, terms.pull, state, state.read(made).flat, seed)
@@ -136,7 +138,6 @@ class Simulation:
     def run(self) -> FederatedRun:
         """Until the end, or a KeyboardInterrupt. Once."""
         self._began = time.perf_counter()
-        threads = torch.get_num_threads()
         try:
             with generators_kept():
                 self.engine.run()
@@ -145,7 +146,6 @@ class Simulation:
         except KeyboardInterrupt:
             self.result.ended = "interrupted"
         finally:
-            torch.set_num_threads(threads)
             self.engine.close()
             self._write()
             self.result.failures = {client: str(error) for client, error in self.engine.failures.items()}
@@ -175,8 +175,8 @@ class Simulation:
         if self._until is not None and self._until.reached(record.all_metrics):
             self.result.ended = "reached"
             self.engine.stopping = True
-        if self._on_round is not None:
-            self._on_round(record)
+        if self.on_round is not None:
+            self.on_round(record)
 
     def _evaluated(self, version: int) -> dict[str, float]:
         if self._evaluate is None:
@@ -215,15 +215,15 @@ class _Terms:
         return cls(resolved, strategy, resolved.compressor, pull)
 
 
-def training_of(
-    function: ClientFunction, model: nn.Module, state: ModelState, strategy: FederatedStrategy
+def _training(
+    engine: str, function: ClientFunction, model: nn.Module, state: ModelState, strategy: FederatedStrategy
 ) -> DeviceTraining:
-    """Many devices at once where the function and the model allow it."""
-    steps = getattr(function, STEPS, None)
-    if steps is None:
-        return OneByOne(model, state, strategy, function)
-    why = why_not_vectorized(model, state)
-    return OneByOne(model, state, strategy, function, why) if why else ManyAtOnce(model, state, strategy, steps)
+    require(engine in ("local", "ray"), f"engine is 'local' or 'ray', not {engine!r}")
+    if engine == "local":
+        return training_of(function, model, state, strategy)
+    from gossamer.federated.virtual.ray_training import RayTraining  # an extra
+
+    return RayTraining(model, state, strategy, function)
 
 
 def _profile_of(profiles: Profiles, clients: int) -> Callable[[int], DeviceProfile]:

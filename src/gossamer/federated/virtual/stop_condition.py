@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gossamer.errors import LoopError
+
 COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 
 
@@ -32,9 +34,9 @@ class StopCondition:
             ) from None
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Raises ValueError where there is no such metric."""
+        """Raises LoopError where there is no such metric."""
         if self.metric not in metrics:
-            raise ValueError(
+            raise LoopError(
                 f"nothing tells {self.metric!r}, so the federation would never end by it; there are: "
                 f"{', '.join(sorted(metrics)) or 'no metrics'}. Return it from the function that is marked "
                 f'evaluate: Update(samples=n, metrics={{"{self.metric}": ...}})'

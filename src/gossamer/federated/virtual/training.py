@@ -25,6 +25,13 @@ class DeviceTraining(Protocol):
     def fewest_steps(self, op: Train) -> int:
         """Steps that it takes at least, known before it was trained."""
 
+    @property
+    def most_together(self) -> int | None:
+        """How many in one call, whose results depend on each other by rounding; None: each is by itself."""
+
+    def forget(self, op: Train) -> None:
+        """It is not to be trained after all."""
+
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
         """In the order of the ops. What the user's function raises carries a note with the device and the round."""
 
@@ -51,6 +58,12 @@ class OneByOne(DeviceTraining):
 
     def fewest_steps(self, op: Train) -> int:
         return 0
+
+    @property
+    def most_together(self) -> int | None:
+        return None
+
+    def forget(self, op: Train) -> None: ...
 
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
         for op in ops:

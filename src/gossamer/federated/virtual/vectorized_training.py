@@ -62,6 +62,13 @@ class ManyAtOnce(DeviceTraining):
         self._told[op.client] = op, steps
         return len(steps.batches)
 
+    @property
+    def most_together(self) -> int | None:
+        return self._most
+
+    def forget(self, op: Train) -> None:
+        self._told.pop(op.client, None)
+
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
         for begin in range(0, len(ops), self._most):
             some = ops[begin : begin + self._most]
