@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from support.federations import model_of, one_pass
+from torch import Tensor, nn
 
 from gossamer.errors import LoopError
+from gossamer.federated import LocalSteps, Round, Update, client
 from gossamer.federated.virtual.simulate import simulate
 
 
 def run(engine: str, **options: Any) -> torch.Tensor:
-    found = simulate(one_pass, model_of, "FedAvg(fraction=0.5)", clients=6, rounds=2, engine=engine, **options)
+    train = options.pop("train", one_pass)
+    found = simulate(train, model_of, "FedAvg(fraction=0.5)", clients=6, rounds=2, engine=engine, **options)
     return torch.cat([each.detach().reshape(-1) for each in found.model.parameters()])
 
 
@@ -30,10 +33,24 @@ def test_an_unknown_engine_is_refused() -> None:
 
 
 @pytest.mark.processes
-def test_tasks_of_ray_give_the_same_bits() -> None:
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_tasks_of_ray_give_the_same_bits(vectorized: bool) -> None:
     ray = pytest.importorskip("ray")
+
+    def loss(model: nn.Module, inputs: Tensor) -> Tensor:
+        return (model(inputs) - 1).square().mean()
+
+    def steps(model: nn.Module, told: Round) -> Any:
+        return LocalSteps(loss=loss, batches=[torch.randn(3, 4).double()], learning_rate=0.1, samples=3)
+
+    def noisy(model: nn.Module, told: Round) -> Any:
+        found = steps(model, told)
+        found.run(model)
+        return Update(samples=3)
+
+    train = client(vectorized=True)(steps) if vectorized else noisy
     try:
-        assert torch.equal(run("ray"), run("local"))
-        assert not torch.equal(run("ray", seed=1), run("local", seed=2))
+        assert torch.equal(run("ray", train=train), run("local", train=train))
+        assert not torch.equal(run("ray", train=train, seed=1), run("local", train=train))
     finally:
         ray.shutdown()
