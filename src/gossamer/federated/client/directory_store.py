@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -46,7 +47,7 @@ class DirectoryStore(ClientStore):
                     place, _, key = rest.partition("/")
                     residuals[int(place)][key] = tensor
             return ClientState(
-                **{key: int(about[key]) for key in NUMBERS},
+                **dict[str, Any]((key, int(about[key])) for key in NUMBERS),
                 replica=tuple(replica[place] for place in sorted(replica)),
                 residuals=tuple(residuals),
                 memory=memory,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -14,8 +15,9 @@ from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Pull, Push, Stamp
+from gossamer.errors import MismatchError, NotFinite
 from gossamer.federated.client import contribution as contributions
-from gossamer.federated.client.store import ClientState, ClientStore
+from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
 from gossamer.federated.messages import (
     FATE_UNKNOWN,
     PART,
@@ -80,9 +82,14 @@ def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> Client
     counted = 0
     while True:
         state = store.load()
+        if state.pending is not None:  # this device was restarted
+            counted += yield from _deliver(recipe, store, state)
+            continue
         replica = _replica(recipe, state)
         pulled = yield Pull(of=THE_SERVER, key=TASK, known=replica.version, at_least=state.round + 1)
         task = decode(pulled.about, Task, THE_SERVER)
+        if task.refused:
+            raise MismatchError(f"The server refused this device. {task.refused}")
         if task.finished:
             return counted
         replica.update(replace(pulled, about=task.chain))
@@ -111,24 +118,38 @@ def _contribute(
     blocks, memory = recipe.strategy.contribute(
         anchor - trained.flat, trained.work, shared, _memory(recipe, state, anchor)
     )
-    at = contributions.contribution_context(recipe.seed, number, task.round)
-    encoded = contributions.encode(
-        recipe.compressor, recipe.state.layout, blocks, replace(state, memory=dict(memory)), at
-    )
+    stamp = Stamp(number, task.round, task.version)
     report = Report(
         samples=trained.work.samples,
         steps=trained.work.steps,
         learning_rate=trained.work.learning_rate,
-        metrics=trained.metrics,
-        counts=encoded.counts,
+        metrics={name: value for name, value in trained.metrics.items() if isfinite(value)},
         layout=recipe.state.fingerprint(),
         train_seconds=trained.seconds,
     )
-    fate_version = yield from upload(
-        Stamp(number, task.round, task.version), report, encoded.payload, recipe.part_bytes
-    )
+    at = contributions.contribution_context(recipe.seed, number, task.round)
+    try:
+        encoded = contributions.encode(
+            recipe.compressor, recipe.state.layout, blocks, replace(state, memory=dict(memory)), at
+        )
+    except NotFinite as error:  # training diverged: the next round begins from other parameters
+        report = msgspec.structs.replace(report, failed=str(error)[:300])
+        yield Push(to=THE_SERVER, key=REPORT, stamp=stamp, about=encode(report))
+        store.save(replace(state, round=task.round))
+        return False
+    report = msgspec.structs.replace(report, counts=encoded.counts)
+    state = replace(state, pending=PendingContribution(stamp, report, encoded.payload, encoded.counted))
+    store.save(state)
+    return (yield from _deliver(recipe, store, state))
+
+
+def _deliver(recipe: ClientRecipe, store: ClientStore, state: ClientState) -> Generator[Any, Any, bool]:
+    """Send the contribution whose fate is not known, and remember it; whether it was counted."""
+    pending = state.pending
+    assert pending is not None
+    fate_version = yield from upload(pending.stamp, pending.report, pending.payload, recipe.part_bytes)
     was_counted = fate_version >= 0
-    store.save(encoded.counted if was_counted else replace(state, round=task.round))
+    store.save(pending.counted if was_counted else replace(state, round=pending.stamp.step, pending=None))
     return was_counted
 
 
@@ -139,7 +160,9 @@ def upload(stamp: Stamp, report: Report, payload: Payload, part_bytes: int = PAR
     """
     parts = cut(payload, part_bytes)
     for number, part in enumerate(parts):
-        yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(part,), about=str(number))
+        receipt = yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(part,), about=str(number))
+        if receipt.version != FATE_UNKNOWN:  # it counted before, or the round is over
+            return int(receipt.version)
     if parts:
         report = msgspec.structs.replace(
             report, parts=len(parts), shapes=tuple(tuple(tensor.shape) for tensor in payload)

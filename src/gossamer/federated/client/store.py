@@ -8,6 +8,18 @@ from typing import Protocol
 from torch import Tensor
 
 from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Stamp
+from gossamer.federated.messages import Report
+
+
+@dataclass(frozen=True)
+class PendingContribution:
+    """A contribution that may have been sent, and whose fate is not known: a restarted device sends it again."""
+
+    stamp: Stamp
+    report: Report
+    payload: Payload
+    counted: ClientState  # what the device's state becomes once it counts
 
 
 @dataclass
@@ -20,6 +32,7 @@ class ClientState:
     residuals: tuple[dict[str, Tensor], ...] = ()  # the compressor's state, by block
     residual_version: int = -1  # that the residuals were left at
     memory: dict[str, Tensor] = field(default_factory=dict)  # the strategy's
+    pending: PendingContribution | None = None
 
 
 class ClientStore(Protocol):
