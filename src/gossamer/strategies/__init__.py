@@ -31,7 +31,7 @@ from gossamer.strategies.base import (
 from gossamer.strategies.delayed_averaging import DelayedAveraging
 from gossamer.strategies.diloco import DiLoCo
 from gossamer.strategies.every_step import EveryStep
-from gossamer.strategies.federated import FedAvg
+from gossamer.strategies.federated import SCAFFOLD, FedAvg, FedBuff, FedNova, FedOpt, FedProx
 from gossamer.strategies.gossip import Gossip
 from gossamer.strategies.local_sgd import LocalSGD, PostLocalSGD
 from gossamer.strategies.moment_rounds import AVERAGE, KEEP, NEVER, RESET, MomentRounds
@@ -45,12 +45,17 @@ __all__ = [
     "KEEP",
     "NEVER",
     "RESET",
+    "SCAFFOLD",
     "AveragingStage",
     "AveragingStrategy",
     "DelayedAveraging",
     "DiLoCo",
     "EveryStep",
     "FedAvg",
+    "FedBuff",
+    "FedNova",
+    "FedOpt",
+    "FedProx",
     "FederatedStage",
     "Gossip",
     "GossipStage",

@@ -16,7 +16,7 @@ class ContributionSum(ABC):
 
     def __init__(self) -> None:
         self.count = 0
-        self._weight, self._steps = 0.0, 0.0
+        self._weight, self._steps, self._square_steps = 0.0, 0.0, 0.0
 
     def add(self, blocks: Sequence[Tensor], weight: float, steps: int) -> None:
         """blocks: (n,) each, which may be kept or overwritten. weight: above 0."""
@@ -24,9 +24,16 @@ class ContributionSum(ABC):
         self.count += 1
         self._weight += weight
         self._steps += weight * steps
+        self._square_steps += weight * steps**2
 
     def summary(self, clients: int) -> CohortSummary:
-        return CohortSummary(contributions=self.count, clients=clients, steps=self._steps / self._weight)
+        return CohortSummary(
+            contributions=self.count,
+            clients=clients,
+            steps=self._steps / self._weight,
+            square_steps=self._square_steps / self._weight,
+            mean_weight=self._weight / self.count,
+        )
 
     @abstractmethod
     def _add(self, blocks: Sequence[Tensor], weight: float) -> None: ...
