@@ -1,7 +1,8 @@
 """Device states: keeps what simulated devices keep, in memory or on disk; equal replicas are kept once.
 
 All replicas of one version are the same bits, so memory grows with the versions that devices hold, not with devices.
-Residuals and the strategy's memory are each device's own: with a directory they lie there while it is not chosen.
+Residuals and the strategy's memory are each device's own: with a directory they lie there while it is not chosen. What
+was sent when a device left, and what it then remembers, stays in memory until its fate is known.
 """
 
 from __future__ import annotations
@@ -58,8 +59,11 @@ class DeviceStates:
                 DirectoryStore(self._directory, client).save(replace(state, replica=()))
             small = replace(state, residuals=(), memory={})
         replica = self._held(state.version, state.replica)
+        pending = state.pending
+        if pending is not None and pending.counted.version == state.version:  # what counts has the same replica
+            pending = replace(pending, counted=replace(pending.counted, replica=replica))
         self._release(self._kept.get(client))
-        self._kept[client] = replace(small, replica=replica)
+        self._kept[client] = replace(small, replica=replica, pending=pending)
 
     def _held(self, version: int, replica: Payload) -> Payload:
         if not replica:

@@ -31,6 +31,7 @@ from gossamer.core.peer_ops import (
 )
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, participate
+from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.messages import CLIENT, TASK
 from gossamer.federated.population import DeviceProfile
 from gossamer.federated.population.device_profile import DAY_SECONDS
@@ -79,7 +80,7 @@ class VirtualFederation:
         self._stays: dict[int, int] = {}  # by device that ever left: how often, to know what belongs to a stay before
         self._leaves: dict[int, float] = {}  # by live device: when its hours end
         self._untrained: dict[int, tuple[Train, float]] = {}  # by device: what it is to train, and since when
-        self._new = self._first_ask(0)  # of a device that was never chosen
+        self._new: Pull = next(participate(0, recipe, MemoryStore()))  # of a device that was never chosen
         self._last_version = 0.0
 
     @property
@@ -161,13 +162,6 @@ class VirtualFederation:
 
     # Devices.
 
-    def _first_ask(self, client: int) -> Pull:
-        """What a device asks for when it begins."""
-        script = participate(client, self._recipe, self._states.of(client))
-        ask: Pull = next(script)
-        script.close()
-        return ask
-
     def _come(self, client: int) -> None:
         begins, ends = presence(self._profile(client), self.clock.now)
         if begins > self.clock.now:
@@ -175,8 +169,12 @@ class VirtualFederation:
             return
         if ends < inf:
             self.clock.at(ends, self._leave, client, self._stay(client))
-        ask = self._first_ask(client) if self._states.known(client) else self._new
-        self._ask(client, ask, self.clock.now)
+        if not self._states.known(client):
+            self._ask(client, self._new, self.clock.now)
+            return
+        self._live[client] = script = participate(client, self._recipe, self._states.of(client))
+        self._leaves[client] = ends
+        self._issue(client, next(script), self.clock.now)  # its task, or what it was sending when it left
 
     def _stay(self, client: int) -> int:
         return self._stays.get(client, 0)
@@ -211,6 +209,9 @@ class VirtualFederation:
             self.failures[client] = error
             self.clock.at(moment, self._leave, client, self._stay(client), inf)
             return
+        self._issue(client, op, moment)
+
+    def _issue(self, client: int, op: Any, moment: float) -> None:
         match op:
             case Train():
                 self._begin_training(client, op, moment)

@@ -18,10 +18,9 @@ from gossamer.federated.client.script import ClientRecipe
 from gossamer.federated.messages import Scalar
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.population import DeviceProfile
+from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.rounds import Committed, Rounds
-from gossamer.federated.server.selection import Uniform
-from gossamer.federated.server.synchronous import SynchronousRounds
+from gossamer.federated.server.reports import Committed
 from gossamer.federated.virtual.device_states import DeviceStates
 from gossamer.federated.virtual.engine import VirtualFederation
 from gossamer.federated.virtual.federated_run import FederatedRun, RoundRecord
@@ -114,10 +113,9 @@ class Simulation:
         self.result = FederatedRun(recipe=repr(terms.recipe), clients=clients, model=made)
         self.result.training = self.training.description
         server = GlobalModel(terms.strategy, terms.compressor, terms.pull, state, state.read(made).flat, seed)
-        self._rounds: Rounds = SynchronousRounds(
-            server, clients=clients, rounds=rounds, selection=Uniform(seed), config=config,
-            on_commit=self._committed, **options,
-        )  # fmt: skip
+        self._rounds = rounds_for(
+            server, clients=clients, rounds=rounds, config=config, on_commit=self._committed, **options
+        )
         device = ClientRecipe(
             strategy=terms.strategy, compressor=terms.compressor, pull=terms.pull, state=state, seed=seed
         )
@@ -167,7 +165,7 @@ class Simulation:
             down_bytes=counted.down,
             metrics=metrics,
             train_metrics=_mean_metrics(committed),
-            refused=dict(self._rounds.refused),
+            refused=dict(committed.refused),
             epsilon=getattr(self._rounds, "epsilon", None),
         )
         self._began = now

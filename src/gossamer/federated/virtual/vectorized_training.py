@@ -96,8 +96,15 @@ class ManyAtOnce(DeviceTraining):
         known, steps = self._told.pop(op.client, (None, None))
         return steps if known is op and steps is not None else self._steps(op)
 
+    def _check_momentum(self, members: Sequence[_Member]) -> None:
+        why = self._strategy.why_plain_sgd
+        for member in members if why is not None else ():
+            if member.steps.momentum:
+                raise LoopError(f"{why}, and client {member.op.client} has momentum. Write LocalSteps(momentum=0.0).")
+
     def _train(self, members: Sequence[_Member]) -> None:
         """All of one loss."""
+        self._check_momentum(members)
         self._model.train()
         crowd = _Crowd(self._model, self._state, self._strategy, members, self._device)
         left = set(range(len(members)))
