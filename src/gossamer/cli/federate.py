@@ -111,6 +111,9 @@ def check_recipe_text(context: click.Context, option: click.Parameter, text: str
     show_default=True,
     help="Who trains: this process, or tasks of Ray.",
 )
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Of torch; more for large models only."
+)
 @output_option("json", "Write the record there.")
 def simulate_command(
     script: Path,
@@ -125,6 +128,7 @@ def simulate_command(
     over_selection: float | None,
     states: Path | None,
     engine: str,
+    threads: int,
     json_file: Path | None,
 ) -> None:
     """Simulate a federation: training and bytes are real, time is virtual. What follows `--` belongs to SCRIPT."""
@@ -141,7 +145,7 @@ def simulate_command(
             simulation = Simulation(
                 file.train, file.model, recipe,
                 clients=clients, rounds=rounds, evaluate=file.evaluate, profiles=devices, seed=seed, until=until,
-                states=states or temporary, engine=engine,
+                states=states or temporary, engine=engine, threads=threads,
                 on_round=lambda record: tell(record.version, _standing(simulation.result, until)), **given,
             )  # fmt: skip
         except ValueError as error:

@@ -113,6 +113,23 @@ def test_who_goes_offline_in_a_task_has_left_and_comes_back_the_next_day() -> No
     assert [sorted(each.down_bytes) for each in found.rounds] == [[0, 1, 2], [0, 2], [0, 1, 2]]  # at hours 0 and 24
 
 
+def test_what_was_being_sent_is_sent_again_the_next_day() -> None:
+    trained: list[int | None] = []
+
+    def counted(model: torch.nn.Module, told: Round) -> Update:
+        trained.append(told.client)
+        return one_pass(model, told)
+
+    slow = DeviceProfile(up_bits_per_second=0.1, present_seconds=3600.0)  # 40 bytes take 3200 s
+    other = DeviceProfile(seconds_per_step=1000.0, up_bits_per_second=0.1, present_seconds=3600.0)  # from 1000 s on
+    for profile, moment, sent in ((slow, 3200.0, 40), (other, DAY + 3200.0, 80)):
+        trained.clear()
+        found = run("FedBuff(buffer=1, fraction=1.0)", clients=1, rounds=1, profiles=[profile], train=counted)
+        assert trained == [0]  # never again, for the same task
+        assert found.virtual_seconds == pytest.approx(moment)
+        assert found.up_bytes == sent
+
+
 def test_devices_that_are_never_there_together_end_the_run() -> None:
     profiles = [DeviceProfile(present_from=3600.0 * hour, present_seconds=3600.0) for hour in (1, 5)]
     with pytest.raises(PeerLost, match=r"Version 1 cannot be made: . of 2 devices"):

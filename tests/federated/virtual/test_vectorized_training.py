@@ -16,6 +16,7 @@ from gossamer.federated import LocalSteps, Round, client
 from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.messages import Task
 from gossamer.federated.model_state import ModelState
+from gossamer.federated.population import DeviceProfile
 from gossamer.federated.virtual.simulate import Simulation
 from gossamer.federated.virtual.training import OneByOne
 from gossamer.federated.virtual.training_choice import training_of
@@ -113,9 +114,19 @@ def test_who_is_in_the_same_call_changes_rounding_at_most() -> None:
     assert all(torch.allclose(one.flat, other.flat, rtol=0, atol=1e-12) for one, other in pairs)
 
 
-def test_a_federation_learns_the_same() -> None:
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "FedAvg(fraction=0.5) + TopK(0.5)",
+        "SCAFFOLD(fraction=0.5)",
+        "FedProx(mu=0.5, fraction=0.5)",
+        "FedBuff(buffer=2, fraction=0.5)",
+    ],
+)
+def test_a_federation_learns_the_same(recipe: str) -> None:
     def final(train: Any) -> Tensor:
-        simulation = Simulation(train, network, "FedAvg(fraction=0.5) + TopK(0.5)", clients=12, rounds=3)
+        profiles = [DeviceProfile(seconds_per_step=1 + client, round_trip_seconds=1.0) for client in range(12)]
+        simulation = Simulation(train, network, recipe, clients=12, rounds=3, profiles=profiles)
         return ModelState.of(network()).read(simulation.run().model).flat
 
     marked = steps_with(loss, 0.0)
@@ -124,6 +135,11 @@ def test_a_federation_learns_the_same() -> None:
         return marked(model, told)
 
     assert torch.allclose(final(marked), final(plain), rtol=0, atol=1e-12)
+
+
+def test_momentum_is_refused_where_the_recipe_needs_plain_sgd() -> None:
+    with pytest.raises(LoopError, match=r"client 0 has momentum. Write LocalSteps\(momentum=0.0\)"):
+        Simulation(steps_with(loss, 0.9), network, "SCAFFOLD()", clients=4, rounds=1).run()
 
 
 def test_draws_in_a_loss_are_refused() -> None:

@@ -22,19 +22,24 @@ from gossamer.strategies.federated import FederatedStrategy
 class RayTraining(DeviceTraining):
     """Devices that would be trained in one call here are one task there; others are divided over all cores.
 
-    The function, its data and the model are sent once. A task has as many threads of torch as this process, since the
-    number decides in which order long sums are taken.
+    The function, its data and the model are sent once. A task has as many threads of torch as a simulation here, since
+    their number decides in which order long sums are taken.
     """
 
     def __init__(
-        self, model: nn.Module, state: ModelState, strategy: FederatedStrategy, function: ClientFunction
+        self,
+        model: nn.Module,
+        state: ModelState,
+        strategy: FederatedStrategy,
+        function: ClientFunction,
+        threads: int = 1,
     ) -> None:
         """Raises LoopError where Ray is not installed."""
         self._ray = _ray()
         if not self._ray.is_initialized():
             self._ray.init(log_to_driver=False, include_dashboard=False)
         self._here = training_of(function, model, state, strategy)
-        bundle = (model, state, strategy, function, torch.get_num_threads())
+        bundle = (model, state, strategy, function, threads)
         self._bundle = self._ray.put(_pickled(bundle))
         self._task = self._ray.remote(_train_some)
         self._cores = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)

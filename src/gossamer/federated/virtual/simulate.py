@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from gossamer.compressors import Compressor
@@ -50,6 +51,7 @@ def simulate(
     config: Mapping[str, Scalar] | None = None,
     states: str | os.PathLike[str] | None = None,
     engine: str = "local",
+    threads: int = 1,
     **options: Any,
 ) -> FederatedRun:
     """Run a federation in virtual time: the scripts that `gossamer federate serve` and `join` run, and real training.
@@ -62,6 +64,8 @@ def simulate(
     engine: "local", or "ray" for tasks of Ray, on whatever machines it has: the same bits.
     options: of the rounds, such as round_seconds=600 and over_selection=0.3.
 
+    threads: of torch, meanwhile. More help large models, hinder small ones, and may change the last bits of sums.
+
     The same seed gives the same bits on the same machine. The global generators of torch, random and numpy are seeded
     for every device and round, and left as they were before. A KeyboardInterrupt ends it with what there is, whose
     `ended` is "interrupted".
@@ -71,7 +75,7 @@ def simulate(
     simulation = Simulation(
         train, model, recipe,
         clients=clients, rounds=rounds, evaluate=evaluate, profiles=profiles, seed=seed, until=until,
-        on_round=on_round, config=config, states=states, engine=engine, **options,
+        on_round=on_round, config=config, states=states, engine=engine, threads=threads, **options,
     )  # fmt: skip
     return simulation.run()
 
@@ -95,10 +99,13 @@ class Simulation:
         config: Mapping[str, Scalar] | None = None,
         states: str | os.PathLike[str] | None = None,
         engine: str = "local",
+        threads: int = 1,
         **options: Any,
     ) -> None:
         """As for `simulate`. Raises RecipeError, ValueError."""
         require(clients >= 1 and rounds >= 1, f"a federation has 1 client and 1 round or more, not {clients}, {rounds}")
+        require(threads >= 1, f"threads is 1 or more, not {threads}")
+        self._threads = threads
         self._until = None if until is None else StopCondition.read(until)
         self.on_round, self._evaluate, self._seed = on_round, evaluate, seed
         profile = _profile_of(profiles, clients)
@@ -109,7 +116,7 @@ class Simulation:
         self._model, self._terms = made, terms
         state = ModelState.of(made)
         self.cohort = terms.strategy.cohort(clients)
-        self.training = _training(engine, train, made, state, terms.strategy)
+        self.training = _training(engine, train, made, state, terms.strategy, threads)
         self.result = FederatedRun(recipe=repr(terms.recipe), clients=clients, model=made)
         self.result.training = self.training.description
         server = GlobalModel(terms.strategy, terms.compressor, terms.pull, state, state.read(made).flat, seed)
@@ -136,6 +143,8 @@ class Simulation:
     def run(self) -> FederatedRun:
         """Until the end, or a KeyboardInterrupt. Once."""
         self._began = time.perf_counter()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
         try:
             with generators_kept():
                 self.engine.run()
@@ -144,6 +153,7 @@ class Simulation:
         except KeyboardInterrupt:
             self.result.ended = "interrupted"
         finally:
+            torch.set_num_threads(threads)
             self.engine.close()
             self._write()
             self.result.failures = {client: str(error) for client, error in self.engine.failures.items()}
@@ -214,14 +224,19 @@ class _Terms:
 
 
 def _training(
-    engine: str, function: ClientFunction, model: nn.Module, state: ModelState, strategy: FederatedStrategy
+    engine: str,
+    function: ClientFunction,
+    model: nn.Module,
+    state: ModelState,
+    strategy: FederatedStrategy,
+    threads: int,
 ) -> DeviceTraining:
     require(engine in ("local", "ray"), f"engine is 'local' or 'ray', not {engine!r}")
     if engine == "local":
         return training_of(function, model, state, strategy)
     from gossamer.federated.virtual.ray_training import RayTraining  # an extra
 
-    return RayTraining(model, state, strategy, function)
+    return RayTraining(model, state, strategy, function, threads)
 
 
 def _profile_of(profiles: Profiles, clients: int) -> Callable[[int], DeviceProfile]:
