@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gossamer.federated import LocalSteps, Round, Update, client
+from gossamer.federated import Round, SGDSteps, Update, client
 from gossamer.federated.population import drawn_profiles
 from gossamer.federated.virtual.simulate import Simulation
 from gossamer.observe.units import bytes_text, seconds_text
@@ -72,11 +72,11 @@ def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(model(images), labels)
 
 
-def train(model: nn.Module, told: Round) -> LocalSteps:
+def train(model: nn.Module, told: Round) -> SGDSteps:
     assert told.client is not None
     images, labels = own(told.client)
     batches = list(zip(images.split(16), labels.split(16), strict=True))
-    return LocalSteps(loss=loss, batches=list(told.batches(batches)), learning_rate=0.05, samples=len(labels))
+    return SGDSteps(loss=loss, batches=list(told.batches(batches)), learning_rate=0.05, samples=len(labels))
 
 
 def loop(model: nn.Module, told: Round) -> Update:

@@ -19,7 +19,7 @@ SCRIPT = """
     import torch
     from torch import nn
     import gossamer.federated
-    from gossamer.federated import LocalSteps, Update
+    from gossamer.federated import SGDSteps, Update
 
     rate = float(sys.argv[1])
 
@@ -35,7 +35,7 @@ SCRIPT = """
     def train(model, told):
         inputs = torch.randn(8, 3)
         batches = told.batches([(inputs, inputs.sum(1, keepdim=True))])
-        return LocalSteps(loss=loss, batches=batches, learning_rate=rate, samples=8)
+        return SGDSteps(loss=loss, batches=batches, learning_rate=rate, samples=8)
 
     @gossamer.federated.evaluate
     def evaluate(model, told):

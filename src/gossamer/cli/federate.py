@@ -225,6 +225,10 @@ def _remarks(run: Any) -> Sequence[str]:
     lines = []
     if run.ended == "reached":
         lines.append(f"ended after {len(run.rounds)} rounds, as was asked")
+    if run.ended == "exhausted":
+        lines.append(f"ended after {len(run.rounds)} rounds: the privacy budget is spent")
+    if run.rounds and run.rounds[-1].epsilon is not None:
+        lines.append(f"epsilon {run.rounds[-1].epsilon:.3g} was spent")
     refused = sum(len(each.refused) for each in run.rounds)
     if refused:
         why = next(why for each in run.rounds for why in each.refused.values())

@@ -15,13 +15,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gossamer.federated.client.functions import Round, Update, client, evaluate, model
-from gossamer.federated.client.local_steps import LocalSteps
+from gossamer.federated.client.sgd_steps import SGDSteps
 from gossamer.federated.population.partition import partition
 
 if TYPE_CHECKING:
     from gossamer.federated.virtual.simulate import simulate as simulate
 
-__all__ = ["LocalSteps", "Round", "Update", "client", "evaluate", "model", "partition", "simulate"]
+__all__ = ["SGDSteps", "Round", "Update", "client", "evaluate", "model", "partition", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

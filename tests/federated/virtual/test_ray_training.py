@@ -11,7 +11,7 @@ from support.federations import model_of, one_pass
 from torch import Tensor, nn
 
 from gossamer.errors import LoopError
-from gossamer.federated import LocalSteps, Round, Update, client
+from gossamer.federated import Round, SGDSteps, Update, client
 from gossamer.federated.virtual.simulate import simulate
 
 
@@ -41,7 +41,7 @@ def test_tasks_of_ray_give_the_same_bits(vectorized: bool) -> None:
         return (model(inputs) - 1).square().mean()
 
     def steps(model: nn.Module, told: Round) -> Any:
-        return LocalSteps(loss=loss, batches=[torch.randn(3, 4).double()], learning_rate=0.1, samples=3)
+        return SGDSteps(loss=loss, batches=[torch.randn(3, 4).double()], learning_rate=0.1, samples=3)
 
     def noisy(model: nn.Module, told: Round) -> Any:
         found = steps(model, told)

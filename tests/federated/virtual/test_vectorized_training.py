@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.errors import LoopError
-from gossamer.federated import LocalSteps, Round, client
+from gossamer.federated import Round, SGDSteps, client
 from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.messages import Task
 from gossamer.federated.model_state import ModelState
@@ -41,12 +41,12 @@ def dropping(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def steps_with(taken: Callable[..., Tensor], momentum: float) -> Any:
-    def train(model: nn.Module, told: Round) -> LocalSteps:
+    def train(model: nn.Module, told: Round) -> SGDSteps:
         size = SIZES[(told.client or 0) % len(SIZES)]
         inputs = torch.randn(size, 1, 4, 4, dtype=torch.float64)
         labels = torch.randint(5, (size,))
         batches = told.batches(list(zip(inputs.split(4), labels.split(4), strict=True)))
-        return LocalSteps(loss=taken, batches=list(batches), learning_rate=0.1, samples=size, momentum=momentum)
+        return SGDSteps(loss=taken, batches=list(batches), learning_rate=0.1, samples=size, momentum=momentum)
 
     return client(vectorized=True)(train)
 
@@ -77,7 +77,7 @@ def trained_by(kind: str, strategy: FederatedStrategy, momentum: float, most: in
     function = steps_with(loss, momentum)
     way: Any = OneByOne(model, state, strategy, function)
     if kind == "together":
-        way = ManyAtOnce(model, state, strategy, function.__gossamer_local_steps__, most)
+        way = ManyAtOnce(model, state, strategy, function.__gossamer_sgd_steps__, most)
     random = torch.Generator().manual_seed(1)
     flats = [state.read(model).flat + torch.randn(state.layout.numel, generator=random) / 9 for _ in range(6)]
     memory = {key: torch.randn(state.layout.numel, generator=random) / 9 for key in ("own", "all")}
@@ -138,7 +138,7 @@ def test_a_federation_learns_the_same(recipe: str) -> None:
 
 
 def test_momentum_is_refused_where_the_recipe_needs_plain_sgd() -> None:
-    with pytest.raises(LoopError, match=r"client 0 has momentum. Write LocalSteps\(momentum=0.0\)"):
+    with pytest.raises(LoopError, match=r"client 0 has momentum. Write SGDSteps\(momentum=0.0\)"):
         Simulation(steps_with(loss, 0.9), network, "SCAFFOLD()", clients=4, rounds=1).run()
 
 

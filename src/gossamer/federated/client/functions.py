@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 from torch import nn
 
 from gossamer.errors import LoopError, require
-from gossamer.federated.client.local_steps import LocalSteps
+from gossamer.federated.client.sgd_steps import SGDSteps
 
 Item = TypeVar("Item")
 
@@ -67,9 +67,9 @@ class Update:
 
 
 ClientFunction = Callable[[nn.Module, Round], Update]
-StepsFunction = Callable[[nn.Module, Round], LocalSteps]
+StepsFunction = Callable[[nn.Module, Round], SGDSteps]
 MARK = "__gossamer_federated__"  # the attribute that says which part of a federation a function is
-STEPS = "__gossamer_local_steps__"  # the attribute of a client function that holds what tells its steps
+STEPS = "__gossamer_sgd_steps__"  # the attribute of a client function that holds what tells its steps
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
@@ -83,7 +83,7 @@ def client(function: Any = None, *, vectorized: bool = False) -> Any:
     It is given the model with the round's parameters and the Round, trains the model in place by its own loop, and
     returns an Update.
 
-    vectorized: it trains nothing, and returns LocalSteps: its batches, its loss and the learning rate. A simulation
+    vectorized: it trains nothing, and returns SGDSteps: its batches, its loss and the learning rate. A simulation
     takes the steps of many devices together; anywhere else a plain loop of SGD takes them.
     """
     if function is None:
@@ -103,12 +103,12 @@ def stepping(function: StepsFunction) -> ClientFunction:
     return train
 
 
-def checked_steps(steps: Any, client: int | None) -> LocalSteps:
-    """Raises LoopError for what are no LocalSteps."""
-    if not isinstance(steps, LocalSteps):
+def checked_steps(steps: Any, client: int | None) -> SGDSteps:
+    """Raises LoopError for what are no SGDSteps."""
+    if not isinstance(steps, SGDSteps):
         raise LoopError(
             f"The client function returned {steps!r} for client {client}, and one that is marked vectorized=True tells "
-            "its steps. End it with `return gossamer.federated.LocalSteps(loss=loss, batches=batches, "
+            "its steps. End it with `return gossamer.federated.SGDSteps(loss=loss, batches=batches, "
             "learning_rate=0.1, samples=len(data))`, or leave vectorized=True off."
         )
     return steps

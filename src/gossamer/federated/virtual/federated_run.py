@@ -48,7 +48,7 @@ class FederatedRun:
     model: nn.Module  # with the parameters of the last version
     training: str = ""  # how devices were trained
     rounds: list[RoundRecord] = field(default_factory=list)
-    ended: str = "running"  # finished, reached, interrupted
+    ended: str = "running"  # finished, reached (until), exhausted (a privacy budget), interrupted
     failures: dict[int, str] = field(default_factory=dict)  # by client: why it gave up for good
 
     @property

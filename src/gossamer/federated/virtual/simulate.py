@@ -149,7 +149,7 @@ class Simulation:
             with generators_kept():
                 self.engine.run()
             if self.result.ended == "running":
-                self.result.ended = "finished"
+                self.result.ended = "finished" if len(self.result.rounds) == self._rounds.rounds else "exhausted"
         except KeyboardInterrupt:
             self.result.ended = "interrupted"
         finally:
@@ -176,7 +176,7 @@ class Simulation:
             metrics=metrics,
             train_metrics=_mean_metrics(committed),
             refused=dict(committed.refused),
-            epsilon=getattr(self._rounds, "epsilon", None),
+            epsilon=getattr(getattr(self._rounds, "guard", None), "epsilon", None),
         )
         self._began = now
         self.result.rounds.append(record)

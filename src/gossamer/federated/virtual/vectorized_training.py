@@ -18,8 +18,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from gossamer.core.layout import Slot
 from gossamer.errors import LoopError
 from gossamer.federated.client.functions import Round, StepsFunction, checked_steps
-from gossamer.federated.client.local_steps import LocalSteps
 from gossamer.federated.client.script import Train, Trained
+from gossamer.federated.client.sgd_steps import SGDSteps
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.seeding import seed_everything
 from gossamer.federated.virtual.training import DeviceTraining
@@ -38,7 +38,7 @@ def why_not_vectorized(model: nn.Module, state: ModelState) -> str:
 
 
 class ManyAtOnce(DeviceTraining):
-    """Up to `most` devices in one call, for a function that tells LocalSteps."""
+    """Up to `most` devices in one call, for a function that tells SGDSteps."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ManyAtOnce(DeviceTraining):
         """model: one for which there is no reason in `why_not_vectorized`."""
         self._model, self._state, self._strategy, self._function, self._most = model, state, strategy, function, most
         self._device = next(model.parameters()).device
-        self._told: dict[int, tuple[Train, LocalSteps]] = {}  # by client, until it is trained
+        self._told: dict[int, tuple[Train, SGDSteps]] = {}  # by client, until it is trained
 
     @property
     def description(self) -> str:
@@ -80,7 +80,7 @@ class ManyAtOnce(DeviceTraining):
                 self._train(members)
             yield from (member.trained() for member in crowd)
 
-    def _steps(self, op: Train) -> LocalSteps:
+    def _steps(self, op: Train) -> SGDSteps:
         seed_everything(op.task.seed)
         told = Round(
             index=op.task.round,
@@ -92,7 +92,7 @@ class ManyAtOnce(DeviceTraining):
         )
         return checked_steps(self._function(self._model, told), op.client)
 
-    def _take(self, op: Train) -> LocalSteps:
+    def _take(self, op: Train) -> SGDSteps:
         known, steps = self._told.pop(op.client, (None, None))
         return steps if known is op and steps is not None else self._steps(op)
 
@@ -100,7 +100,7 @@ class ManyAtOnce(DeviceTraining):
         why = self._strategy.why_plain_sgd
         for member in members if why is not None else ():
             if member.steps.momentum:
-                raise LoopError(f"{why}, and client {member.op.client} has momentum. Write LocalSteps(momentum=0.0).")
+                raise LoopError(f"{why}, and client {member.op.client} has momentum. Write SGDSteps(momentum=0.0).")
 
     def _train(self, members: Sequence[_Member]) -> None:
         """All of one loss."""
@@ -133,7 +133,7 @@ class _Member:
     """A device among those that are trained together."""
 
     op: Train
-    steps: LocalSteps
+    steps: SGDSteps
     taken: int = 0
     losses: list[float] = field(default_factory=list)
     flat: Tensor | None = None

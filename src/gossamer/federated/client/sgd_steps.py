@@ -1,4 +1,4 @@
-"""Local steps: a device's training told as batches and a loss, so that many devices can take their steps together."""
+"""SGD steps: a device tells its training as batches and a loss, so that many devices can take their steps together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSteps:
+class SGDSteps:
     """What a device would do in a round: one step of SGD for each batch.
 
     w <- w - learning_rate v,  v <- momentum v + gradient of loss(model, *batch)
