@@ -6,6 +6,7 @@ upload        a contribution in parts of bounded size
 client        a device: the user's function, its hooks, feedback, and the device's script
 population    devices unlike each other: data, speed, link, hours
 script_file   the functions that a user's script marks
+secure        masks that cancel in the sum: the server learns that, and nothing of a device
 server        rounds: selection, admission, sums, the next version
 virtual       many thousand devices in virtual time, on one machine
 """

@@ -28,8 +28,8 @@ class BufferedRounds(Rounds):
         require(self.buffer >= 1, f"{self.model.strategy!r} does not say after how many reports a version is made")
         if self.buffer > self.clients:
             raise RecipeError(
-                f"a buffer of {self.buffer} reports is never full, since each of {self.clients} clients has at most one "
-                f"in it. Write FedBuff(buffer={self.clients}) or less."
+                f"a buffer of {self.buffer} reports is never full, since each of {self.clients} clients has one in it "
+                f"at most. Write FedBuff(buffer={self.clients}) or less."
             )
         self._task_seconds = task_seconds
         self._due_tasks: deque[tuple[float, int, int]] = deque()  # moment, client and round, ascending
@@ -58,11 +58,7 @@ class BufferedRounds(Rounds):
 
     def is_complete(self, moment: float) -> bool:
         """Also where all devices that have not left have reported, though the buffer is not full: no other can come."""
-        if len(self.reported) >= self.buffer:
-            return True
-        if self.roster.training or self.roster.ready:
-            return False
-        return len(self.reported) >= self.clients - len(self.roster.away.difference(self.reported))
+        return len(self.reported) >= self.buffer or self.all_reported()
 
     def staleness_allowed(self, assignment: Assignment, staleness: int) -> bool:
         return self.most_staleness is None or staleness <= self.most_staleness

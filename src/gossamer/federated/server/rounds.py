@@ -41,6 +41,7 @@ from gossamer.federated.messages import (
     Fate,
     Report,
     Scalar,
+    SecureTask,
     Task,
     encode,
 )
@@ -125,6 +126,12 @@ class Rounds(ABC):
     def is_hopeless(self, moment: float) -> bool:
         """Whether the reports that are there are given up, since too few others can come."""
         return False
+
+    def all_reported(self) -> bool:
+        """Whether every device that has not left has reported, and so waits for a version."""
+        if self.roster.training or self.roster.ready:
+            return False
+        return len(self.reported) >= self.clients - len(self.roster.away.difference(self.reported))
 
     def weight(self, work: LocalWork, staleness: int) -> float:
         """The weight of a contribution, above 0. staleness: versions made since the one that it began from."""
@@ -341,8 +348,13 @@ class Rounds(ABC):
                 chain=pulled.about,
                 config=self.config,
                 seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
+                secure=self.secure_task(),
             )
             yield Reply(token=token, answer=replace(pulled, about=encode(task)))
+
+    def secure_task(self) -> SecureTask | None:
+        """How this round's contributions are masked."""
+        return None
 
     def _dismiss(self) -> Iterator[Reply]:
         """The federation has ended: nobody trains any more, and whoever asks hears so."""

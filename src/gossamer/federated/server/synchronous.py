@@ -68,13 +68,12 @@ class SynchronousRounds(Rounds):
         self.deadline = moment + self._round_seconds
         return chosen
 
-    def _on_time(self) -> int:
-        return len(self._open & self.reported.keys())
-
     def is_complete(self, moment: float) -> bool:
-        on_time = self._on_time()
+        if not self._is_open:
+            return self.all_reported()  # late: no other round can begin before they are counted
+        on_time = len(self._open & self.reported.keys())
         nobody_left = moment >= self.deadline or self._open.isdisjoint(self.roster.training)
-        return self._is_open and (on_time >= self.cohort or (nobody_left and on_time >= self._fewest))
+        return on_time >= self.cohort or (nobody_left and len(self.reported) >= self._fewest)
 
     def is_hopeless(self, moment: float) -> bool:
         return self._is_open and (moment >= self.deadline or self._open.isdisjoint(self.roster.training))
