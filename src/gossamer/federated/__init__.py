@@ -22,7 +22,7 @@ from gossamer.federated.population.partition import partition
 if TYPE_CHECKING:
     from gossamer.federated.virtual.simulate import simulate as simulate
 
-__all__ = ["SGDSteps", "Round", "Update", "client", "evaluate", "model", "partition", "simulate"]
+__all__ = ["Round", "SGDSteps", "Update", "client", "evaluate", "model", "partition", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -130,6 +130,14 @@ def test_what_was_being_sent_is_sent_again_the_next_day() -> None:
         assert found.up_bytes == sent
 
 
+def test_masked_contributions_add_up() -> None:
+    plain, masked = (
+        run(f"FedAvg(fraction=1.0{also})", clients=4) for also in ("", ", secure=SecureAggregation(clip=100.0)")
+    )
+    assert torch.allclose(plain.model.weight, masked.model.weight, atol=1e-3)
+    assert masked.up_bytes > plain.up_bytes
+
+
 def test_devices_that_are_never_there_together_end_the_run() -> None:
     profiles = [DeviceProfile(present_from=3600.0 * hour, present_seconds=3600.0) for hour in (1, 5)]
     with pytest.raises(PeerLost, match=r"Version 1 cannot be made: . of 2 devices"):

@@ -19,6 +19,7 @@ from gossamer.federated.client.script import ClientRecipe
 from gossamer.federated.messages import Scalar
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.population import DeviceProfile
+from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.reports import Committed
@@ -120,11 +121,13 @@ class Simulation:
         self.result = FederatedRun(recipe=repr(terms.recipe), clients=clients, model=made)
         self.result.training = self.training.description
         server = GlobalModel(terms.strategy, terms.compressor, terms.pull, state, state.read(made).flat, seed)
+        roster = SimulatedRoster(seed=rng.address(seed, "roster")) if terms.strategy.secure is not None else None
         self._rounds = rounds_for(
-            server, clients=clients, rounds=rounds, config=config, on_commit=self._committed, **options
-        )
+            server, clients=clients, rounds=rounds, config=config, on_commit=self._committed, identities=roster,
+            **options,
+        )  # fmt: skip
         device = ClientRecipe(
-            strategy=terms.strategy, compressor=terms.compressor, pull=terms.pull, state=state, seed=seed
+            strategy=terms.strategy, compressor=terms.compressor, pull=terms.pull, state=state, seed=seed, roster=roster
         )
         self.states = DeviceStates(states)
         self.engine = VirtualFederation(self._rounds, device, self.training, self.states, profile)
