@@ -90,10 +90,11 @@ def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pyte
 
     def interrupted(simulation: Simulation) -> object:
         def press(record: object) -> None:
+            told(record)
             if len(simulation.result.rounds) == 2:
                 raise KeyboardInterrupt
 
-        simulation.on_round = press
+        told, simulation.on_round = simulation.on_round, press
         return run(simulation)
 
     monkeypatch.setattr(Simulation, "run", interrupted)

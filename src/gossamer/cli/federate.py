@@ -140,27 +140,27 @@ def simulate_command(
     given = {name: value for name, value in options.items() if value is not None}
     file = load_script(script, arguments)
     devices = None if profiles is None else read_profiles(profiles, clients)
-    with tempfile.TemporaryDirectory(prefix="gossamer-devices-") as temporary, _bar(rounds) as tell:
+    with tempfile.TemporaryDirectory(prefix="gossamer-devices-") as temporary:
         try:
             simulation = Simulation(
                 file.train, file.model, recipe,
                 clients=clients, rounds=rounds, evaluate=file.evaluate, profiles=devices, seed=seed, until=until,
-                states=states or temporary, engine=engine, threads=threads,
-                on_round=lambda record: tell(record.version, _standing(simulation.result, until)), **given,
+                states=states or temporary, engine=engine, threads=threads, **given,
             )  # fmt: skip
         except ValueError as error:
             raise click.ClickException(str(error)) from error
+        run, began = simulation.result, time.perf_counter()
         say(f"gossamer: {foretold(simulation, clients, rounds)}")
-        began = time.perf_counter()
         try:
-            run = simulation.run()
-        finally:
-            seconds = time.perf_counter() - began
-            _show(simulation.result)
+            with _bar(rounds) as tell:
+                simulation.on_round = lambda record: tell(record.version, _standing(run, until))
+                simulation.run()
+        finally:  # also of a federation that failed
+            _show(run)
             if json_file is not None:
                 about = {"gossamer": __version__, "script": str(script), "arguments": list(arguments), "seed": seed}
-                ended = {"profiles": profiles and str(profiles), "peak_memory_bytes": peak_memory_bytes()}
-                write(json_file, {**about, **ended, "real_seconds": seconds, **simulation.result.record()})
+                about |= {"profiles": profiles and str(profiles), "peak_memory_bytes": peak_memory_bytes()}
+                write(json_file, {**about, "real_seconds": time.perf_counter() - began, **run.record()})
     if run.ended == "interrupted":
         say(f"gossamer: interrupted after {len(run.rounds)} of {rounds} rounds; what there is stands above")
         raise SystemExit(INTERRUPTED)
