@@ -14,6 +14,7 @@ from gossamer.cli.compare import compare_command
 from gossamer.cli.console import say
 from gossamer.cli.doctor import doctor
 from gossamer.cli.explain import explain
+from gossamer.cli.federate import federate_command
 from gossamer.cli.recipes import recipes
 from gossamer.cli.record import record_command
 from gossamer.cli.rehearse import rehearse
@@ -47,6 +48,7 @@ for command in (
     explain,
     rehearse,
     simulate_command,
+    federate_command,
     doctor,
     recipes,
     bench,

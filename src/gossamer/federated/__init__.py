@@ -4,14 +4,32 @@ messages      what both tell each other beside tensors: tasks, reports, fates
 model_state   what of a model travels, as one flat tensor
 upload        a contribution in parts of bounded size
 client        a device: the user's function, its hooks, feedback, and the device's script
-population    devices unlike each other: speed, link, hours
+population    devices unlike each other: data, speed, link, hours
 round_forecast  what a round costs, before anything runs
 script_file   the functions that a user's script marks
 privacy       clipping, noise, and what versions tell of a device
 secure        masks that cancel in the sum: the server learns that, and nothing of a device
 server        rounds: selection, admission, sums, the next version
+virtual       many thousand devices in virtual time, on one machine
 """
 
-from gossamer.federated.client.functions import Round, Update, client, evaluate, model
+from __future__ import annotations
 
-__all__ = ["Round", "Update", "client", "evaluate", "model"]
+from typing import TYPE_CHECKING, Any
+
+from gossamer.federated.client.functions import Round, Update, client, evaluate, model
+from gossamer.federated.client.sgd_steps import SGDSteps
+from gossamer.federated.population.partition import partition
+
+if TYPE_CHECKING:
+    from gossamer.federated.virtual.simulate import simulate as simulate
+
+__all__ = ["Round", "SGDSteps", "Update", "client", "evaluate", "model", "partition", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "simulate":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gossamer.federated.virtual.simulate import simulate  # only who simulates waits for its imports
+
+    return simulate

@@ -1,6 +1,7 @@
 """Federated client: a device's part, from the user's function to the contribution that leaves.
 
 functions       the user's functions, and what they are told (Round) and tell (Update)
+sgd_steps       training told as batches and a loss, for many devices at once
 local_training  watches the user's loop: counts steps, changes gradients as the strategy asks
 contribution    compresses what was learned, with feedback, for the server
 store           what a device keeps between rounds, in memory

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from torch import nn
 
 from gossamer.errors import LoopError, require
+from gossamer.federated.client.sgd_steps import SGDSteps
 
 Item = TypeVar("Item")
 
@@ -65,17 +67,51 @@ class Update:
 
 
 ClientFunction = Callable[[nn.Module, Round], Update]
+StepsFunction = Callable[[nn.Module, Round], SGDSteps]
 MARK = "__gossamer_federated__"  # the attribute that says which part of a federation a function is
+STEPS = "__gossamer_sgd_steps__"  # the attribute of a client function that holds what tells its steps
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
-def client(function: ClientFunction) -> ClientFunction:
+@overload
+def client(function: ClientFunction) -> ClientFunction: ...
+@overload
+def client(*, vectorized: bool) -> Callable[[Any], ClientFunction]: ...
+def client(function: Any = None, *, vectorized: bool = False) -> Any:
     """Say that this function of a script is what a device does in a round; `gossamer federate` looks for it.
 
     It is given the model with the round's parameters and the Round, trains the model in place by its own loop, and
     returns an Update.
+
+    vectorized: it trains nothing, and returns SGDSteps: its batches, its loss and the learning rate. A simulation
+    takes the steps of many devices together; anywhere else a plain loop of SGD takes them.
     """
-    return _marked(function, "client")
+    if function is None:
+        return partial(client, vectorized=vectorized)
+    return _marked(stepping(function) if vectorized else function, "client")
+
+
+def stepping(function: StepsFunction) -> ClientFunction:
+    """The client function that takes by a loop the steps that `function` tells."""
+
+    @wraps(function)
+    def train(model: nn.Module, told: Round) -> Update:
+        steps = checked_steps(function(model, told), told.client)
+        return Update(samples=steps.samples, metrics=steps.run(model))
+
+    setattr(train, STEPS, function)
+    return train
+
+
+def checked_steps(steps: Any, client: int | None) -> SGDSteps:
+    """Raises LoopError for what are no SGDSteps."""
+    if not isinstance(steps, SGDSteps):
+        raise LoopError(
+            f"The client function returned {steps!r} for client {client}, and one that is marked vectorized=True tells "
+            "its steps. End it with `return gossamer.federated.SGDSteps(loss=loss, batches=batches, "
+            "learning_rate=0.1, samples=len(data))`, or leave vectorized=True off."
+        )
+    return steps
 
 
 def evaluate(function: ClientFunction) -> ClientFunction:

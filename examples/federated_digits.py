@@ -1,0 +1,72 @@
+"""Handwritten digits on a hundred devices that keep theirs: few of the ten digits on each, and few of them at all.
+
+On one machine:  gossamer federate examples/federated_digits.py --clients 100 --rounds 50 \
+                     --recipe "FedAvg(fraction=0.1, local_epochs=5) + TopK(0.01)"
+Who has what:    python examples/federated_digits.py --picture who-has-what.png
+"""
+
+import argparse
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import gossamer.federated
+from gossamer.federated import Round, Update
+
+options = argparse.ArgumentParser(description="Handwritten digits, federated.")
+options.add_argument("--devices", type=int, default=100, help="among whom the digits are divided")
+options.add_argument("--alpha", type=float, default=0.1, help="small: few of the ten digits on a device")
+options.add_argument("--batch", type=int, default=16)
+options.add_argument("--rate", type=float, default=0.1, help="learning rate of a device")
+options.add_argument("--picture", help="draw who has what into this PNG, and train nothing")
+args = options.parse_args()
+
+digits = load_digits()
+images = torch.tensor(digits.data, dtype=torch.float32) / 16
+labels = torch.tensor(digits.target)
+learn, test = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=digits.target)
+training = TensorDataset(images[learn], labels[learn])
+held = gossamer.federated.partition(training, args.devices, by="dirichlet", alpha=args.alpha)
+
+
+@gossamer.federated.model
+def make_model() -> nn.Module:
+    torch.manual_seed(0)  # the same numbers on every device
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+@gossamer.federated.client
+def train(model: nn.Module, told: Round) -> Update:
+    """A device's own loop, over its own digits."""
+    assert told.client is not None
+    own = Subset(training, held[told.client % args.devices])
+    order = torch.Generator().manual_seed(told.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.rate)
+    loss = torch.tensor(0.0)
+    for image, label in told.batches(DataLoader(own, args.batch, shuffle=True, generator=order)):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(image), label)
+        loss.backward()
+        optimizer.step()
+    return Update(samples=len(own), metrics={"loss": loss.item()})
+
+
+@gossamer.federated.evaluate
+def evaluate(model: nn.Module, told: Round) -> Update:
+    """On the server, over digits that no device has seen."""
+    model.eval()
+    with torch.no_grad():
+        scores = model(images[test])
+    right = (scores.argmax(dim=1) == labels[test]).float().mean()
+    loss = cross_entropy(scores, labels[test])
+    return Update(samples=len(test), metrics={"accuracy": right.item(), "loss": loss.item()})
+
+
+if __name__ == "__main__" and args.picture:
+    from gossamer.federated.population import plot_partition
+
+    plot_partition(held, training, args.picture, f"digits on {args.devices} devices, Dirichlet {args.alpha:g}")

@@ -1,0 +1,239 @@
+"""`gossamer federate`: simulates a federation on this machine; `serve` and `join` are one over real connections."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from gossamer.cli.console import progress, say, table, wide_console
+from gossamer.cli.options import output_option, readable_recipe
+from gossamer.observe.record import write
+from gossamer.observe.units import bytes_text, seconds_text, short
+from gossamer.version import __version__
+
+WIDTH = 140  # of a table that goes into a file
+TOLD_EVERY_SECONDS = 10.0  # where there is no terminal
+INTERRUPTED = 130
+COLUMNS = ("rounds", "virtual time", "up a round", "down a round", "up in all", "down in all", "seconds a round")
+SIMULATE = "simulate"
+SERVER = "gossamer.cli.federate_server"
+
+Tell = Callable[[int, str], None]
+
+
+class FederateGroup(click.Group):
+    """A group whose first argument may be left out: a script is simulated."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.list_commands(context) or args[0] in ("-h", "--help"))
+        return super().parse_args(context, args if named or not args else [SIMULATE, *args])
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted({SIMULATE, *_connected()})
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        return simulate_command if name == SIMULATE else _connected().get(name)
+
+
+def _connected() -> dict[str, click.Command]:
+    """`serve` and `join`, imported only where this group is used."""
+    try:
+        server = import_module(SERVER)
+    except ModuleNotFoundError as error:
+        if error.name != SERVER:
+            raise
+        return {}
+    return {"serve": server.serve_command, "join": server.join_command}
+
+
+@click.group("federate", cls=FederateGroup)
+def federate_command() -> None:
+    """Train on devices that keep their data: `gossamer federate SCRIPT ...` simulates them all on this machine.
+
+    SCRIPT marks its functions: @gossamer.federated.model, @gossamer.federated.client and perhaps
+    @gossamer.federated.evaluate. The same script runs on real devices, by `serve` and `join`.
+    """
+
+
+def check_until(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    from gossamer.federated.virtual.stop_condition import StopCondition
+
+    try:
+        return text if text is None else str(StopCondition.read(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def check_recipe_text(context: click.Context, option: click.Parameter, text: str) -> str:
+    return readable_recipe(text)
+
+
+@click.command(SIMULATE)
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]...")
+@click.option("--recipe", required=True, callback=check_recipe_text, help="How devices train and talk.")
+@click.option("--clients", type=click.IntRange(1), required=True, help="Devices of the whole federation.")
+@click.option("--rounds", type=click.IntRange(1), required=True, help="Versions to make.")
+@click.option(
+    "--profiles",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE.toml",
+    help="Speed, link and hours of devices.  [default: always there, on an instant network]",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of selection and of devices.")
+@click.option("--until", callback=check_until, metavar='"accuracy>0.95"', help="End there, if not before.")
+@click.option("--round-seconds", type=click.FloatRange(0, min_open=True), help="A round's deadline, in virtual time.")
+@click.option(
+    "--over-selection",
+    type=click.FloatRange(0),
+    help="Share of devices chosen beyond the cohort; the slowest are late.",
+)
+@click.option(
+    "--states",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="An empty folder for what devices keep between rounds.  [default: a temporary one]",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Who trains: this process, or tasks of Ray.",
+)
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Of torch; more for large models only."
+)
+@output_option("json", "Write the record there.")
+def simulate_command(
+    script: Path,
+    arguments: tuple[str, ...],
+    recipe: str,
+    clients: int,
+    rounds: int,
+    profiles: Path | None,
+    seed: int,
+    until: str | None,
+    round_seconds: float | None,
+    over_selection: float | None,
+    states: Path | None,
+    engine: str,
+    threads: int,
+    json_file: Path | None,
+) -> None:
+    """Simulate a federation: training and bytes are real, time is virtual. What follows `--` belongs to SCRIPT."""
+    from gossamer.federated.population import read_profiles
+    from gossamer.federated.script_file import load_script
+    from gossamer.federated.virtual.simulate import Simulation
+
+    options: dict[str, Any] = {"round_seconds": round_seconds, "over_selection": over_selection}
+    given = {name: value for name, value in options.items() if value is not None}
+    file = load_script(script, arguments)
+    devices = None if profiles is None else read_profiles(profiles, clients)
+    with tempfile.TemporaryDirectory(prefix="gossamer-devices-") as temporary:
+        try:
+            simulation = Simulation(
+                file.train, file.model, recipe,
+                clients=clients, rounds=rounds, evaluate=file.evaluate, profiles=devices, seed=seed, until=until,
+                states=states or temporary, engine=engine, threads=threads, **given,
+            )  # fmt: skip
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
+        run, began = simulation.result, time.perf_counter()
+        say(f"gossamer: {foretold(simulation, clients, rounds)}")
+        try:
+            with _bar(rounds) as tell:
+                simulation.on_round = lambda record: tell(record.version, _standing(run, until))
+                simulation.run()
+        finally:  # also of a federation that failed
+            _show(run)
+            if json_file is not None:
+                about = {"gossamer": __version__, "script": str(script), "arguments": list(arguments), "seed": seed}
+                about |= {"profiles": profiles and str(profiles), "peak_memory_bytes": peak_memory_bytes()}
+                write(json_file, {**about, "real_seconds": time.perf_counter() - began, **run.record()})
+    if run.ended == "interrupted":
+        say(f"gossamer: interrupted after {len(run.rounds)} of {rounds} rounds; what there is stands above")
+        raise SystemExit(INTERRUPTED)
+
+
+def foretold(simulation: Any, clients: int, rounds: int) -> str:
+    """What is about to be run, and what it takes."""
+    return (
+        f"{clients:,} devices, {simulation.cohort:,} a round, {rounds:,} rounds; {simulation.parameters:,} numbers "
+        f"in the model; devices train {simulation.training.description}; about "
+        f"{bytes_text(simulation.memory_bytes)} of memory beside the script's own"
+    )
+
+
+def peak_memory_bytes() -> int:
+    """The most that this process held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@contextmanager
+def _bar(rounds: int) -> Iterator[Tell]:
+    """A bar of rounds with a sentence beside it; without a terminal, a line now and then."""
+    aside = Console(stderr=True, highlight=False)
+    if not aside.is_terminal:
+        with progress("", TOLD_EVERY_SECONDS) as told:
+            yield lambda done, sentence: told(f"round {done} of {rounds}, {sentence}")
+        return
+    columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=aside, transient=True) as bar:
+        task = bar.add_task("the first round", total=rounds)
+        yield lambda done, sentence: bar.update(task, completed=done, description=sentence)
+
+
+def _standing(run: Any, until: str | None) -> str:
+    last = run.rounds[-1]
+    known = dict(last.metrics or last.train_metrics)
+    metrics = ", ".join(f"{name} {short(value)}" for name, value in list(known.items())[:2])
+    goal = f" (until {until})" if until else ""
+    traveled = f"{bytes_text(run.up_bytes)} up, {bytes_text(run.down_bytes)} down"
+    return ", ".join(filter(None, [metrics + goal, f"{run.virtual_seconds / 3600:.2f} virtual hours", traveled]))
+
+
+def _show(run: Any) -> None:
+    """The end, as a table and a line of metrics."""
+    count = max(len(run.rounds), 1)
+    known: dict[str, float] = run.rounds[-1].all_metrics if run.rounds else {}
+    shown = table((*COLUMNS, *known), left=())
+    sizes = (run.up_bytes / count, run.down_bytes / count, run.up_bytes, run.down_bytes)
+    shown.add_row(
+        str(len(run.rounds)),
+        seconds_text(run.virtual_seconds),
+        *map(bytes_text, sizes),
+        f"{run.seconds / count:.3g}",
+        *(short(value) for value in known.values()),
+    )
+    wide_console(WIDTH).print(shown)
+    for line in _remarks(run):
+        say(f"gossamer: {line}")
+
+
+def _remarks(run: Any) -> Sequence[str]:
+    lines = []
+    if run.ended == "reached":
+        lines.append(f"ended after {len(run.rounds)} rounds, as was asked")
+    if run.ended == "exhausted":
+        lines.append(f"ended after {len(run.rounds)} rounds: the privacy budget is spent")
+    if run.rounds and run.rounds[-1].epsilon is not None:
+        lines.append(f"epsilon {run.rounds[-1].epsilon:.3g} was spent")
+    refused = sum(len(each.refused) for each in run.rounds)
+    if refused:
+        why = next(why for each in run.rounds for why in each.refused.values())
+        lines.append(f"{refused} contributions were refused, such as: {why}")
+    if run.failures:
+        client, why = next(iter(run.failures.items()))
+        lines.append(f"{len(run.failures)} devices gave up for good, such as client {client}: {why}")
+    return lines

@@ -1,0 +1,107 @@
+"""Picture: draws who has what, a column a device and a color a label (matplotlib)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gossamer.errors import GossamerError, require
+from gossamer.federated.population.sample_values import labels as read_labels
+
+MOST_BUBBLES = 30  # devices whose labels are told apart one by one
+MOST_COLUMNS = 400  # devices; of more, evenly many are shown
+MOST_LABELS = 20  # with a color or a row of their own; the rarer ones are one
+OTHERS = "others"
+
+
+def plot_partition(parts: Sequence[Sequence[int]], dataset_or_labels: Any, path: str | Path, title: str = "") -> None:
+    """Draw who has what into the PNG file `path`: bubbles for up to 30 devices, stacked bars for more.
+
+    parts: as `partition` returned them, of the same dataset or labels.
+    Raises GossamerError without matplotlib, and ValueError where the parts are of other data.
+    """
+    if find_spec("matplotlib") is None:
+        raise GossamerError(
+            'A picture needs matplotlib, which is not installed here. Write: pip install "gossamer[plot]"'
+        )
+    from matplotlib.figure import Figure
+
+    every = read_labels(dataset_or_labels)
+    last = max((index for part in parts for index in part), default=-1)
+    require(bool(parts), "parts are what partition() returned, one list for each device, and there is none")
+    require(
+        last < len(every),
+        f"the parts name sample {last} and there are {len(every)} labels: pass the dataset that was divided",
+    )
+    names = _names(every)
+    held = [Counter(names.get(every[index], OTHERS) for index in part) for part in parts]
+    rows = [*dict.fromkeys(names.values()), *([OTHERS] if any(OTHERS in own for own in held) else [])]
+    if len(held) <= MOST_BUBBLES:
+        figure: Any = Figure(figsize=(2.2 + 0.3 * len(held), 1.6 + 0.27 * len(rows)), layout="constrained", dpi=150)
+        _bubbles(figure.subplots(), held, rows)
+    else:
+        figure = Figure(figsize=(11, 4.2), layout="constrained", dpi=150)
+        _bars(figure.subplots(), held, rows)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.savefig(path)
+
+
+def _names(every: Sequence[Any]) -> dict[Any, str]:
+    """What a label is called, in order; of the most frequent ones."""
+    frequent = [label for label, _ in Counter(every).most_common(MOST_LABELS)]
+    if all(isinstance(label, int | float) for label in frequent):
+        return {label: f"{label:g}" for label in sorted(frequent)}
+    return {label: str(label)[:20] for label in sorted(frequent, key=str)}
+
+
+def _bubbles(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> None:
+    """A bubble's area is the number of samples."""
+    most = max((count for own in held for count in own.values()), default=1)
+    colors = _colors(len(rows))
+    for row, name in enumerate(rows):
+        counts = [(place, own[name]) for place, own in enumerate(held) if own[name]]
+        places, sizes = [place for place, _ in counts], [6 + 210 * count / most for _, count in counts]
+        axes.scatter(places, [row] * len(places), s=sizes, color=colors[row], alpha=0.85, linewidths=0)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xticks(range(len(held)), [str(sum(own.values())) for own in held], fontsize=7)
+    axes.set_xlim(-0.7, len(held) - 0.3)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.set_xlabel(f"a column a device, with its number of samples; the largest bubble: {most} of a label")
+    axes.set_ylabel("label")
+    axes.grid(alpha=0.18, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _bars(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> None:
+    """The devices with most samples stand on the left."""
+    order = sorted(held, key=lambda own: -sum(own.values()))
+    step = max(len(order) / MOST_COLUMNS, 1.0)
+    shown = [order[int(place * step)] for place in range(int(len(order) / step))]
+    below, colors = [0] * len(shown), _colors(len(rows))
+    for row, name in enumerate(rows):
+        heights = [own[name] for own in shown]
+        axes.bar(range(len(shown)), heights, bottom=below, width=0.9, color=colors[row], label=name, linewidth=0)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    which = f"{len(held)} devices" if len(shown) == len(held) else f"{len(shown)} of {len(held)} devices"
+    axes.set_xlabel(f"{which}, those with most samples on the left")
+    axes.set_ylabel("samples")
+    axes.set_xticks([])
+    axes.set_xlim(-0.7, len(shown) - 0.3)
+    axes.grid(axis="y", alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    columns = -(-len(rows) // 12)
+    axes.legend(title="label", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8, ncols=columns)
+
+
+def _colors(count: int) -> list[Any]:
+    from matplotlib import colormaps
+
+    table = colormaps["tab10" if count <= 10 else "tab20"]
+    return [table(place % table.N) for place in range(count)]

@@ -1,0 +1,264 @@
+"""Virtual federation: runs one server script and many devices' scripts in virtual time, by an event queue.
+
+Only chosen devices have a live script. One that waits is its unanswered ask, and one that was never chosen has no state
+either, so a round costs the same however many others there are. What a device does between two messages is done at
+once and takes its virtual time: training by steps, transfers by payload bytes, as its profile says. A device whose
+hours end, or that fails, has left at that moment; its script is closed, and begins anew when it comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from math import inf
+from random import Random
+from typing import Any
+
+from gossamer.core import rng
+from gossamer.core.ops import payload_bytes
+from gossamer.core.peer_ops import (
+    Arrived,
+    Ask,
+    Await,
+    Elapsed,
+    Peer,
+    PeerEvent,
+    PeerLeft,
+    Pull,
+    Push,
+    Reply,
+)
+from gossamer.errors import GossamerError, PeerLost
+from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, participate
+from gossamer.federated.client.store import MemoryStore
+from gossamer.federated.messages import CLIENT, TASK
+from gossamer.federated.population import DeviceProfile
+from gossamer.federated.population.device_profile import DAY_SECONDS
+from gossamer.federated.server.rounds import Rounds
+from gossamer.federated.server.script import serve
+from gossamer.federated.virtual.device_states import DeviceStates
+from gossamer.federated.virtual.hours import presence
+from gossamer.federated.virtual.training import DeviceTraining
+from gossamer.simulation.clock import VirtualClock
+
+FAILURE_SECONDS = 600.0  # after which a device that failed comes back
+PATIENCE_SECONDS = 30 * DAY_SECONDS  # without a version
+
+
+class ByteCounts:
+    """Payload bytes by client."""
+
+    def __init__(self) -> None:
+        self.up: dict[int, int] = {}
+        self.down: dict[int, int] = {}
+
+
+class VirtualFederation:
+    """The server, the devices, and the clock."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        recipe: ClientRecipe,
+        training: DeviceTraining,
+        states: DeviceStates,
+        profile: Callable[[int], DeviceProfile] = lambda client: DeviceProfile(),
+    ) -> None:
+        """profile: of a device; the same whenever it is asked."""
+        self.clock, self.counted, self.events = VirtualClock(), ByteCounts(), 0
+        self.failures: dict[int, GossamerError] = {}
+        self.stopping = False  # set it to end after the event that is being heard
+        self._rounds, self._recipe, self._training, self._states = rounds, recipe, training, states
+        self._profile = profile
+        self._server = serve(rounds)
+        self._due: float | None = None
+        self._numbers = count(1)
+        self._asked: dict[int, int] = {}  # by token: the device that waits for its answer
+        self._tokens: dict[int, int] = {}  # by device: its token
+        self._live: dict[int, ClientScript] = {}
+        self._stays: dict[int, int] = {}  # by device that ever left: how often, to know what belongs to a stay before
+        self._leaves: dict[int, float] = {}  # by live device: when its hours end
+        self._untrained: dict[int, tuple[Train, float]] = {}  # by device: what it is to train, and since when
+        self._new: Pull = next(participate(0, recipe, MemoryStore()))  # of a device that was never chosen
+        self._last_version = 0.0
+
+    @property
+    def live(self) -> int:
+        """How many devices have a script."""
+        return len(self._live)
+
+    def run(self) -> None:
+        """Until the federation has ended, or `stopping`. Raises PeerLost where it cannot end, and what the user's
+        function raises."""
+        self._step(next(self._server))
+        for client in range(self._rounds.clients):
+            self._come(client)
+        while not self.stopping and not self._rounds.finished:
+            if not self.clock.run_next() or self.clock.now > self._last_version + PATIENCE_SECONDS:
+                raise self._stuck()
+            self.events += 1
+
+    def committed(self) -> ByteCounts:
+        """A version was made: the bytes since the one before."""
+        self._last_version = self.clock.now
+        found, self.counted = self.counted, ByteCounts()
+        return found
+
+    def close(self) -> None:
+        """Close all scripts."""
+        for script in (*self._live.values(), self._server):
+            script.close()
+        self._live.clear()
+
+    def _stuck(self) -> PeerLost:
+        version = self._rounds.model.version
+        stuck = PeerLost(
+            f"Version {version + 1} cannot be made: {len(self._asked)} of {self._rounds.clients} devices are there "
+            f"after {self.clock.now / 3600:.1f} virtual hours, {len(self.failures)} gave up for good, and a round "
+            "waits for more. Lower the recipe's fraction, or give the profiles more hours of presence."
+        )
+        stuck.__cause__ = next(iter(self.failures.values()), None)
+        return stuck
+
+    # The server.
+
+    def _hear(self, event: PeerEvent) -> None:
+        self._step(self._server.send(event))
+
+    def _step(self, op: Any) -> None:
+        """Until the server waits for something."""
+        while True:
+            match op:
+                case Reply():
+                    self._answer(op)
+                    op = self._server.send(None)
+                case Await(until=until) if until is not None and until <= self.clock.now:
+                    op = self._server.send(Elapsed(moment=self.clock.now))
+                case Await(until=until):
+                    if until is not None and until != self._due:
+                        self.clock.at(until, self._elapsed, until)
+                    self._due = until
+                    return
+                case _:
+                    raise TypeError(f"the server said {op!r}, which is no word of one that only answers")
+
+    def _elapsed(self, until: float) -> None:
+        if self._due == until:
+            self._hear(Elapsed(moment=self.clock.now))
+
+    def _answer(self, reply: Reply) -> None:
+        client = self._asked.pop(reply.token, None)
+        if client is None or (self._rounds.finished and client not in self._live):
+            return  # it has left, or would be told only that there is nothing to do
+        del self._tokens[client]
+        if client not in self._live:
+            self._live[client] = script = participate(client, self._recipe, self._states.of(client))
+            self._leaves[client] = presence(self._profile(client), self.clock.now)[1]
+            next(script)  # the ask that is answered now
+        nbytes = payload_bytes(reply.answer.payload)
+        self.counted.down[client] = self.counted.down.get(client, 0) + nbytes
+        self._resume(client, reply.answer, self.clock.now + self._profile(client).down_seconds(nbytes))
+
+    # Devices.
+
+    def _come(self, client: int) -> None:
+        begins, ends = presence(self._profile(client), self.clock.now)
+        if begins > self.clock.now:
+            self.clock.at(begins, self._come, client)
+            return
+        if ends < inf:
+            self.clock.at(ends, self._leave, client, self._stay(client))
+        if not self._states.known(client):
+            self._ask(client, self._new, self.clock.now)
+            return
+        self._live[client] = script = participate(client, self._recipe, self._states.of(client))
+        self._leaves[client] = ends
+        self._issue(client, next(script), self.clock.now)  # its task, or what it was sending when it left
+
+    def _stay(self, client: int) -> int:
+        return self._stays.get(client, 0)
+
+    def _leave(self, client: int, stay: int, away_seconds: float = 0.0) -> None:
+        if self._stay(client) != stay:
+            return
+        self._stays[client] = stay + 1
+        self._forget(client)
+        self._asked.pop(self._tokens.pop(client, 0), None)
+        if away_seconds < inf:
+            self.clock.after(away_seconds, self._come, client)
+        self._hear(PeerLeft(moment=self.clock.now, peer=Peer(CLIENT, client)))
+
+    def _forget(self, client: int) -> None:
+        """A device has no script any more."""
+        op, _ = self._untrained.pop(client, (None, 0.0))
+        if op is not None:
+            self._training.forget(op)
+        self._leaves.pop(client, None)
+        script = self._live.pop(client, None)
+        if script is not None:
+            script.close()
+
+    def _resume(self, client: int, answer: Any, moment: float) -> None:
+        """Give a device an answer that it has at `moment`, which is now or later."""
+        if moment > self._leaves[client]:
+            return  # it will have left by then, and not have heard it
+        try:
+            op = self._live[client].send(answer)
+        except GossamerError as error:
+            self.failures[client] = error
+            self.clock.at(moment, self._leave, client, self._stay(client), inf)
+            return
+        self._issue(client, op, moment)
+
+    def _issue(self, client: int, op: Any, moment: float) -> None:
+        match op:
+            case Train():
+                self._begin_training(client, op, moment)
+            case Pull(key=key) if key == TASK:
+                self._forget(client)
+                self._ask(client, op, moment)
+            case Pull() | Push():
+                self._ask(client, op, moment)
+            case _:
+                raise TypeError(f"client {client} said {op!r}, which is no word of a device")
+
+    def _ask(self, client: int, op: Ask, moment: float) -> None:
+        nbytes = payload_bytes(op.payload) if isinstance(op, Push) else 0
+        if nbytes:
+            self.counted.up[client] = self.counted.up.get(client, 0) + nbytes
+        self.clock.at(moment + self._profile(client).up_seconds(nbytes), self._arrive, client, self._stay(client), op)
+
+    def _arrive(self, client: int, stay: int, op: Ask) -> None:
+        if self._stay(client) != stay:
+            return
+        token = next(self._numbers)
+        self._asked[token], self._tokens[client] = client, token
+        self._hear(Arrived(moment=self.clock.now, token=token, sender=Peer(CLIENT, client), op=op))
+
+    # Training: put off until the first result can be missed, so that many devices are trained together.
+
+    def _begin_training(self, client: int, op: Train, moment: float) -> None:
+        profile, stay = self._profile(client), self._stay(client)
+        steps = self._training.fewest_steps(op)
+        soonest = moment + profile.training_seconds(steps)
+        if profile.failure and _fails(profile, self._recipe.seed, client, op.task.round, stay):
+            self._training.forget(op)
+            self.clock.at(soonest, self._leave, client, stay, FAILURE_SECONDS)
+            return
+        self._untrained[client] = op, moment
+        self.clock.at(soonest, self._train, client, op)
+
+    def _train(self, client: int, op: Train) -> None:
+        """Train all that are to be trained, where this one still is."""
+        if self._untrained.get(client, (None,))[0] is not op:
+            return
+        together, self._untrained = self._untrained, {}
+        found = self._training.train([op for op, _ in together.values()])
+        for (client, (_, moment)), trained in zip(together.items(), found, strict=True):
+            ended = max(moment + self._profile(client).training_seconds(trained.work.steps), self.clock.now)
+            self._resume(client, replace(trained, seconds=ended - moment), ended)
+
+
+def _fails(profile: DeviceProfile, seed: int, client: int, index: int, stay: int) -> bool:
+    return Random(rng.address(seed, "failure", client, index, stay)).random() < profile.failure

@@ -1,0 +1,101 @@
+"""Ray training: the devices of a round as tasks of Ray, on whatever machines it has; the same bits as without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from math import ceil
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.errors import LoopError
+from gossamer.federated.client.functions import ClientFunction
+from gossamer.federated.client.script import Train, Trained
+from gossamer.federated.model_state import ModelState
+from gossamer.federated.virtual.training import DeviceTraining
+from gossamer.federated.virtual.training_choice import training_of
+from gossamer.strategies.federated import FederatedStrategy
+
+
+class RayTraining(DeviceTraining):
+    """Devices that would be trained in one call here are one task there; others are divided over all cores.
+
+    The function, its data and the model are sent once. A task has as many threads of torch as a simulation here, since
+    their number decides in which order long sums are taken.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: ModelState,
+        strategy: FederatedStrategy,
+        function: ClientFunction,
+        threads: int = 1,
+    ) -> None:
+        """Raises LoopError where Ray is not installed."""
+        self._ray = _ray()
+        if not self._ray.is_initialized():
+            self._ray.init(log_to_driver=False, include_dashboard=False)
+        self._here = training_of(function, model, state, strategy)
+        bundle = (model, state, strategy, function, threads)
+        self._bundle = self._ray.put(_pickled(bundle))
+        self._task = self._ray.remote(_train_some)
+        self._cores = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
+
+    @property
+    def description(self) -> str:
+        return f"{self._here.description}, as tasks of Ray on {self._cores} cores"
+
+    @property
+    def most_together(self) -> int | None:
+        return self._here.most_together
+
+    def fewest_steps(self, op: Train) -> int:
+        return self._here.fewest_steps(op)
+
+    def forget(self, op: Train) -> None:
+        self._here.forget(op)
+
+    def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
+        size = self.most_together or ceil(len(ops) / self._cores)
+        for op in ops:
+            self._here.forget(op)
+        tasks = [self._task.remote(self._bundle, ops[begin : begin + size]) for begin in range(0, len(ops), size)]
+        for task in tasks:
+            yield from self._ray.get(task)
+
+
+def _ray() -> Any:
+    try:
+        return import_module("ray")
+    except ModuleNotFoundError:
+        raise LoopError(
+            "Ray is not installed, so devices cannot be trained by it. Install it: pip install 'gossamer[ray]'; or "
+            'leave engine at "local", which gives the same bits.'
+        ) from None
+
+
+def _pickled(bundle: Any) -> bytes:
+    """By value where a script was run and not imported, as its functions are."""
+    found: bytes = import_module("ray.cloudpickle").dumps(bundle)
+    return found
+
+
+_AT_HAND: dict[bytes, DeviceTraining] = {}  # in a process of Ray: of the last federation
+
+
+def _train_some(bundle: bytes, ops: Sequence[Train]) -> list[Trained]:
+    """In a process of Ray."""
+    if bundle not in _AT_HAND:
+        model, state, strategy, function, threads = import_module("ray.cloudpickle").loads(bundle)
+        torch.set_num_threads(threads)
+        _AT_HAND.clear()
+        _AT_HAND[bundle] = training_of(function, model, state, strategy)
+    return [_own(trained) for trained in _AT_HAND[bundle].train(ops)]
+
+
+def _own(trained: Trained) -> Trained:
+    """Not a row of a matrix, all of which would travel."""
+    return Trained(flat=trained.flat.clone(), work=trained.work, metrics=trained.metrics, seconds=trained.seconds)

@@ -1,0 +1,266 @@
+"""Simulate: runs a federation of up to many thousand devices on this machine, in virtual time, with real training."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.compressors import Compressor
+from gossamer.core import rng
+from gossamer.errors import LoopError, RecipeError, require
+from gossamer.federated.client.functions import ClientFunction, Round, Update
+from gossamer.federated.client.script import ClientRecipe
+from gossamer.federated.messages import Scalar
+from gossamer.federated.model_state import ModelState
+from gossamer.federated.population import DeviceProfile
+from gossamer.federated.secure.roster import SimulatedRoster
+from gossamer.federated.server.from_strategy import rounds_for
+from gossamer.federated.server.global_model import GlobalModel
+from gossamer.federated.server.reports import Committed
+from gossamer.federated.virtual.device_states import DeviceStates
+from gossamer.federated.virtual.engine import VirtualFederation
+from gossamer.federated.virtual.federated_run import FederatedRun, RoundRecord
+from gossamer.federated.virtual.seeding import generators_kept, seed_everything
+from gossamer.federated.virtual.stop_condition import StopCondition
+from gossamer.federated.virtual.training import DeviceTraining
+from gossamer.federated.virtual.training_choice import training_of
+from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.strategies.federated import FederatedStrategy
+
+Profiles = Sequence[DeviceProfile] | Callable[[int], DeviceProfile] | None
+OnRound = Callable[[RoundRecord], object]
+
+
+def simulate(
+    train: ClientFunction,
+    model: nn.Module | Callable[[], nn.Module],
+    recipe: str | Recipe,
+    *,
+    clients: int,
+    rounds: int,
+    evaluate: ClientFunction | None = None,
+    profiles: Profiles = None,
+    seed: int = 0,
+    until: str | None = None,
+    on_round: OnRound | None = None,
+    config: Mapping[str, Scalar] | None = None,
+    states: str | os.PathLike[str] | None = None,
+    engine: str = "local",
+    threads: int = 1,
+    **options: Any,
+) -> FederatedRun:
+    """Run a federation in virtual time: the scripts that `gossamer federate serve` and `join` run, and real training.
+
+    train, model, evaluate: as a script marks them. A `train` that was marked vectorized trains many devices in a call.
+    profiles: of the devices, or what tells a device's by its number; None: always there, on an instant network.
+    until: a metric compared with a number, such as "accuracy>0.95"; the rounds end there at the latest.
+    on_round: called with the record of each version as it is made. config: told to devices in each round.
+    states: an empty directory for what devices keep between rounds (their feedback); None: in memory.
+    engine: "local", or "ray" for tasks of Ray, on whatever machines it has: the same bits.
+    options: of the rounds, such as round_seconds=600 and over_selection=0.3.
+
+    threads: of torch, meanwhile. More help large models, hinder small ones, and may change the last bits of sums.
+
+    The same seed gives the same bits on the same machine. The global generators of torch, random and numpy are seeded
+    for every device and round, and left as they were before. A KeyboardInterrupt ends it with what there is, whose
+    `ended` is "interrupted".
+    Raises RecipeError for a recipe of no federation, PeerLost where a version can never be made, and what `train`
+    raises, with a note of the device and the round.
+    """
+    simulation = Simulation(
+        train, model, recipe,
+        clients=clients, rounds=rounds, evaluate=evaluate, profiles=profiles, seed=seed, until=until,
+        on_round=on_round, config=config, states=states, engine=engine, threads=threads, **options,
+    )  # fmt: skip
+    return simulation.run()
+
+
+class Simulation:
+    """A federation that is ready to run: what it will need can be said before it does."""
+
+    def __init__(
+        self,
+        train: ClientFunction,
+        model: nn.Module | Callable[[], nn.Module],
+        recipe: str | Recipe,
+        *,
+        clients: int,
+        rounds: int,
+        evaluate: ClientFunction | None = None,
+        profiles: Profiles = None,
+        seed: int = 0,
+        until: str | None = None,
+        on_round: OnRound | None = None,
+        config: Mapping[str, Scalar] | None = None,
+        states: str | os.PathLike[str] | None = None,
+        engine: str = "local",
+        threads: int = 1,
+        **options: Any,
+    ) -> None:
+        """As for `simulate`. Raises RecipeError, ValueError."""
+        require(clients >= 1 and rounds >= 1, f"a federation has 1 client and 1 round or more, not {clients}, {rounds}")
+        require(threads >= 1, f"threads is 1 or more, not {threads}")
+        self._threads = threads
+        self._until = None if until is None else StopCondition.read(until)
+        self.on_round, self._evaluate, self._seed = on_round, evaluate, seed
+        profile = _profile_of(profiles, clients)
+        terms = _Terms.of(recipe)
+        with generators_kept():
+            seed_everything(rng.address(seed, "model"))
+            made = model if isinstance(model, nn.Module) else model()
+        self._model, self._terms = made, terms
+        state = ModelState.of(made)
+        self.cohort = terms.strategy.cohort(clients)
+        self.training = _training(engine, train, made, state, terms.strategy, threads)
+        self.result = FederatedRun(recipe=repr(terms.recipe), clients=clients, model=made)
+        self.result.training = self.training.description
+        server = GlobalModel(terms.strategy, terms.compressor, terms.pull, state, state.read(made).flat, seed)
+        roster = SimulatedRoster(seed=rng.address(seed, "roster")) if terms.strategy.secure is not None else None
+        self._rounds = rounds_for(
+            server, clients=clients, rounds=rounds, config=config, on_commit=self._committed, identities=roster,
+            **options,
+        )  # fmt: skip
+        device = ClientRecipe(
+            strategy=terms.strategy, compressor=terms.compressor, pull=terms.pull, state=state, seed=seed, roster=roster
+        )
+        self.states = DeviceStates(states)
+        self.engine = VirtualFederation(self._rounds, device, self.training, self.states, profile)
+        self._began = time.perf_counter()
+
+    @property
+    def parameters(self) -> int:
+        return self._rounds.model.parameters.numel()
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what is held at once, beside the user's data: a cohort's and the server's models, 2 kB a device."""
+        model = self._rounds.model.parameters.nbytes
+        return model * (5 * self.cohort + 8) + 2000 * self._rounds.clients
+
+    def run(self) -> FederatedRun:
+        """Until the end, or a KeyboardInterrupt. Once."""
+        self._began = time.perf_counter()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            with generators_kept():
+                self.engine.run()
+            if self.result.ended == "running":
+                self.result.ended = "finished" if len(self.result.rounds) == self._rounds.rounds else "exhausted"
+        except KeyboardInterrupt:
+            self.result.ended = "interrupted"
+        finally:
+            torch.set_num_threads(threads)
+            self.engine.close()
+            self._write()
+            self.result.failures = {client: str(error) for client, error in self.engine.failures.items()}
+        return self.result
+
+    def _write(self) -> None:
+        self._rounds.model.state.write(self._rounds.model.parameters, self._model)
+
+    def _committed(self, committed: Committed) -> None:
+        counted = self.engine.committed()
+        metrics = self._evaluated(committed.version)
+        now = time.perf_counter()
+        record = RoundRecord(
+            version=committed.version,
+            virtual_seconds=committed.moment,
+            seconds=now - self._began,
+            clients=tuple(sorted(committed.reports)),
+            up_bytes=counted.up,
+            down_bytes=counted.down,
+            metrics=metrics,
+            train_metrics=_mean_metrics(committed),
+            refused=dict(committed.refused),
+            epsilon=getattr(getattr(self._rounds, "guard", None), "epsilon", None),
+        )
+        self._began = now
+        self.result.rounds.append(record)
+        if self._until is not None and self._until.reached(record.all_metrics):
+            self.result.ended = "reached"
+            self.engine.stopping = True
+        if self.on_round is not None:
+            self.on_round(record)
+
+    def _evaluated(self, version: int) -> dict[str, float]:
+        if self._evaluate is None:
+            return {}
+        self._write()
+        self._model.eval()
+        seed_everything(rng.address(self._seed, "evaluate", version))
+        update = self._evaluate(self._model, Round(index=version, client=None, config=self._rounds.config))
+        if not isinstance(update, Update):
+            raise LoopError(
+                f"The evaluation returned {update!r}, and its metrics go into the record. End it with `return "
+                'gossamer.federated.Update(samples=len(data), metrics={"accuracy": accuracy})`.'
+            )
+        return {name: float(value) for name, value in update.metrics.items()}
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """A resolved recipe of a federation."""
+
+    recipe: Recipe
+    strategy: FederatedStrategy
+    compressor: Compressor
+    pull: Compressor | None = field(default=None)
+
+    @classmethod
+    def of(cls, recipe: str | Recipe) -> _Terms:
+        resolved = resolve(recipe)
+        strategy = resolved.strategy
+        if not isinstance(strategy, FederatedStrategy):
+            raise RecipeError(
+                f"{strategy!r} is a strategy of workers that hold one data set together, and devices of a federation "
+                "keep their own. Write FedAvg(fraction=0.1)"
+            )
+        pull = None if strategy.pull is None else resolve(strategy.pull).compressor
+        return cls(resolved, strategy, resolved.compressor, pull)
+
+
+def _training(
+    engine: str,
+    function: ClientFunction,
+    model: nn.Module,
+    state: ModelState,
+    strategy: FederatedStrategy,
+    threads: int,
+) -> DeviceTraining:
+    require(engine in ("local", "ray"), f"engine is 'local' or 'ray', not {engine!r}")
+    if engine == "local":
+        return training_of(function, model, state, strategy)
+    from gossamer.federated.virtual.ray_training import RayTraining  # an extra
+
+    return RayTraining(model, state, strategy, function, threads)
+
+
+def _profile_of(profiles: Profiles, clients: int) -> Callable[[int], DeviceProfile]:
+    if profiles is None:
+        alike = DeviceProfile()
+        return lambda client: alike
+    if callable(profiles):
+        return profiles
+    require(
+        len(profiles) >= clients,
+        f"there are {len(profiles)} profiles and {clients} clients, so some would have none: give one for each",
+    )
+    return profiles.__getitem__
+
+
+def _mean_metrics(committed: Committed) -> dict[str, float]:
+    """Of those that tell a metric, weighted by their samples."""
+    sums: dict[str, tuple[float, int]] = {}
+    for client in sorted(committed.reports):
+        report = committed.reports[client]
+        for name, value in report.metrics.items():
+            total, samples = sums.get(name, (0.0, 0))
+            sums[name] = total + value * report.samples, samples + report.samples
+    return {name: total / samples for name, (total, samples) in sums.items()}

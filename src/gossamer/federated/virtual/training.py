@@ -1,0 +1,87 @@
+"""Training of simulated devices: answers the Trains of a round, each with its own seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from gossamer.federated.client.functions import ClientFunction
+from gossamer.federated.client.script import Train, Trained
+from gossamer.federated.client.trainer import Trainer
+from gossamer.federated.model_state import ModelState
+from gossamer.federated.virtual.seeding import seed_everything
+from gossamer.strategies.federated import FederatedStrategy
+
+
+class DeviceTraining(Protocol):
+    """Trains devices. Who is trained together, or before whom, does not matter to a device."""
+
+    @property
+    def description(self) -> str:
+        """How, in a few words that follow "devices train"."""
+
+    def fewest_steps(self, op: Train) -> int:
+        """Steps that it takes at least, known before it was trained."""
+
+    @property
+    def most_together(self) -> int | None:
+        """How many in one call, whose results depend on each other by rounding; None: each is by itself."""
+
+    def forget(self, op: Train) -> None:
+        """It is not to be trained after all."""
+
+    def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
+        """In the order of the ops. What the user's function raises carries a note with the device and the round."""
+
+
+class OneByOne(DeviceTraining):
+    """One device after another, by the user's own loop."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: ModelState,
+        strategy: FederatedStrategy,
+        function: ClientFunction,
+        why: str = "",
+    ) -> None:
+        """why: no better way was taken."""
+        self._trainer = Trainer(model, state, strategy, function)
+        self._model, self._why = model, why
+        self._counters = _counters(model, state)
+
+    @property
+    def description(self) -> str:
+        return f"one after another{self._why and f' ({self._why})'}"
+
+    def fewest_steps(self, op: Train) -> int:
+        return 0
+
+    @property
+    def most_together(self) -> int | None:
+        return None
+
+    def forget(self, op: Train) -> None: ...
+
+    def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
+        for op in ops:
+            yield self._trained(op)
+
+    def _trained(self, op: Train) -> Trained:
+        seed_everything(op.task.seed)
+        self._model.zero_grad(set_to_none=True)  # gradients of the device before, for loops that clear them late
+        for buffer, first in self._counters:
+            buffer.copy_(first)
+        try:
+            return self._trainer(op)
+        except Exception as error:
+            error.add_note(f"It was client {op.client} in round {op.task.round}, in virtual time.")
+            raise
+
+
+def _counters(model: nn.Module, state: ModelState) -> list[tuple[Tensor, Tensor]]:
+    """Buffers that do not travel, and what each was at first: every device begins with its own."""
+    travels = set(state.layout.names)
+    return [(each, each.clone()) for name, each in model.named_buffers() if name not in travels]

@@ -1,0 +1,258 @@
+"""Vectorized training: many devices' steps of SGD in one vmapped call.
+
+Devices are rows of one matrix. Again and again the most common shape of a next batch is taken, and all devices whose
+next batch has it step together, so nothing is padded and every device takes exactly its own steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from gossamer.core.layout import Slot
+from gossamer.errors import LoopError
+from gossamer.federated.client.functions import Round, StepsFunction, checked_steps
+from gossamer.federated.client.script import Train, Trained
+from gossamer.federated.client.sgd_steps import SGDSteps
+from gossamer.federated.model_state import ModelState
+from gossamer.federated.virtual.seeding import seed_everything
+from gossamer.federated.virtual.training import DeviceTraining
+from gossamer.strategies.federated import FederatedStrategy, LocalWork
+
+MOST_TOGETHER = 64  # more save little time, and need more memory
+
+
+def why_not_vectorized(model: nn.Module, state: ModelState) -> str:
+    """Why a model cannot be trained so; empty where it can."""
+    if state.parameters < len(state.layout):
+        return f"the model averages {state.layout.names[state.parameters]}, and every device needs its own"
+    if any(each.dtype != state.dtype for each in state.tensors(model).values()):
+        return f"the model's parameters are not all {state.dtype}"
+    return ""
+
+
+class ManyAtOnce(DeviceTraining):
+    """Up to `most` devices in one call, for a function that tells SGDSteps."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: ModelState,
+        strategy: FederatedStrategy,
+        function: StepsFunction,
+        most: int = MOST_TOGETHER,
+    ) -> None:
+        """model: one for which there is no reason in `why_not_vectorized`."""
+        self._model, self._state, self._strategy, self._function, self._most = model, state, strategy, function, most
+        self._device = next(model.parameters()).device
+        self._told: dict[int, tuple[Train, SGDSteps]] = {}  # by client, until it is trained
+
+    @property
+    def description(self) -> str:
+        return f"up to {self._most} in one call"
+
+    def fewest_steps(self, op: Train) -> int:
+        steps = self._steps(op)
+        self._told[op.client] = op, steps
+        return len(steps.batches)
+
+    @property
+    def most_together(self) -> int | None:
+        return self._most
+
+    def forget(self, op: Train) -> None:
+        self._told.pop(op.client, None)
+
+    def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
+        for begin in range(0, len(ops), self._most):
+            some = ops[begin : begin + self._most]
+            crowd = [_Member(op, self._take(op)) for op in some]
+            alike: dict[Hashable, list[_Member]] = {}
+            for member in crowd:
+                alike.setdefault(member.steps.loss, []).append(member)
+            for members in alike.values():
+                self._train(members)
+            yield from (member.trained() for member in crowd)
+
+    def _steps(self, op: Train) -> SGDSteps:
+        seed_everything(op.task.seed)
+        told = Round(
+            index=op.task.round,
+            client=op.client,
+            config=op.task.config,
+            seed=op.task.seed,
+            local_steps=self._strategy.local_steps,
+            local_epochs=self._strategy.epochs,
+        )
+        return checked_steps(self._function(self._model, told), op.client)
+
+    def _take(self, op: Train) -> SGDSteps:
+        known, steps = self._told.pop(op.client, (None, None))
+        return steps if known is op and steps is not None else self._steps(op)
+
+    def _check_momentum(self, members: Sequence[_Member]) -> None:
+        why = self._strategy.why_plain_sgd
+        for member in members if why is not None else ():
+            if member.steps.momentum:
+                raise LoopError(f"{why}, and client {member.op.client} has momentum. Write SGDSteps(momentum=0.0).")
+
+    def _train(self, members: Sequence[_Member]) -> None:
+        """All of one loss."""
+        self._check_momentum(members)
+        self._model.train()
+        crowd = _Crowd(self._model, self._state, self._strategy, members, self._device)
+        left = set(range(len(members)))
+        while left := {row for row in left if not members[row].done}:
+            shape = max(Counter(members[row].next_shape for row in left).items(), key=_commonest)[0]
+            try:
+                crowd.step([row for row in sorted(left) if members[row].next_shape == shape])
+            except RuntimeError as error:
+                raise LoopError(
+                    f"The loss of {members[0].steps.loss!r} cannot be taken for many devices at once ({error}). It has "
+                    "to be a pure function of the model and a batch: no dropout or other draws, no .item(), no branch "
+                    "on a tensor's value. Otherwise mark the function @gossamer.federated.client alone, and train in "
+                    "it by a loop."
+                ) from error
+        for member, flat in zip(members, crowd.rows.cpu().unbind(), strict=True):
+            member.flat = flat
+
+
+def _commonest(counted: tuple[Any, int]) -> tuple[int, str]:
+    shape, number = counted
+    return number, str(shape)  # the text decides between equals, as it is the same on every run
+
+
+@dataclass
+class _Member:
+    """A device among those that are trained together."""
+
+    op: Train
+    steps: SGDSteps
+    taken: int = 0
+    losses: list[float] = field(default_factory=list)
+    flat: Tensor | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.taken == len(self.steps.batches)
+
+    @property
+    def next_shape(self) -> Hashable:
+        return tuple((tensor.shape, tensor.dtype) for tensor in self.steps.batches[self.taken])
+
+    def trained(self) -> Trained:
+        assert self.flat is not None
+        count = len(self.steps.batches)
+        work = LocalWork(
+            samples=self.steps.samples, steps=count, learning_rate=self.steps.learning_rate if count else 0.0
+        )
+        return Trained(flat=self.flat, work=work, metrics=self.steps.told(self.losses))
+
+
+class _Crowd:
+    """Devices as rows: parameters (k, n), momentum (k, n)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: ModelState,
+        strategy: FederatedStrategy,
+        members: Sequence[_Member],
+        device: torch.device,
+    ) -> None:
+        self._slots, self._strategy, self._members = state.layout.slots, strategy, members
+        self.rows = torch.stack([member.op.anchor for member in members]).to(device)
+        self._rates = _column([member.steps.learning_rate for member in members], self.rows)
+        self._momenta = _column([member.steps.momentum for member in members], self.rows)
+        self._velocity = torch.zeros_like(self.rows) if bool(self._momenta.any()) else None
+        self._gradients = _vectorized_gradients(model, members[0].steps.loss)
+        self._fixed: dict[str, Any] = {}
+        if strategy.changes_gradients:
+            self._fixed = {
+                "anchor": self.rows.clone(),
+                "shared": {key: _stacked(members, "shared", key, device) for key in members[0].op.shared},
+                "memory": {key: _stacked(members, "memory", key, device) for key in members[0].op.memory},
+            }
+
+    def step(self, who: Sequence[int]) -> None:
+        """One step of these rows, whose next batches have one shape."""
+        everyone = len(who) == len(self.rows)
+        at = torch.tensor(who, device=self.rows.device)
+        rows = self.rows if everyone else self.rows[at]
+        some = [self._members[row] for row in who]
+        batches = zip(*(member.steps.batches[member.taken] for member in some), strict=True)
+        parameters = {slot.name: _view(rows, slot) for slot in self._slots}
+        found, losses = self._gradients(parameters, *(torch.stack(each) for each in batches))
+        gradients = torch.empty_like(rows)
+        for slot in self._slots:
+            _view(gradients, slot).copy_(found[slot.name])
+        if self._fixed:
+            self._correct(gradients, rows, at)
+        if self._velocity is not None:
+            gradients = self._velocity[at].mul_(self._momenta[at]).add_(gradients)
+            self._velocity[at] = gradients
+        rows.sub_(gradients.mul(self._rates[at]))
+        if not everyone:
+            self.rows[at] = rows
+        for member, loss in zip(some, losses.tolist(), strict=True):
+            member.losses.append(loss)
+            member.taken += 1
+
+    def _correct(self, gradients: Tensor, rows: Tensor, at: Tensor) -> None:
+        """As the strategy wants it, in place; a parameter of a device at a time, as in a loop, but all in one call."""
+        for slot in self._slots:
+            here = slice(slot.offset, slot.end)
+            anchor = self._fixed["anchor"][at, here]
+            shared, memory = (
+                {key: each[at, here] for key, each in self._fixed[kind].items()} for kind in ("shared", "memory")
+            )
+            changed = vmap(self._corrected)(gradients[:, here], rows[:, here], anchor, shared, memory)
+            gradients[:, here] = changed
+
+    def _corrected(self, gradient: Tensor, parameters: Tensor, anchor: Tensor, shared: Any, memory: Any) -> Tensor:
+        gradient = gradient.clone()
+        self._strategy.correct(gradient, parameters, anchor, shared, memory)
+        return gradient
+
+
+class _Loss(nn.Module):
+    """A loss as a module, whose parameters can be given in a call."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self._loss(self.model, *batch)
+
+
+def _vectorized_gradients(model: nn.Module, loss: Callable[..., Tensor]) -> Callable[..., Any]:
+    """(parameters with a first axis of devices, batches likewise) -> (gradients, losses)."""
+    module = _Loss(model, loss)
+
+    def told(parameters: dict[str, Tensor], *batch: Tensor) -> Tensor:
+        found: Tensor = functional_call(module, {f"model.{name}": each for name, each in parameters.items()}, batch)
+        return found
+
+    return vmap(grad_and_value(told), randomness="error")
+
+
+def _view(rows: Tensor, slot: Slot) -> Tensor:
+    """A parameter of every row: (k, *shape)."""
+    return rows.as_strided(
+        (len(rows), *slot.shape), (rows.stride(0), *slot.stride), rows.storage_offset() + slot.offset
+    )
+
+
+def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device).unsqueeze(1)
+
+
+def _stacked(members: Sequence[_Member], kind: str, key: str, device: torch.device) -> Tensor:
+    return torch.stack([getattr(member.op, kind)[key] for member in members]).to(device)

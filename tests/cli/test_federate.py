@@ -1,0 +1,130 @@
+"""`gossamer federate`: a simulated federation from a script, what it says, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from click.testing import CliRunner
+from support.command_line import refusal
+
+from gossamer.cli import federate
+from gossamer.cli.main import gossamer
+from gossamer.federated.virtual.simulate import Simulation
+
+SCRIPT = """
+    import sys
+    import torch
+    from torch import nn
+    import gossamer.federated
+    from gossamer.federated import SGDSteps, Update
+
+    rate = float(sys.argv[1])
+
+    @gossamer.federated.model
+    def make_model():
+        torch.manual_seed(0)
+        return nn.Linear(3, 1)
+
+    def loss(model, inputs, targets):
+        return (model(inputs) - targets).square().mean()
+
+    @gossamer.federated.client(vectorized=True)
+    def train(model, told):
+        inputs = torch.randn(8, 3)
+        batches = told.batches([(inputs, inputs.sum(1, keepdim=True))])
+        return SGDSteps(loss=loss, batches=batches, learning_rate=rate, samples=8)
+
+    @gossamer.federated.evaluate
+    def evaluate(model, told):
+        return Update(samples=1, metrics={"error": (model.weight - 1).abs().max().item()})
+"""
+PHONES = """
+    [[devices]]
+    step = "1s"
+    up = "1kbit"
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.py"
+    file.write_text(dedent(SCRIPT))
+    (tmp_path / "phones.toml").write_text(dedent(PHONES))
+    return file
+
+
+def federated(script: Path, *options: str, recipe: str = "FedAvg(fraction=0.5, local_steps=2)") -> tuple[int, str, str]:
+    """The exit code, and what stands on standard output and errors."""
+    plan = ["--recipe", recipe, "--clients", "6", "--rounds", "4"]
+    found = CliRunner().invoke(gossamer, ["federate", str(script), *plan, *options, "--", "0.1"])
+    return found.exit_code, found.stdout, found.stderr
+
+
+def test_a_script_is_simulated_and_recorded(script: Path) -> None:
+    record = script.with_name("record.json")
+    code, shown, aside = federated(script, "--json", str(record), "--profiles", str(script.with_name("phones.toml")))
+    assert code == 0, aside
+    assert "6 devices, 3 a round, 4 rounds; 4 numbers in the model; devices train up to 64 in one call" in aside
+    header, row = shown.strip().splitlines()
+    assert header.split()[-1] == "error"
+    assert row.split()[0] == "4"
+    found = json.loads(record.read_text())
+    assert (found["rounds"], found["clients"], found["ended"]) == (4, 6, "finished")
+    up = found["by_round"]["up_bytes"]
+    assert up == [3 * 4 * 4] * 4  # three devices, four numbers, four bytes each
+    assert found["up_bytes"] == sum(each["up_bytes"] for each in found["by_client"].values()) == sum(up)
+    assert found["by_round"]["virtual_seconds"] == pytest.approx([2.128 * count for count in range(1, 5)])
+    assert found["metrics"]["error"][-1] < found["metrics"]["error"][0]
+    assert found["peak_memory_bytes"] > 1e6
+
+
+def test_it_ends_once_it_is_good_enough(script: Path) -> None:
+    assert federated(script, "--seed", "1", "--until", "error<1000")[2].count("ended after 1 rounds, as was asked") == 1
+
+
+def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, run = script.with_name("record.json"), Simulation.run
+
+    def interrupted(simulation: Simulation) -> object:
+        def press(record: object) -> None:
+            told(record)
+            if len(simulation.result.rounds) == 2:
+                raise KeyboardInterrupt
+
+        told, simulation.on_round = simulation.on_round, press
+        return run(simulation)
+
+    monkeypatch.setattr(Simulation, "run", interrupted)
+    code, shown, aside = federated(script, "--json", str(record))
+    assert code == federate.INTERRUPTED
+    assert "interrupted after 2 of 4 rounds; what there is stands above" in aside
+    assert shown.strip().splitlines()[-1].split()[0] == "2"
+    assert json.loads(record.read_text())["ended"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--recipe", "EveryStep()"], "is a strategy of workers"),
+        (["--until", "accuracy"], "is no metric compared with a number"),
+        (["--until", "accuracy>0.9"], "nothing tells 'accuracy'"),
+        (["--profiles", "tiny.py"], "cannot be read as device profiles"),
+        (["--clients", "0"], "Invalid value for '--clients'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    script: Path, options: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(script.parent)
+    plan = ["federate", "tiny.py", "--recipe", "FedAvg()", "--clients", "3", "--rounds", "2", *options, "--", "0.1"]
+    assert why in " ".join(refusal(*plan).split())
+
+
+def test_the_first_argument_may_name_a_command() -> None:
+    said = CliRunner().invoke(gossamer, ["federate", "--help"]).stdout
+    assert "simulate" in said
+    assert "--recipe" in CliRunner().invoke(gossamer, ["federate", "simulate", "--help"]).stdout
+    assert "does not exist" in refusal("federate", "nothing.py", "--recipe", "FedAvg()")

@@ -1,0 +1,56 @@
+"""Ray training: the same bits as without Ray, and a clear error where there is none."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from support.federations import model_of, one_pass
+from torch import Tensor, nn
+
+from gossamer.errors import LoopError
+from gossamer.federated import Round, SGDSteps, Update, client
+from gossamer.federated.virtual.simulate import simulate
+
+
+def run(engine: str, **options: Any) -> torch.Tensor:
+    train = options.pop("train", one_pass)
+    found = simulate(train, model_of, "FedAvg(fraction=0.5)", clients=6, rounds=2, engine=engine, **options)
+    return torch.cat([each.detach().reshape(-1) for each in found.model.parameters()])
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(LoopError, match=r"pip install 'gossamer\[ray\]'"):
+        run("ray")
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(ValueError, match="engine is 'local' or 'ray', not 'spark'"):
+        run("spark")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_tasks_of_ray_give_the_same_bits(vectorized: bool) -> None:
+    ray = pytest.importorskip("ray")
+
+    def loss(model: nn.Module, inputs: Tensor) -> Tensor:
+        return (model(inputs) - 1).square().mean()
+
+    def steps(model: nn.Module, told: Round) -> Any:
+        return SGDSteps(loss=loss, batches=[torch.randn(3, 4).double()], learning_rate=0.1, samples=3)
+
+    def noisy(model: nn.Module, told: Round) -> Any:
+        found = steps(model, told)
+        found.run(model)
+        return Update(samples=3)
+
+    train = client(vectorized=True)(steps) if vectorized else noisy
+    try:
+        assert torch.equal(run("ray", train=train), run("local", train=train))
+        assert not torch.equal(run("ray", train=train, seed=1), run("local", train=train))
+    finally:
+        ray.shutdown()
