@@ -14,6 +14,7 @@ from gossamer.cli.compare import compare_command
 from gossamer.cli.console import say
 from gossamer.cli.doctor import doctor
 from gossamer.cli.explain import explain
+from gossamer.cli.federate import federate_command
 from gossamer.cli.recipes import recipes
 from gossamer.cli.record import record_command
 from gossamer.cli.rehearse import rehearse
@@ -45,6 +46,7 @@ for command in (
     trace_command,
     checkpoint_command,
     explain,
+    federate_command,
     rehearse,
     simulate_command,
     doctor,

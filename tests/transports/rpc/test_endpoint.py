@@ -26,7 +26,6 @@ from support.rpc_endpoints import (
 from gossamer import events
 from gossamer.core.peer_ops import WORKER, Arrived, AtOnce, Await, Elapsed, Peer, PeerScript, Pull, Push, Receipt, Reply
 from gossamer.errors import ConnectError, MismatchError, PeerLost
-from gossamer.transports.rpc import connection_pool
 from gossamer.transports.rpc.endpoint import run_peer_script
 
 
@@ -192,9 +191,8 @@ def test_strangers_disturb_nobody_and_are_shown_out(opened: Open) -> None:
             assert stranger.recv(100) == b""
 
 
-def test_there_is_room_for_a_few_strangers_at_once(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_pool, "MOST_UNAUTHENTICATED", 3)
-    server = opened(THERE)
+def test_there_is_room_for_a_few_strangers_at_once(opened: Open) -> None:
+    server = opened(THERE, most_handshakes=3)
     strangers = [socket.create_connection(server.address, timeout=5) for _ in range(5)]
     assert [stranger.recv(1) for stranger in strangers[:2]] == [b"", b""]
     for stranger in strangers:

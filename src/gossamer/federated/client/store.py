@@ -10,6 +10,18 @@ from torch import Tensor
 from gossamer.core.ops import Payload
 
 
+@dataclass(frozen=True)
+class PendingUpload:
+    """A contribution whose fate is not known yet, as it is sent: identical bytes, whoever starts in between."""
+
+    round: int
+    version: int  # that it was computed from
+    report: str  # as JSON
+    payload: Payload
+    residuals: tuple[dict[str, Tensor], ...]  # the compressor's state once it is counted
+    memory: dict[str, Tensor]  # the strategy's once it is counted
+
+
 @dataclass
 class ClientState:
     """What a device keeps: nothing at first."""
@@ -20,6 +32,7 @@ class ClientState:
     residuals: tuple[dict[str, Tensor], ...] = ()  # the compressor's state, by block
     residual_version: int = -1  # that the residuals were left at
     memory: dict[str, Tensor] = field(default_factory=dict)  # the strategy's
+    pending: PendingUpload | None = None  # where a contribution is on its way and uploads are kept
 
 
 class ClientStore(Protocol):
