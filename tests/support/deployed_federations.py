@@ -24,7 +24,7 @@ from gossamer.federated.deployment.server import FederationServer, FederationSet
 from gossamer.federated.script_file import ScriptFile
 
 TOKEN = bytes(range(32))
-QUICK = DeviceOptions(heartbeat_seconds=0.5, silent_seconds=5.0, longest_backoff_seconds=0.2)
+QUICK = DeviceOptions(heartbeat_seconds=0.5, silent_seconds=30.0, longest_backoff_seconds=0.2)
 SECONDS = 60.0  # of a busy machine
 
 
@@ -44,8 +44,7 @@ def server(
     return FederationServer(
         options.pop("script", SCRIPT),
         FederationSettings(recipe=recipe, clients=clients, rounds=rounds, patience=patience, **settings),
-        token=TOKEN,
-        **options,
+        **{"token": TOKEN, **options},
     )
 
 

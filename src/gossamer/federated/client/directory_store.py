@@ -6,17 +6,21 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Stamp
 from gossamer.errors import CheckpointError
-from gossamer.federated.client.store import ClientState, ClientStore, PendingUpload
+from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
+from gossamer.federated.messages import Report
 
 NUMBERS = ("round", "version", "residual_version")
 
@@ -36,14 +40,14 @@ class DirectoryStore(ClientStore):
         try:
             tensors = load(read)
             about = json.loads(bytes(tensors.pop("about").tolist()))
-            return ClientState(
-                **{key: int(about[key]) for key in NUMBERS},
+            state = ClientState(
+                **dict[str, Any]((key, int(about[key])) for key in NUMBERS),
                 replica=_list(tensors, "replica"),
                 residuals=_residuals(tensors, "residual", about["residuals"]),
                 memory=_under(tensors, "memory"),
-                pending=_pending(about.get("pending"), tensors),
             )
-        except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+            return replace(state, pending=_pending(about.get("pending"), tensors, state))
+        except (SafetensorError, ValueError, KeyError, IndexError, TypeError, msgspec.ValidationError) as error:
             raise CheckpointError(
                 f"{self._path} is damaged ({error}), so what this device still owes cannot be read. Remove it: the "
                 "device begins anew, and loses what its feedback kept"
@@ -57,14 +61,13 @@ class DirectoryStore(ClientStore):
         pending = state.pending
         if pending is not None:
             about["pending"] = {
-                "round": pending.round,
-                "version": pending.version,
-                "report": pending.report,
-                "residuals": len(pending.residuals),
+                "stamp": list(pending.stamp),
+                "report": msgspec.to_builtins(pending.report),
+                "residuals": len(pending.counted.residuals),
             }
             tensors |= _named("payload", pending.payload)
-            tensors |= {f"after/{key}": each for key, each in pending.memory.items()}
-            tensors |= _named_residuals("residual after", pending.residuals)
+            tensors |= {f"after/{key}": each for key, each in pending.counted.memory.items()}
+            tensors |= _named_residuals("residual after", pending.counted.residuals)
         tensors = {key: each.clone().contiguous() for key, each in tensors.items()}  # none shares another's memory
         tensors["about"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
         part = self._path.with_suffix(".part")
@@ -106,14 +109,19 @@ def _residuals(tensors: Mapping[str, Tensor], kind: str, count: int) -> tuple[di
     return tuple(residuals)
 
 
-def _pending(about: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> PendingUpload | None:
+def _pending(
+    about: Mapping[str, Any] | None, tensors: Mapping[str, Tensor], state: ClientState
+) -> PendingContribution | None:
+    """What is on its way. Once that counts the replica is the same, and the rest is beside the state of before."""
     if about is None:
         return None
-    return PendingUpload(
-        round=int(about["round"]),
-        version=int(about["version"]),
-        report=str(about["report"]),
-        payload=_list(tensors, "payload"),
+    stamp = Stamp(*map(int, about["stamp"]))
+    counted = replace(
+        state,
+        round=stamp.step,
         residuals=_residuals(tensors, "residual after", about["residuals"]),
+        residual_version=state.version,
         memory=_under(tensors, "after"),
     )
+    report = msgspec.convert(about["report"], Report, strict=False)
+    return PendingContribution(stamp, report, _list(tensors, "payload"), counted)

@@ -13,11 +13,10 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Peer, Pull, Push, Stamp
+from gossamer.core.peer_ops import Pull, Push, Stamp
 from gossamer.federated.client import contribution as contributions
-from gossamer.federated.client.store import ClientState, ClientStore, PendingUpload
+from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
 from gossamer.federated.messages import (
-    CLIENT,
     FATE_UNKNOWN,
     PART,
     PART_BYTES,
@@ -68,7 +67,6 @@ class ClientRecipe:
     state: ModelState
     seed: int = 0
     part_bytes: int = PART_BYTES
-    keeps_uploads: bool = False  # in the store, so that a device that is started again goes on with one
 
 
 ClientScript = Generator[Any, Any, int]
@@ -82,8 +80,8 @@ def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> Client
     counted = 0
     while True:
         state = store.load()
-        if state.pending is not None:
-            counted += yield from _resume(number, recipe, store, state, state.pending)
+        if state.pending is not None:  # this device was restarted
+            counted += yield from _deliver(recipe, store, state, begun=True)
             continue
         replica = _replica(recipe, state)
         pulled = yield Pull(of=THE_SERVER, key=TASK, known=replica.version, at_least=state.round + 1)
@@ -129,32 +127,22 @@ def _contribute(
         layout=recipe.state.fingerprint(),
         train_seconds=trained.seconds,
     )
-    if recipe.keeps_uploads:
-        after = encoded.counted
-        pending = PendingUpload(
-            task.round, task.version, encode(report), encoded.payload, after.residuals, dict(after.memory)
-        )
-        store.save(replace(state, pending=pending))
-    fate_version = yield from upload(
-        Stamp(number, task.round, task.version), report, encoded.payload, recipe.part_bytes
-    )
-    was_counted = fate_version >= 0
-    store.save(encoded.counted if was_counted else replace(state, round=task.round))
-    return was_counted
+    stamp = Stamp(number, task.round, task.version)
+    state = replace(state, pending=PendingContribution(stamp, report, encoded.payload, encoded.counted))
+    store.save(state)
+    return (yield from _deliver(recipe, store, state))
 
 
-def _resume(
-    number: int, recipe: ClientRecipe, store: ClientStore, state: ClientState, pending: PendingUpload
+def _deliver(
+    recipe: ClientRecipe, store: ClientStore, state: ClientState, begun: bool = False
 ) -> Generator[Any, Any, bool]:
-    """Go on with an upload that the process before began; whether it was counted."""
-    report = decode(pending.report, Report, Peer(CLIENT, number))
-    stamp = Stamp(number, pending.round, pending.version)
-    fate_version = yield from upload(stamp, report, pending.payload, recipe.part_bytes, begun=True)
-    after = replace(state, round=pending.round, pending=None)
-    if fate_version >= 0:
-        after = replace(after, residuals=pending.residuals, residual_version=state.version, memory=dict(pending.memory))
-    store.save(after)
-    return fate_version >= 0
+    """Send the contribution whose fate is not known, and remember it; whether it was counted."""
+    pending = state.pending
+    assert pending is not None
+    fate_version = yield from upload(pending.stamp, pending.report, pending.payload, recipe.part_bytes, begun)
+    was_counted = fate_version >= 0
+    store.save(pending.counted if was_counted else replace(state, round=pending.stamp.step, pending=None))
+    return was_counted
 
 
 def upload(
@@ -163,7 +151,7 @@ def upload(
     """Send a contribution, in parts where it is long; returns the version that it was counted in, or NOT_COUNTED.
 
     Each part is acknowledged by itself, so what a broken connection costs is one part. begun: parts may have arrived
-    before, so the server is asked first which it has not.
+    before this process began, so the server is asked first which it has not.
     """
     parts = cut(payload, part_bytes)
     for number, part in enumerate(() if begun else parts):

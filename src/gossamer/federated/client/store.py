@@ -8,18 +8,18 @@ from typing import Protocol
 from torch import Tensor
 
 from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Stamp
+from gossamer.federated.messages import Report
 
 
 @dataclass(frozen=True)
-class PendingUpload:
-    """A contribution whose fate is not known yet, as it is sent: identical bytes, whoever starts in between."""
+class PendingContribution:
+    """A contribution that may have been sent, and whose fate is not known: a restarted device sends it again."""
 
-    round: int
-    version: int  # that it was computed from
-    report: str  # as JSON
+    stamp: Stamp
+    report: Report
     payload: Payload
-    residuals: tuple[dict[str, Tensor], ...]  # the compressor's state once it is counted
-    memory: dict[str, Tensor]  # the strategy's once it is counted
+    counted: ClientState  # what the device's state becomes once it counts
 
 
 @dataclass
@@ -32,7 +32,7 @@ class ClientState:
     residuals: tuple[dict[str, Tensor], ...] = ()  # the compressor's state, by block
     residual_version: int = -1  # that the residuals were left at
     memory: dict[str, Tensor] = field(default_factory=dict)  # the strategy's
-    pending: PendingUpload | None = None  # where a contribution is on its way and uploads are kept
+    pending: PendingContribution | None = None
 
 
 class ClientStore(Protocol):

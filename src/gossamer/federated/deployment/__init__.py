@@ -2,7 +2,7 @@
 
 server             FederationServer: one process that holds the model and waits for devices
 reception          the server's script: who joins, who is absent and how long that is forgiven; the rest is the rounds'
-roster             Roster: which device has which number, also after a restart
+enrollment             Enrollment: which device has which number, also after a restart
 server_journal     what a killed server goes on from
 round_report       progress lines, and the record of every round
 evaluation         evaluates versions by the user's function, beside the rounds

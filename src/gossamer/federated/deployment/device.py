@@ -147,7 +147,6 @@ class FederationDevice:
             state=self._state,
             seed=invitation.seed,
             part_bytes=invitation.part_bytes,
-            keeps_uploads=True,
         )
         trainer = Trainer(self._model, self._state, terms.strategy, self._script.train)
         script = participate(invitation.number, recipe, self._store(invitation))

@@ -29,6 +29,7 @@ from gossamer.core.peer_ops import (
     Reply,
 )
 from gossamer.errors import ConnectError, MalformedError
+from gossamer.federated.deployment.enrollment import Enrollment
 from gossamer.federated.deployment.invitations import (
     DEVICE,
     JOIN,
@@ -39,7 +40,6 @@ from gossamer.federated.deployment.invitations import (
     decode,
     encode,
 )
-from gossamer.federated.deployment.roster import Roster
 from gossamer.federated.messages import CLIENT, TASK
 from gossamer.federated.server.rounds import Rounds
 
@@ -57,8 +57,8 @@ class Patience:
 class Reception:
     """Who is there, and who is waited for. Devices are known by the identity that they drew."""
 
-    def __init__(self, rounds: Rounds, roster: Roster, invitation: Invitation, patience: Patience) -> None:
-        self._rounds, self._roster, self._invitation, self._patience = rounds, roster, invitation, patience
+    def __init__(self, rounds: Rounds, enrollment: Enrollment, invitation: Invitation, patience: Patience) -> None:
+        self._rounds, self._enrollment, self._invitation, self._patience = rounds, enrollment, invitation, patience
         self.present: set[int] = set()  # devices that have a connection
         self.joined: set[int] = set()  # of these, the ones that have a number
         self._absent: dict[int, float] = {}  # by number, until when it is waited for
@@ -110,7 +110,7 @@ class Reception:
         device = event.sender.number
         try:
             request = decode(event.op.about if isinstance(event.op, Push) else "", JoinRequest, event.sender)
-            number = self._roster.admit(device, request.number, self.present - {device})
+            number = self._enrollment.admit(device, request.number, self.present - {device})
         except (ConnectError, MalformedError) as refusal:
             return Receipt(version=0, about=encode(Invitation(refused=str(refusal))))
         self._back(device)
@@ -118,7 +118,7 @@ class Reception:
 
     def _heard(self, event: Arrived) -> Iterator[Reply]:
         device = event.sender.number
-        number = self._roster.number(device)
+        number = self._enrollment.number(device)
         if number is None:
             yield Reply(token=event.token, answer=_answer(event, UNKNOWN))
             return
@@ -135,7 +135,7 @@ class Reception:
         yield from self._rounds.react(replace(event, sender=Peer(CLIENT, number)))
 
     def _back(self, device: int) -> None:
-        number = self._roster.number(device)
+        number = self._enrollment.number(device)
         if number is not None and device in self.present:
             self.joined.add(device)
             self._absent.pop(number, None)
@@ -143,7 +143,7 @@ class Reception:
     def _away(self, device: int, moment: float) -> None:
         """Its connection is gone, and so are the asks that came through it: they will come again."""
         self.present.discard(device)
-        number = self._roster.number(device)
+        number = self._enrollment.number(device)
         if number is None or device not in self.joined:
             return
         self.joined.discard(device)

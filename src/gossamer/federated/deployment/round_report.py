@@ -52,7 +52,7 @@ class RoundReport:
         self._say(line(entry, int(self._about["rounds"])))
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.write("\n" + json.dumps(entry))  # a line of before may be torn
 
     def record(self, path: Path, ended: str) -> None:
         """Raises CheckpointError where it cannot be written."""

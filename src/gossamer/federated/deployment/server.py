@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from gossamer.events import notice
 from gossamer.federated.deployment import limits
+from gossamer.federated.deployment.enrollment import Enrollment
 from gossamer.federated.deployment.evaluation import Evaluation, Metrics
 from gossamer.federated.deployment.invitations import DEVICE, RUN, Invitation
 from gossamer.federated.deployment.reception import Patience, Reception
 from gossamer.federated.deployment.recipe_terms import RecipeTerms, recipe_terms
-from gossamer.federated.deployment.roster import Roster
 from gossamer.federated.deployment.round_report import Line, RoundReport
 from gossamer.federated.deployment.server_journal import FederationIdentity, ServerJournal, same_federation
 from gossamer.federated.messages import PART_BYTES, THE_SERVER
@@ -105,8 +105,8 @@ class FederationServer:
             seed=settings.seed,
             part_bytes=settings.part_bytes,
         )
-        roster = Roster(settings.clients, None if journal is None else journal / "roster.json")
-        self.reception = Reception(self.rounds, roster, invitation, settings.patience)
+        enrollment = Enrollment(settings.clients, None if journal is None else journal / "enrollment.json")
+        self.reception = Reception(self.rounds, enrollment, invitation, settings.patience)
         room = limits.allow_open_files(settings.clients)
         if room < settings.clients:
             notice(

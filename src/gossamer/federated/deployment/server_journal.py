@@ -1,7 +1,7 @@
 """Server journal: keeps each version with its fates, and the tasks given since, from which a killed server goes on.
 
 DIRECTORY/federation.json           what the federation is: its name, recipe, model
-DIRECTORY/roster.json               which device has which number
+DIRECTORY/enrollment.json               which device has which number
 DIRECTORY/version/step-00000003/    the model and the fates, as checkpoints are kept
 DIRECTORY/tasks.json                who has a task since
 """

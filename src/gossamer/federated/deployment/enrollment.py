@@ -1,4 +1,4 @@
-"""Roster: which device has which number in a federation, kept in a file, so that a restart changes nobody's number."""
+"""Enrollment: keeps which device has which number in a federation, in a file, so that a restart changes none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gossamer.errors import CheckpointError, ConnectError
 from gossamer.federated.deployment.files import replace_file
 
 
-class Roster:
+class Enrollment:
     """Numbers from 0 to `clients` - 1, each at most one device's.
 
     A number stays a device's while that is there or was never replaced; one whose device is away may be asked for by
