@@ -96,6 +96,7 @@ class FederationDevice:
                 heartbeat_seconds=options.heartbeat_seconds,
                 longest_backoff_seconds=options.longest_backoff_seconds,
                 gone_when_closed=True,
+                handshake_seconds=limits.HANDSHAKE_SECONDS,
                 goodbye_seconds=FAREWELL_SECONDS,
             ),
         )

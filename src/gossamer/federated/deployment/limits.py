@@ -17,6 +17,7 @@ DENSE_SHARE = 2.0  # the longest contribution, of an uncompressed one: entries w
 TENSORS_PER_SLOT = 16  # of a contribution, for each tensor of the model
 MOST_ASKS = 8  # of one device at once; an honest one has one, and resends it after its connection broke
 MOST_HANDSHAKES = 1024
+HANDSHAKE_SECONDS = 15.0  # on a telephone's network, or of a busy machine
 OTHER_FILES = 64
 FILES_PER_DEVICE = 2  # while a connection replaces one that is not known to be broken
 

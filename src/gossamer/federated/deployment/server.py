@@ -133,6 +133,7 @@ class FederationServer:
                 goodbye_seconds=GOODBYE_SECONDS,
                 most_asks=limits.MOST_ASKS,
                 most_handshakes=limits.MOST_HANDSHAKES,
+                handshake_seconds=limits.HANDSHAKE_SECONDS,
             ),
         )
 

@@ -32,7 +32,6 @@ from gossamer.transports.wire.authentication import AuthenticatedPeer, Credentia
 from gossamer.transports.wire.connection_state import ConnectionState, ReceivedFrame
 from gossamer.transports.wire.messages import PING
 
-HANDSHAKE_SECONDS = 2.0
 _TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 
 
@@ -62,7 +61,7 @@ class ConnectionPool:
         self, loop: EventLoop, credentials: Credentials, options: EndpointOptions, observer: ConnectionObserver
     ) -> None:
         self._loop, self._credentials, self._options, self._observer = loop, credentials, options, observer
-        self._handshake_seconds = min(HANDSHAKE_SECONDS, options.dead_after_seconds)
+        self._handshake_seconds = min(options.handshake_seconds, options.dead_after_seconds)
         self._dialing: dict[socket.socket, Dialing] = {}
         self.connections: set[Connection] = set()
         self._unproven: dict[Connection, None] = {}  # accepted, without the token yet, in order

@@ -14,7 +14,7 @@ from gossamer.core.peer_ops import Peer
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError
 from gossamer.events import notice
 from gossamer.transports.rpc.connection import Connection, OutgoingMessage
-from gossamer.transports.rpc.connection_pool import HANDSHAKE_SECONDS, ConnectionPool
+from gossamer.transports.rpc.connection_pool import ConnectionPool
 from gossamer.transports.rpc.event_loop import EventLoop
 from gossamer.transports.rpc.mailbox import Asker, Mailbox, Pending, endpoint_closed
 from gossamer.transports.rpc.options import EndpointOptions
@@ -177,7 +177,7 @@ class Dispatcher:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self._tick_at = now + min(self._options.beat_seconds, HANDSHAKE_SECONDS) / 2
+        self._tick_at = now + min(self._options.beat_seconds, self._options.handshake_seconds) / 2
         if self._close_at == inf:
             self._listen()
         self._connections.check_timeouts(now)

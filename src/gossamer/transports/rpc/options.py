@@ -21,6 +21,7 @@ class EndpointOptions:
     heartbeat_seconds: float | None = None  # the longest silence towards others; None: a tenth of dead_after_seconds
     queue_bytes: int | None = None  # queued to one peer; further asks wait with their askers. None: 4 largest frames
     most_asks: int | None = None  # of one peer that wait for answers; one with more is cut off. None: any number
+    handshake_seconds: float = 2.0  # from a connection to the proof of the token
     most_handshakes: int = 256  # accepted connections that have not proven the token yet; then the oldest is closed
     longest_backoff_seconds: float = 0.5  # between two dials of a peer that does not answer, at most; it doubles
     goodbye_seconds: float | None = None  # for what is queued, once closed; None: dead_after_seconds
