@@ -40,9 +40,9 @@ from gossamer.federated.client.script import ClientRecipe, Train, Trained, parti
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.deployment import limits
 from gossamer.federated.deployment.invitations import DEVICE, JOIN, RUN, Invitation, JoinRequest, decode, encode
-from gossamer.federated.deployment.recipe_terms import recipe_terms
 from gossamer.federated.messages import THE_SERVER
 from gossamer.federated.model_state import ModelState
+from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.network import read_network
 from gossamer.strategies.federated import LocalWork
 from gossamer.transports.wire.authentication import Credentials
@@ -118,7 +118,8 @@ class BareDevice:
         credentials = Credentials(me=Peer(DEVICE, identity), **settings)
         self._connection = ConnectionState(credentials, THE_SERVER)
         self.sock = socket.create_connection(("127.0.0.1", PORT))
-        self._request, self._script, self.number = 0, None, -1  # type: ignore[var-annotated]
+        self._request, self.number = 0, -1
+        self._script: Any = None  # once it has joined
         self.ended = False
         self._write(self._connection.control_frames())
 

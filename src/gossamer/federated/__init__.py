@@ -6,7 +6,9 @@ upload        a contribution in parts of bounded size
 client        a device: the user's function, its hooks, feedback, and the device's script
 population    devices unlike each other: speed, link, hours
 script_file   the functions that a user's script marks
+recipe_terms  the strategy and the compressors of a recipe's text
 server        rounds: selection, admission, sums, the next version
+deployment    a server and devices as processes that talk over TCP
 """
 
 from gossamer.federated.client.functions import Round, Update, client, evaluate, model

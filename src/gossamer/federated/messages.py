@@ -36,6 +36,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     config: dict[str, Scalar] = {}  # the user's, for this round
     finished: bool = False  # the federation has ended, and there is nothing to do
     seed: Count = 0  # of this device's part in this round
+    refused: str = ""  # why there is none, and never will be
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shapes: tuple[tuple[Count, ...], ...] = ()  # of the payload's tensors, where it was sent in parts
     layout: str = ""  # fingerprint of the model's state
     train_seconds: Finite = 0.0
+    failed: str = ""  # why there is no contribution, so that nobody waits for it
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,8 @@ from torch import Tensor
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.errors import MalformedError
 
+MOST_DIMENSIONS = 8
+
 
 def cut(payload: Payload, part_bytes: int) -> list[Tensor]:
     """The payload in parts (m,) of at most so many bytes, tensors cut along their elements; none where it is short."""
@@ -25,6 +27,8 @@ def cut(payload: Payload, part_bytes: int) -> list[Tensor]:
 
 def assembled(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Payload:
     """The payload of which these are the parts. Raises MalformedError where they are not."""
+    if any(len(shape) > MOST_DIMENSIONS or prod(max(size, 1) for size in shape) > 1 << 60 for shape in shapes):
+        raise MalformedError(f"a contribution has tensors of {len(shapes)} shapes, one of which no tensor has")
     found: list[Tensor] = []
     rest = list(parts)
     for shape in shapes:

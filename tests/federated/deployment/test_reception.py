@@ -85,21 +85,19 @@ def test_a_device_that_stays_away_is_not_waited_for(desk: Desk) -> None:
         desk.join(each)
         desk.asks(each)
     desk.told(PeerLeft(moment=1.0, peer=A))
-    gone: list[int] = []
-    desk.served.rounds.left = gone.append  # type: ignore[method-assign]
+    gone = desk.served.rounds.roster.away
     desk.told(Elapsed(moment=100.9))
-    assert gone == []
+    assert not gone
     desk.told(Elapsed(moment=101.0))
-    assert gone == [0]
+    assert gone == {0}
 
 
 def test_a_farewell_counts_at_once(desk: Desk) -> None:
     desk.join(A)
-    gone: list[int] = []
-    desk.served.rounds.left = gone.append  # type: ignore[method-assign]
+    gone = desk.served.rounds.roster.away
     (reply,) = desk.asked(A, Push(to=THE_SERVER, key=LEAVE, stamp=Stamp(0, 0)))
     assert isinstance(reply.answer, Receipt)
-    assert gone == [0]
+    assert gone == {0}
     desk.told(PeerLeft(moment=1.0, peer=A))
     assert not desk.served.reception._absent
 
@@ -108,4 +106,4 @@ def test_what_a_device_asks_now_is_all_that_it_waits_for(desk: Desk) -> None:
     desk.join(A)
     for _ in range(100):
         assert desk.asks(A) == []
-    assert len(desk.served.rounds.waiting[0]) == 1
+    assert len(desk.served.rounds.roster.waiting[0]) == 1

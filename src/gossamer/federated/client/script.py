@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Pull, Push, Stamp
+from gossamer.errors import MismatchError, NotFinite
 from gossamer.federated.client import contribution as contributions
 from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
 from gossamer.federated.messages import (
@@ -86,6 +88,8 @@ def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> Client
         replica = _replica(recipe, state)
         pulled = yield Pull(of=THE_SERVER, key=TASK, known=replica.version, at_least=state.round + 1)
         task = decode(pulled.about, Task, THE_SERVER)
+        if task.refused:
+            raise MismatchError(f"The server refused this device. {task.refused}")
         if task.finished:
             return counted
         replica.update(replace(pulled, about=task.chain))
@@ -114,20 +118,26 @@ def _contribute(
     blocks, memory = recipe.strategy.contribute(
         anchor - trained.flat, trained.work, shared, _memory(recipe, state, anchor)
     )
-    at = contributions.contribution_context(recipe.seed, number, task.round)
-    encoded = contributions.encode(
-        recipe.compressor, recipe.state.layout, blocks, replace(state, memory=dict(memory)), at
-    )
+    stamp = Stamp(number, task.round, task.version)
     report = Report(
         samples=trained.work.samples,
         steps=trained.work.steps,
         learning_rate=trained.work.learning_rate,
-        metrics=trained.metrics,
-        counts=encoded.counts,
+        metrics={name: value for name, value in trained.metrics.items() if isfinite(value)},
         layout=recipe.state.fingerprint(),
         train_seconds=trained.seconds,
     )
-    stamp = Stamp(number, task.round, task.version)
+    at = contributions.contribution_context(recipe.seed, number, task.round)
+    try:
+        encoded = contributions.encode(
+            recipe.compressor, recipe.state.layout, blocks, replace(state, memory=dict(memory)), at
+        )
+    except NotFinite as error:  # training diverged: the next round begins from other parameters
+        report = msgspec.structs.replace(report, failed=str(error)[:300])
+        yield Push(to=THE_SERVER, key=REPORT, stamp=stamp, about=encode(report))
+        store.save(replace(state, round=task.round))
+        return False
+    report = msgspec.structs.replace(report, counts=encoded.counts)
     state = replace(state, pending=PendingContribution(stamp, report, encoded.payload, encoded.counted))
     store.save(state)
     return (yield from _deliver(recipe, store, state))
@@ -155,7 +165,9 @@ def upload(
     """
     parts = cut(payload, part_bytes)
     for number, part in enumerate(() if begun else parts):
-        yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(part,), about=str(number))
+        receipt = yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(part,), about=str(number))
+        if receipt.version != FATE_UNKNOWN:  # it counted before, or the round is over
+            return int(receipt.version)
     if parts:
         report = msgspec.structs.replace(
             report, parts=len(parts), shapes=tuple(tuple(tensor.shape) for tensor in payload)

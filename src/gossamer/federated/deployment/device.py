@@ -26,12 +26,12 @@ from gossamer.federated.deployment.invitations import (
     decode,
     encode,
 )
-from gossamer.federated.deployment.recipe_terms import recipe_terms
 from gossamer.federated.deployment.round_report import Line
 from gossamer.federated.deployment.server_link import ServerLink
 from gossamer.federated.messages import NOT_COUNTED, REPORT, THE_SERVER, Fate
 from gossamer.federated.messages import decode as decode_fate
 from gossamer.federated.model_state import ModelState
+from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.federated.script_file import ScriptFile
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 from gossamer.transports.rpc.options import EndpointOptions

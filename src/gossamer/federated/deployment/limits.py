@@ -1,10 +1,9 @@
-"""Limits of a federation's server: the largest frames either way, the parts of a contribution, and open files."""
+"""Limits of a federation's server: the largest frames either way, asks and handshakes at once, and open files."""
 
 from __future__ import annotations
 
 import resource
 from contextlib import suppress
-from math import ceil
 
 from gossamer.errors import RecipeError
 from gossamer.federated.model_state import ModelState
@@ -13,8 +12,6 @@ from gossamer.strategies.federated import FederatedStrategy
 MOST_BLOCKS = 4  # that a version may consist of: the parameters, and what a strategy publishes beside them
 CONTROL_BYTES = 1 << 20  # of a frame beside its tensors
 TENSOR_CONTROL_BYTES = 256  # more for each tensor of the model, of which a report names shapes
-DENSE_SHARE = 2.0  # the longest contribution, of an uncompressed one: entries with their places, none left out
-TENSORS_PER_SLOT = 16  # of a contribution, for each tensor of the model
 MOST_ASKS = 8  # of one device at once; an honest one has one, and resends it after its connection broke
 MOST_HANDSHAKES = 1024
 HANDSHAKE_SECONDS = 15.0  # on a telephone's network, or of a busy machine
@@ -30,12 +27,6 @@ def largest_frame_bytes(state: ModelState) -> int:
 def accepted_frame_bytes(state: ModelState, part_bytes: int) -> int:
     """Of a frame from a device: a part of a contribution, or a report."""
     return part_bytes + _control_bytes(state)
-
-
-def most_parts(strategy: FederatedStrategy, state: ModelState, part_bytes: int) -> int:
-    """Of one contribution: what a device can make the server keep."""
-    dense = DENSE_SHARE * strategy.contribution_count * _dense_bytes(state)
-    return ceil(dense / part_bytes) + TENSORS_PER_SLOT * strategy.contribution_count * len(state.layout)
 
 
 def check_blocks(strategy: FederatedStrategy) -> None:

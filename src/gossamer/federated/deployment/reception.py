@@ -67,8 +67,7 @@ class Reception:
     def serve(self, stopped: Callable[[], bool]) -> PeerScript:
         """Serve until the federation has ended and devices know it, or until it is stopped."""
         event: PeerEvent = yield Await(until=-inf)
-        for client in self._rounds.assigned:  # as before a restart: they will come back
-            self._absent[client] = event.moment + self._patience.absent_seconds
+        self._rounds.begin(event.moment)
         while not stopped():
             yield from self._react(event)
             if self._is_over(event.moment):
@@ -91,13 +90,14 @@ class Reception:
         match event:
             case PeerJoined(peer=peer):
                 self.present.add(peer.number)
-                self._back(peer.number)
+                yield from self._back(peer.number, event.moment)
             case PeerLeft(peer=peer):
                 self._away(peer.number, event.moment)
             case Arrived(sender=sender) if sender.kind != DEVICE:
                 yield Reply(token=event.token, answer=_answer(event, encode(Invitation(refused="no device"))))
             case Arrived(op=Push(key=key)) if key == JOIN:
                 yield Reply(token=event.token, answer=self._admit(event))
+                yield from self._back(event.sender.number, event.moment)
             case Arrived():
                 yield from self._heard(event)
             case Elapsed():
@@ -113,7 +113,6 @@ class Reception:
             number = self._enrollment.admit(device, request.number, self.present - {device})
         except (ConnectError, MalformedError) as refusal:
             return Receipt(version=0, about=encode(Invitation(refused=str(refusal))))
-        self._back(device)
         return Receipt(version=0, about=encode(msgspec.structs.replace(self._invitation, number=number)))
 
     def _heard(self, event: Arrived) -> Iterator[Reply]:
@@ -122,7 +121,7 @@ class Reception:
         if number is None:
             yield Reply(token=event.token, answer=_answer(event, UNKNOWN))
             return
-        self._back(device)
+        yield from self._back(device, event.moment)
         match event.op:
             case Push(key=key) if key == LEAVE:
                 self.joined.discard(device)
@@ -131,14 +130,15 @@ class Reception:
                 yield Reply(token=event.token, answer=Receipt(version=self._rounds.model.version))
                 return
             case Pull(key=key) if key == TASK:
-                self._rounds.waiting.pop(number, None)  # what it asks now is all that it waits for
+                self._rounds.roster.take_asks(number)  # what it asks now is all that it waits for
         yield from self._rounds.react(replace(event, sender=Peer(CLIENT, number)))
 
-    def _back(self, device: int) -> None:
+    def _back(self, device: int, moment: float) -> Iterator[Reply]:
         number = self._enrollment.number(device)
-        if number is not None and device in self.present:
+        if number is not None and device in self.present and device not in self.joined:
             self.joined.add(device)
             self._absent.pop(number, None)
+            yield from self._rounds.react(PeerJoined(moment=moment, peer=Peer(CLIENT, number)))
 
     def _away(self, device: int, moment: float) -> None:
         """Its connection is gone, and so are the asks that came through it: they will come again."""
@@ -147,7 +147,7 @@ class Reception:
         if number is None or device not in self.joined:
             return
         self.joined.discard(device)
-        self._rounds.waiting.pop(number, None)
+        self._rounds.roster.take_asks(number)
         self._absent[number] = moment + self._patience.absent_seconds
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,19 +13,19 @@ from gossamer.events import notice
 from gossamer.federated.deployment import limits
 from gossamer.federated.deployment.enrollment import Enrollment
 from gossamer.federated.deployment.evaluation import Evaluation, Metrics
+from gossamer.federated.deployment.federation_identity import FederationIdentity, same_federation
 from gossamer.federated.deployment.invitations import DEVICE, RUN, Invitation
 from gossamer.federated.deployment.reception import Patience, Reception
-from gossamer.federated.deployment.recipe_terms import RecipeTerms, recipe_terms
 from gossamer.federated.deployment.round_report import Line, RoundReport
-from gossamer.federated.deployment.server_journal import FederationIdentity, ServerJournal, same_federation
 from gossamer.federated.messages import PART_BYTES, THE_SERVER
 from gossamer.federated.model_state import ModelState
+from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.federated.script_file import ScriptFile
-from gossamer.federated.server.admission import ContributionLimits
+from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.rounds import Committed, NoRoundsJournal, Rounds
-from gossamer.federated.server.selection import Uniform
-from gossamer.federated.server.synchronous import SynchronousRounds
+from gossamer.federated.server.journal import keep
+from gossamer.federated.server.reports import Committed
+from gossamer.federated.server.rounds import Rounds
 from gossamer.runtime.peer_thread import PeerThread
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 from gossamer.transports.rpc.options import EndpointOptions
@@ -88,11 +87,11 @@ class FederationServer:
         )
         if journal is not None:
             identity = same_federation(journal, identity)
-        kept = None if journal is None else ServerJournal(journal)
-        self.rounds = self._rounds(terms, GlobalModel(
-            terms.strategy, terms.compressor, terms.pull, state, state.read(model).flat, settings.seed
-        ), kept)  # fmt: skip
-        self.resumed = kept is not None and kept.restore(self.rounds, time.monotonic())
+        parameters = state.read(model).flat
+        self.rounds = self._rounds(
+            GlobalModel(terms.strategy, terms.compressor, terms.pull, state, parameters, settings.seed)
+        )
+        self.resumed = journal is not None and keep(journal, self.rounds)
         self._stopped = False
         self._evaluation = Evaluation(script.evaluate, model, state)
         about = {"recipe": terms.text, "clients": settings.clients, "rounds": settings.rounds, "seed": settings.seed}
@@ -179,21 +178,22 @@ class FederationServer:
         down = sum(one.payload_bytes_sent + one.overhead_bytes_sent for one in each)
         return up, down
 
-    def _rounds(self, terms: RecipeTerms, model: GlobalModel, journal: ServerJournal | None) -> Rounds:
+    def _rounds(self, model: GlobalModel) -> Rounds:
         settings = self.settings
-        return SynchronousRounds(
+        options: dict[str, Any] = {"task_seconds": settings.round_seconds}
+        if not model.strategy.asynchronous:
+            options = {
+                "round_seconds": settings.round_seconds,
+                "over_selection": settings.over_selection,
+                "fewest": settings.fewest,
+            }
+        return rounds_for(
             model,
             clients=settings.clients,
             rounds=settings.rounds,
-            selection=Uniform(settings.seed),
-            admission=ContributionLimits(
-                most_parts=limits.most_parts(terms.strategy, model.state, settings.part_bytes)
-            ),
-            journal=journal or NoRoundsJournal(),
             on_commit=self._committed,
-            round_seconds=settings.round_seconds,
-            over_selection=settings.over_selection,
-            fewest=settings.fewest,
+            return_seconds=settings.patience.absent_seconds,
+            **options,
         )
 
     def _committed(self, committed: Committed) -> None:

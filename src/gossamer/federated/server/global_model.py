@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
-from gossamer.core.ops import Payload
+from gossamer.core.ops import Payload, payload_bytes
 from gossamer.core.peer_ops import Pulled, Stamp
 from gossamer.federated.client.contribution import contribution_context
 from gossamer.federated.model_state import ModelState
@@ -33,6 +33,7 @@ class GlobalModel:
         """parameters: (n,), copied. pull: complete for every shape, or None."""
         self.strategy, self.state, self.seed = strategy, state, seed
         self._compressor = compressor
+        self._bytes: dict[int, int] = {}  # by round
         self.parameters = parameters.to(state.dtype, copy=True)
         self.memory = strategy.server_memory(self.parameters)
         blocks = self._public_blocks()
@@ -51,6 +52,27 @@ class GlobalModel:
         at = contribution_context(self.seed, stamp.worker, stamp.step)
         like = [FlatTensors(self.parameters, self.state.layout)] * self.strategy.contribution_count
         return shard_message.decode(self._compressor, payload, counts, like, at)
+
+    def contribution_bytes(self, index: int) -> int:
+        """What the compressor sends of a contribution in a round: shapes depend on the layout only."""
+        if index not in self._bytes:
+            if len(self._bytes) >= 64:
+                self._bytes.clear()
+            at = contribution_context(self.seed, 0, index)
+            block = FlatTensors(self.parameters.to("meta"), self.state.layout)
+            blocks = [block] * self.strategy.contribution_count
+            states = shard_message.initial_states(self._compressor, blocks, at)
+            sent = shard_message.encode(self._compressor, blocks, states, [at] * len(blocks)).payload
+            self._bytes[index] = payload_bytes(sent)
+        return self._bytes[index]
+
+    def identity(self) -> dict[str, Any]:
+        """What all servers and devices of a federation have alike."""
+        return {
+            "model": self.state.fingerprint(),
+            "recipe": f"{self.strategy!r} + {self._compressor!r}",
+            "seed": self.seed,
+        }
 
     def apply(self, means: Sequence[Tensor], cohort: CohortSummary) -> int:
         """Make and publish the next version; returns its number."""

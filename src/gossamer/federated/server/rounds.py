@@ -8,15 +8,29 @@ for ever. What is said twice is answered twice and added once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from gossamer.core import rng
 from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Arrived, Peer, PeerEvent, PeerLeft, Pull, Pulled, Push, Receipt, Reply, Stamp
-from gossamer.errors import MalformedError
+from gossamer.core.peer_ops import (
+    Answer,
+    Arrived,
+    Peer,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
+    Pull,
+    Pulled,
+    Push,
+    Receipt,
+    Reply,
+    Stamp,
+)
+from gossamer.errors import CheckpointError, MalformedError
+from gossamer.events import notice
 from gossamer.federated.messages import (
     CLIENT,
     FATE_UNKNOWN,
@@ -28,59 +42,20 @@ from gossamer.federated.messages import (
     Report,
     Scalar,
     Task,
-    decode,
     encode,
 )
-from gossamer.federated.server.admission import ContributionLimits
+from gossamer.federated.server.admission import Admission, ContributionLimits
 from gossamer.federated.server.contribution_sum import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
+from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
+from gossamer.federated.server.reports import Committed, Reported, refusal, told
+from gossamer.federated.server.roster import Assignment, Change, Roster
 from gossamer.federated.server.selection import SelectionPolicy
-from gossamer.federated.upload import assembled
+from gossamer.federated.server.uploads import Uploads
+from gossamer.kernels import all_finite
 from gossamer.strategies.federated import LocalWork
 
-
-@dataclass(frozen=True)
-class Assignment:
-    """A task that a device was given."""
-
-    round: int
-    version: int
-    moment: float  # when it was given
-
-
-@dataclass
-class Reported:
-    """A report that was added, and the asks that wait to hear its fate."""
-
-    report: Report
-    tokens: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Committed:
-    """A version that was made, for the record."""
-
-    version: int
-    moment: float
-    reports: Mapping[int, Report]  # by client
-
-
-class RoundsJournal(Protocol):
-    """Keeps what a killed server goes on from."""
-
-    def begun(self, rounds: Rounds) -> None:
-        """Assignments were made; called before devices hear of them."""
-
-    def committed(self, rounds: Rounds) -> None:
-        """A version was made; called before any receipt is given."""
-
-
-class NoRoundsJournal(RoundsJournal):
-    """Nothing is kept."""
-
-    def begun(self, rounds: Rounds) -> None: ...
-
-    def committed(self, rounds: Rounds) -> None: ...
+MOST_AHEAD = 1 << 20  # rounds that a device may remember and the server does not
 
 
 class Rounds(ABC):
@@ -96,22 +71,31 @@ class Rounds(ABC):
         admission: ContributionLimits | None = None,
         config: Mapping[str, Scalar] | None = None,
         journal: RoundsJournal | None = None,
-        on_commit: Any = None,
+        on_commit: Callable[[Committed], Any] = lambda committed: None,
+        return_seconds: float = 60.0,
     ) -> None:
-        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make."""
+        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make.
+        return_seconds: after a restart, until devices that have a task and are not heard of count as gone."""
         self.model, self.clients, self.rounds, self.selection = model, clients, rounds, selection
-        self.admission = admission or ContributionLimits()
+        self.cohort = model.strategy.cohort(clients)
+        self.admission = Admission(admission or ContributionLimits())
         self.config = dict(config or {})
         self.journal: RoundsJournal = journal or NoRoundsJournal()
-        self.on_commit = on_commit or (lambda committed: None)
-        self.assigned: dict[int, Assignment] = {}
+        self.on_commit = on_commit
+        self.roster, self.uploads = Roster(), Uploads()
         self.reported: dict[int, Reported] = {}
-        self.fates: dict[int, tuple[int, int]] = {}  # by client: its last round, and the version that counted it
-        self.waiting: dict[int, dict[int, Pull]] = {}  # by client: its asks for a task, by token
-        self.refused: dict[int, str] = {}  # this round's, by client
-        self.next_round = 0
+        self.refused: dict[int, str] = {}  # by client, since the last version
+        self.deadline = inf  # at which something is to be done though nothing has happened
         self.sum: ContributionSum = sum_for(model.strategy)
-        self._parts: dict[int, tuple[int, dict[int, Any]]] = {}
+        self._return_seconds = return_seconds
+
+    @property
+    def assigned(self) -> Mapping[int, Assignment]:
+        return self.roster.assigned
+
+    @property
+    def next_round(self) -> int:
+        return self.roster.next_round
 
     @property
     def finished(self) -> bool:
@@ -120,19 +104,19 @@ class Rounds(ABC):
     @property
     def due(self) -> float:
         """The moment at which something is to be done though nothing has happened."""
-        return inf
+        return inf if self.finished else min(self.deadline, self.roster.unheard_until)
 
     @abstractmethod
     def assign(self, moment: float) -> list[int]:
-        """Make assignments among the devices that wait; returns whose."""
+        """Make assignments among the devices that are ready; returns whose."""
 
     @abstractmethod
     def is_complete(self, moment: float) -> bool:
         """Whether the next version is made now. Called with at least one report."""
 
     @abstractmethod
-    def staleness_allowed(self, assignment: Assignment) -> bool:
-        """Whether what was begun from that version may still count."""
+    def staleness_allowed(self, assignment: Assignment, staleness: int) -> bool:
+        """Whether what was begun from that version, and so many were made since, may still count."""
 
     @abstractmethod
     def open_anew(self, moment: float) -> None:
@@ -142,193 +126,268 @@ class Rounds(ABC):
         """Whether the reports that are there are given up, since too few others can come."""
         return False
 
+    def all_reported(self) -> bool:
+        """Whether every device that has not left has reported, and so waits for a version."""
+        if self.roster.training or self.roster.ready:
+            return False
+        return len(self.reported) >= self.clients - len(self.roster.away.difference(self.reported))
+
+    def weight(self, work: LocalWork, staleness: int) -> float:
+        """The weight of a contribution, above 0. staleness: versions made since the one that it began from."""
+        return self.model.strategy.weight(work, staleness)
+
+    def begin(self, moment: float) -> None:
+        """The server starts, perhaps again, with what its journal knew."""
+        self.roster.begin(moment, self._return_seconds)
+
     # Events.
 
     def react(self, event: PeerEvent) -> Iterator[Reply]:
         match event:
-            case Arrived(token=token, sender=sender) if sender.kind != CLIENT:
-                why = f"{sender} is no client of a federation; nothing of what it sent was used"
-                yield Reply(token=token, answer=_refusal(why))
+            case Arrived(token=token, sender=sender, op=op) if sender.kind != CLIENT:
+                yield Reply(token=token, answer=refusal(op, f"{sender} is no client of a federation"))
             case Arrived(token=token, sender=sender, op=Pull(key=key) as pull) if key == TASK:
-                self.waiting.setdefault(sender.number, {})[token] = pull
+                self.roster.hear(sender.number)
+                yield from self._asked(sender.number, token, pull)
             case Arrived(token=token, sender=sender, op=Push() as push):
-                answer = self._pushed(sender.number, push, token)
+                self.roster.hear(sender.number)
+                answer = self._pushed(sender.number, push, token, event.moment)
                 if answer is not None:
                     yield Reply(token=token, answer=answer)
             case Arrived(token=token, op=op):
-                yield Reply(token=token, answer=_refusal(f"a federation has nothing under {op.key!r}"))
-            case PeerLeft(peer=peer):
-                self.waiting.pop(peer.number, None)
-                self._parts.pop(peer.number, None)
+                yield Reply(token=token, answer=refusal(op, f"a federation has nothing under {op.key[:40]!r}"))
+            case PeerJoined(peer=peer) if peer.kind == CLIENT:
+                self.roster.hear(peer.number)
+            case PeerLeft(peer=peer) if peer.kind == CLIENT:
                 self.left(peer.number)
         yield from self.settle(event.moment)
 
-    @abstractmethod
     def left(self, client: int) -> None:
-        """A device cannot be heard any more."""
+        """A device cannot be heard any more. What it has sent of a contribution is kept."""
+        self.roster.leave(client)
 
     def settle(self, moment: float) -> Iterator[Reply]:
         """Make what is due: versions, receipts, assignments."""
+        self.roster.count_missing(moment)
         while self.reported and not self.finished and self.is_complete(moment):
             yield from self._commit(moment)
-        if self.is_hopeless(moment):
-            yield from self._give_up(moment)
+        if not self.finished and self.is_hopeless(moment):
+            yield from self._give_up(moment, "too few devices reported in time")
         if self.finished:
             yield from self._dismiss()
             return
-        if self.assign(moment):
-            self.journal.begun(self)
-        yield from self._give_tasks()
+        self.roster.catch_up()
+        chosen = self.assign(moment)
+        if chosen:
+            self._note({client: self.assigned[client] for client in chosen})
+        for client in chosen:
+            yield from self._give_task(client)
 
     # Pushes.
 
-    def _pushed(self, client: int, push: Push, token: int) -> Receipt | None:
+    def _pushed(self, client: int, push: Push, token: int, moment: float) -> Answer | None:
         try:
-            return self._receive(client, push, token)
+            return self._receive(client, push, token, moment)
         except MalformedError as error:
-            self._refuse(client, str(error))
-            return _refusal(str(error))
+            return self._refuse(client, push, str(error))
 
-    def _refuse(self, client: int, why: str) -> None:
-        assignment = self.assigned.pop(client, None)
-        if assignment is not None:
+    def _refuse(self, client: int, push: Push, why: str) -> Answer:
+        """Nothing of a contribution is used, and its sender is not waited for."""
+        why = f"client {client} was refused in round {push.stamp.step}: {why}"
+        if client in self.assigned and client not in self.reported:
             self.refused[client] = why
-            self.fates[client] = assignment.round, NOT_COUNTED
+            notice(why)
+            self._drop([client])
+        return refusal(push, why)
 
-    def _receive(self, client: int, push: Push, token: int) -> Receipt | None:
-        stamp = push.stamp
+    def _receive(self, client: int, push: Push, token: int, moment: float) -> Receipt | None:
+        stamp, assignment = push.stamp, self.assigned.get(client)
         if stamp.worker != client:
-            raise MalformedError(f"client {client} sent a contribution of client {stamp.worker}; it was not used")
-        assignment = self.assigned.get(client)
-        if assignment is None or (assignment.round, assignment.version) != (stamp.step, stamp.known):
+            raise MalformedError(f"it sent a contribution of client {stamp.worker}")
+        if assignment is None or stamp.step < assignment.round:
             return self._answered_before(client, stamp)
+        if stamp.step > assignment.round or not assignment.first <= stamp.known <= assignment.version:
+            raise MalformedError(
+                f"it sent what it learned in round {stamp.step} from version {stamp.known}, and its task was round "
+                f"{assignment.round} from version {assignment.version}"
+            )
+        if client in self.reported:
+            return self._said_again(self.reported[client], push, token)
         if push.key == PART:
-            return self._take_part(client, stamp, push)
+            number = self.admission.part_number(push.about, push.payload)
+            self.uploads.add(client, stamp, number, push.payload[0], self.most_bytes(assignment))
+            return Receipt(version=FATE_UNKNOWN)
         if push.key != REPORT:
             return self.other_push(client, push, token)
-        if client in self.reported:
-            self.reported[client].tokens.append(token)
-            return None
-        report = decode(push.about, Report, Peer(CLIENT, client))
-        self.admission.check_report(client, report, self.model.state.fingerprint())
-        missing = self._missing(client, stamp, report)
+        report = self.admission.report(push.about, Peer(CLIENT, client), self.model.state.fingerprint())
+        missing = self.uploads.missing(client, stamp, report.parts)
         if missing:
             return Receipt(version=FATE_UNKNOWN, about=encode(Fate(missing=missing)))
-        if not self.staleness_allowed(assignment):
-            self._refuse(client, f"client {client} was too slow")
-            return Receipt(version=NOT_COUNTED, about=encode(Fate()))
-        payload = assembled(self._taken(client), report.shapes) if report.parts else push.payload
+        if not self.staleness_allowed(assignment, self.model.version - stamp.known):
+            self._drop([client])
+            return self._answered_before(client, stamp)
+        payload = self.uploads.payload(client, report) if report.parts else push.payload
+        self.admission.check_size(payload, self.most_bytes(assignment))
         self.take(client, stamp, report, payload)
-        self._parts.pop(client, None)
-        self.reported[client] = Reported(report, [token])
+        self.uploads.drop(client)
+        self.roster.report(client)
+        self.reported[client] = Reported(report, stamp, moment, [token])
         return None
+
+    def most_bytes(self, assignment: Assignment) -> int:
+        """What a contribution may have at most."""
+        return self.admission.most_bytes(self.model.contribution_bytes(assignment.round))
 
     def take(self, client: int, stamp: Stamp, report: Report, payload: Payload) -> None:
         """Add a contribution to the sum. Raises MalformedError, before anything is changed."""
         blocks = self.model.decode(stamp, payload, report.counts)
-        self.admission.check_blocks(client, blocks)
+        self.admission.check_blocks(blocks)
         work = LocalWork(samples=report.samples, steps=report.steps, learning_rate=report.learning_rate)
-        staleness = self.model.version - stamp.known
-        self.sum.add(blocks, self.model.strategy.weight(work, staleness), report.steps)
+        self.sum.add(blocks, self.weight(work, self.model.version - stamp.known), report.steps)
 
     def other_push(self, client: int, push: Push, token: int) -> Receipt | None:
         """What an assigned device pushes beside parts and reports; None: it is answered later."""
-        raise MalformedError(f"client {client} sent {push.key!r}, which is no part of a contribution")
+        raise MalformedError(f"it sent {push.key[:40]!r}, which is no part of a contribution")
+
+    def _said_again(self, reported: Reported, push: Push, token: int) -> Receipt | None:
+        if push.key != REPORT:
+            return Receipt(version=FATE_UNKNOWN)
+        if push.stamp != reported.stamp:
+            return Receipt(version=NOT_COUNTED, about=encode(Fate()))
+        reported.hold(token)
+        return None
 
     def _answered_before(self, client: int, stamp: Stamp) -> Receipt:
-        index, version = self.fates.get(client, (-1, NOT_COUNTED))
+        index, version = self.roster.counted.get(client, (-1, NOT_COUNTED))
         return Receipt(version=version if index == stamp.step else NOT_COUNTED, about=encode(Fate()))
-
-    def _take_part(self, client: int, stamp: Stamp, push: Push) -> Receipt:
-        if not push.about.isdecimal() or int(push.about) >= self.admission.most_parts or len(push.payload) != 1:
-            raise MalformedError(f"client {client} sent a part {push.about[:20]!r} of a contribution, which is none")
-        index, parts = self._parts.setdefault(client, (stamp.step, {}))
-        if index != stamp.step:
-            parts = {}
-            self._parts[client] = stamp.step, parts
-        parts.setdefault(int(push.about), push.payload[0])
-        return Receipt(version=FATE_UNKNOWN)
-
-    def _missing(self, client: int, stamp: Stamp, report: Report) -> tuple[int, ...]:
-        if report.parts > self.admission.most_parts:
-            raise MalformedError(f"client {client} announces {report.parts} parts of a contribution")
-        index, parts = self._parts.get(client, (stamp.step, {}))
-        return tuple(number for number in range(report.parts) if index != stamp.step or number not in parts)
-
-    def _taken(self, client: int) -> list[Any]:
-        _, parts = self._parts[client]
-        return [parts[number] for number in sorted(parts)]
 
     # Versions.
 
     def _commit(self, moment: float) -> Iterator[Reply]:
         means, cohort = self.sum.means(), self.sum.summary(self.clients)
+        if not all(map(all_finite, means)):
+            yield from self._give_up(moment, "the sum of what devices sent left the range of its numbers")
+            return
+        before = self.model.version
         version = self.model.apply(means, cohort)
         done, self.reported = self.reported, {}
-        for client in done:
-            self.fates[client] = self.assigned.pop(client).round, version
+        for client, each in done.items():
+            self.selection.heard(client, each.report, each.moment - self.assigned[client].moment)
+            self.roster.counted[client] = self.assigned[client].round, version
+        self._end(done)
         self.sum = sum_for(self.model.strategy)
+        self.roster.advance()
         self.open_anew(moment)
         self.journal.committed(self)
-        self.on_commit(Committed(version, moment, {client: each.report for client, each in done.items()}))
-        self.refused = {}
-        yield from _told(done, version)
+        refused, self.refused = self.refused, {}
+        reports = {client: each.report for client, each in done.items()}
+        staleness = {client: before - each.stamp.known for client, each in done.items()}
+        self.on_commit(Committed(version, moment, reports, refused, staleness))
+        yield from told(done, version)
 
-    def _give_up(self, moment: float) -> Iterator[Reply]:
-        """Forget what was assigned and reported: nothing of it counts, and whoever reported hears so."""
+    def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
+        """Forget what was reported: nothing of it counts, and its devices hear so."""
+        notice(f"round {self.next_round} is given up, and another is begun: {why} ({len(self.reported)} reports)")
         done, self.reported = self.reported, {}
-        for client, assignment in self.assigned.items():
-            self.fates[client] = assignment.round, NOT_COUNTED
+        before = [*self.assigned]
+        self._end(done)
         self.sum = sum_for(self.model.strategy)
+        self.roster.advance()
         self.open_anew(moment)
-        yield from _told(done, NOT_COUNTED)
+        self._note(ended=[client for client in before if client not in self.assigned])
+        yield from told(done, NOT_COUNTED)
+
+    def _drop(self, clients: Iterable[int]) -> None:
+        """End assignments of which nothing counts, and journal that before their devices hear of it."""
+        ended = [*clients]
+        self._end(ended)
+        self._note(ended=ended)
+
+    def _end(self, clients: Iterable[int]) -> None:
+        for client in [*clients]:
+            self.roster.end([client])
+            self.uploads.drop(client)
+
+    def _note(self, assigned: Mapping[int, Assignment] | None = None, ended: Sequence[int] = ()) -> None:
+        self.journal.changed(Change(self.next_round, self.roster.given, assigned or {}, ended))
 
     # Tasks.
 
-    def _give_tasks(self) -> Iterator[Reply]:
-        for client in [client for client in self.assigned if client in self.waiting and client not in self.reported]:
-            assignment = self.assigned[client]
-            for token, pull in self.waiting.pop(client).items():
-                yield Reply(token=token, answer=self._task(client, assignment, pull))
-
-    def _task(self, client: int, assignment: Assignment, pull: Pull) -> Pulled:
-        """What a device is told of its assignment, as often as it asks."""
-        pulled = self.model.pulled_since(pull.known)
-        task = Task(
-            round=assignment.round,
-            version=pulled.version,
-            chain=pulled.about,
-            config=self.config,
-            seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
-        )
-        if pulled.version != assignment.version:
-            self.assigned[client] = Assignment(assignment.round, pulled.version, assignment.moment)
-        return Pulled(version=pulled.version, payload=pulled.payload, about=encode(task))
-
-    def _dismiss(self) -> Iterator[Reply]:
-        over = Task(round=self.next_round, version=self.model.version, finished=True)
-        waiting, self.waiting = self.waiting, {}
-        for tokens in waiting.values():
-            for token in tokens:
-                yield Reply(token=token, answer=Pulled(version=self.model.version, about=encode(over)))
-        done, self.reported = self.reported, {}
-        yield from _told(done, NOT_COUNTED)
+    def _asked(self, client: int, token: int, pull: Pull) -> Iterator[Reply]:
+        if pull.at_least > self.next_round + MOST_AHEAD:
+            why = f"client {client} remembers round {pull.at_least - 1} of another federation: give it a new directory"
+            yield Reply(token=token, answer=refusal(pull, why))
+            return
+        if pull.at_least > self.next_round + 1:  # this server lost its journal: what it holds is of another past
+            pull = replace(pull, known=-1)
+        self.roster.ask(client, token, pull)
+        assignment = self.assigned.get(client)
+        if assignment is not None and client not in self.reported:
+            if assignment.round < self.roster.first_round(client):  # it knows that its part does not count
+                self._drop([client])
+            else:
+                yield from self._give_task(client)
 
     def give(self, client: int, moment: float) -> None:
-        """Assign the next task to a device."""
-        self.assigned[client] = Assignment(self.next_round, self.model.version, moment)
+        """Assign the next task to a device that is ready."""
+        self.roster.give(client, self.model.version, moment)
 
-    def available(self) -> list[int]:
-        """Devices that wait for a task and have none, ascending."""
-        return sorted(client for client in self.waiting if client not in self.assigned)
+    def _give_task(self, client: int) -> Iterator[Reply]:
+        """Tell a device of its assignment, as often as it asks. Who asks again begins anew, from this version."""
+        assignment, version = self.assigned[client], self.model.version
+        self.uploads.drop(client)
+        if assignment.version != version:
+            assignment = self.roster.assigned[client] = replace(assignment, version=version)
+            self._note({client: assignment})
+        for token, pull in self.roster.take_asks(client).items():
+            pulled = self.model.pulled_since(pull.known)
+            task = Task(
+                round=assignment.round,
+                version=version,
+                chain=pulled.about,
+                config=self.config,
+                seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
+            )
+            yield Reply(token=token, answer=replace(pulled, about=encode(task)))
 
+    def _dismiss(self) -> Iterator[Reply]:
+        """The federation has ended: nobody trains any more, and whoever asks hears so."""
+        done, self.reported = self.reported, {}
+        if self.assigned:
+            self._drop(self.assigned)
+        over = Task(round=self.next_round, version=self.model.version, finished=True)
+        for client in [*self.roster.waiting]:
+            for token in self.roster.take_asks(client):
+                yield Reply(token=token, answer=Pulled(version=self.model.version, about=encode(over)))
+        yield from told(done, NOT_COUNTED)
 
-def _refusal(why: str) -> Receipt:
-    return Receipt(version=NOT_COUNTED, about=encode(Fate(refused=why[:500])))
+    # What a journal keeps.
 
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "identity": self._identity(),
+            "model": self.model.state_dict(),
+            "roster": self.roster.state_dict(),
+            "selection": self.selection.state_dict(),
+            "admission": self.admission.state_dict(),
+        }
 
-def _told(done: Mapping[int, Reported], version: int) -> Iterator[Reply]:
-    """Receipts for all who wait to hear what became of their reports."""
-    for each in done.values():
-        for token in each.tokens:
-            yield Reply(token=token, answer=Receipt(version=version, about=encode(Fate())))
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises CheckpointError for the state of another federation."""
+        for what, mine in self._identity().items():
+            if state["identity"][what] != mine:
+                raise CheckpointError(
+                    f"This journal is of a federation whose {what} was {state['identity'][what]}, and this one's is "
+                    f"{mine}, so its devices would not understand. Begin anew in an empty directory."
+                )
+        self.model.load_state_dict(state["model"])
+        self.roster.load_state_dict(state["roster"])
+        self.selection.load_state_dict(state["selection"])
+        self.admission.load_state_dict(state["admission"])
+
+    def change(self, change: Change) -> None:
+        """Make a change again."""
+        self.roster.change(change)
+
+    def _identity(self) -> dict[str, Any]:
+        return {"clients": self.clients} | self.model.identity()

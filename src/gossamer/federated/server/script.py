@@ -11,6 +11,7 @@ from gossamer.federated.server.rounds import Rounds
 def serve(rounds: Rounds) -> PeerScript:
     """Serve for ever: also after the last round, devices may come and ask whether there is something to do."""
     event: PeerEvent = yield Await(until=-inf)
+    rounds.begin(event.moment)
     while True:
         yield from rounds.react(event)
         due = rounds.due

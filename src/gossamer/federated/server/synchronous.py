@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from math import ceil, inf
-from typing import Any
+from math import ceil, inf, sqrt
+from typing import Any, Literal
 
 from gossamer.errors import require
-from gossamer.federated.server.rounds import Assignment, Rounds
+from gossamer.federated.server.roster import Assignment
+from gossamer.federated.server.rounds import Rounds
+from gossamer.strategies.federated import LocalWork
+
+Late = Literal["drop", "count"]
 
 
 class SynchronousRounds(Rounds):
@@ -19,52 +23,73 @@ class SynchronousRounds(Rounds):
         round_seconds: float = inf,
         over_selection: float = 0.0,
         fewest: int = 1,
+        late: Late = "drop",
+        late_versions: int = 10,
+        gather_seconds: float = inf,
         **options: Any,
     ) -> None:
         """round_seconds: until the deadline. over_selection: share of devices chosen beyond the cohort, whose slowest
-        are not waited for."""
+        are not waited for. late: what becomes of reports after their round; "count": they are a part of the next
+        version, by a weight divided by sqrt(1 + s) where s, at most `late_versions`, were made meanwhile.
+
+        A round begins once as many devices wait as are chosen, or as there are, where some have left; after
+        `gather_seconds` with those that wait, at least `fewest`."""
         super().__init__(*args, **options)
-        self.cohort = self.model.strategy.cohort(self.clients)
-        self._chosen = min(ceil(self.cohort * (1 + over_selection)), self.clients)
-        self._round_seconds, self._fewest = round_seconds, fewest
-        self._deadline = inf
-        self._gone: set[int] = set()
         require(1 <= fewest <= self.cohort, f"fewest is 1 to the cohort's {self.cohort}, not {fewest}")
         require(over_selection >= 0, f"over_selection is a share, 0 or more, not {over_selection}")
+        require(late in ("drop", "count"), f'late is "drop" or "count", not {late!r}')
+        require(late_versions >= 1, f"late_versions is 1 or more, not {late_versions}")
+        self._most = min(ceil(self.cohort * (1 + over_selection) - 1e-9), self.clients)
+        self._round_seconds, self._gather_seconds, self._fewest = round_seconds, gather_seconds, fewest
+        self._late_versions = late_versions if late == "count" else 0
+        self._open: set[int] = set()  # devices that were chosen for this round
+        self._is_open = self._is_impatient = False
 
-    @property
-    def due(self) -> float:
-        return self._deadline
+    def begin(self, moment: float) -> None:
+        super().begin(moment)
+        self._open = {client for client, each in self.assigned.items() if each.round == self.next_round}
+        self._is_open = bool(self._open)
+        self.deadline = moment + (self._round_seconds if self._is_open else self._gather_seconds)
 
     def assign(self, moment: float) -> list[int]:
-        if self.assigned:
+        if self._is_open:
             return []
-        available = self.available()
-        if len(available) < self._chosen:
+        if moment >= self.deadline:
+            self._is_impatient, self.deadline = True, inf
+        ready = self.roster.ready
+        gone = len(self.roster.away) + len(self.roster.training) + len(self.reported)  # they cannot be chosen
+        wanted = self._fewest if self._is_impatient else max(self._fewest, min(self._most, self.clients - gone))
+        if len(ready) < wanted:
             return []
-        chosen = self.selection.choose(available, self._chosen, self.next_round)
+        chosen = self.selection.choose(ready, min(self._most, len(ready)), self.next_round)
         for client in chosen:
             self.give(client, moment)
-        self._deadline = moment + self._round_seconds
-        self._gone.clear()
+        self._open, self._is_open, self._is_impatient = set(chosen), True, False
+        self.deadline = moment + self._round_seconds
         return chosen
 
     def is_complete(self, moment: float) -> bool:
-        expected = [client for client in self.assigned if client not in self.reported and client not in self._gone]
-        enough = len(self.reported) >= self.cohort or (not expected and len(self.reported) >= self._fewest)
-        return enough or (moment >= self._deadline and len(self.reported) >= self._fewest)
+        if not self._is_open:
+            return self.all_reported()  # late: no other round can begin before they are counted
+        on_time = len(self._open & self.reported.keys())
+        nobody_left = moment >= self.deadline or self._open.isdisjoint(self.roster.training)
+        return on_time >= self.cohort or (nobody_left and len(self.reported) >= self._fewest)
 
     def is_hopeless(self, moment: float) -> bool:
-        expected = [client for client in self.assigned if client not in self.reported and client not in self._gone]
-        return bool(self.assigned) and (moment >= self._deadline or not expected)
+        return self._is_open and (moment >= self.deadline or self._open.isdisjoint(self.roster.training))
 
-    def staleness_allowed(self, assignment: Assignment) -> bool:
-        return assignment.round == self.next_round
+    def staleness_allowed(self, assignment: Assignment, staleness: int) -> bool:
+        return assignment.round == self.next_round or staleness <= self._late_versions
+
+    def weight(self, work: LocalWork, staleness: int) -> float:
+        return super().weight(work, staleness) / sqrt(1 + staleness)
 
     def open_anew(self, moment: float) -> None:
-        self.assigned.clear()  # who has not reported is too late
-        self.next_round += 1
-        self._deadline = inf
-
-    def left(self, client: int) -> None:
-        self._gone.add(client)
+        version = self.model.version
+        late = [client for client in self.assigned if client in self._open]
+        for client in late:
+            self.selection.missed(client, moment - self.assigned[client].moment)
+        over = [client for client, each in self.assigned.items() if version - each.version > self._late_versions]
+        self._end(over if self._late_versions else [*self.assigned])
+        self._open, self._is_open = set(), False
+        self.deadline = moment + self._gather_seconds

@@ -1,0 +1,70 @@
+"""Buffered rounds: devices train without waiting for each other, and a version is made of every few reports."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import Any
+
+from gossamer.errors import RecipeError, require
+from gossamer.federated.server.roster import Assignment
+from gossamer.federated.server.rounds import Rounds
+
+
+class BufferedRounds(Rounds):
+    """As many devices train at once as a cohort has, each from the version there was when it was chosen; every `buffer`
+    reports make the next one, each weighted by how many versions were made while it trained.
+
+    A report counts as one, whatever version it began from. One that began more than `staleness` versions ago does not.
+    source: Nguyen et al. 2022, AISTATS (Federated learning with buffered asynchronous aggregation)
+    """
+
+    def __init__(self, *args: Any, task_seconds: float = inf, **options: Any) -> None:
+        """task_seconds: after which a device that has not reported is not waited for. Raises RecipeError for a buffer
+        that is never full."""
+        super().__init__(*args, **options)
+        self.buffer: int = getattr(self.model.strategy, "buffer", 0)
+        self.most_staleness: int | None = getattr(self.model.strategy, "staleness", None)
+        require(self.buffer >= 1, f"{self.model.strategy!r} does not say after how many reports a version is made")
+        if self.buffer > self.clients:
+            raise RecipeError(
+                f"a buffer of {self.buffer} reports is never full, since each of {self.clients} clients has one in it "
+                f"at most. Write FedBuff(buffer={self.clients}) or less."
+            )
+        self._task_seconds = task_seconds
+        self._due_tasks: deque[tuple[float, int, int]] = deque()  # moment, client and round, ascending
+
+    def begin(self, moment: float) -> None:
+        super().begin(moment)
+        self._due_tasks = deque((moment + self._task_seconds, c, each.round) for c, each in self.assigned.items())
+        self._set_deadline()
+
+    def assign(self, moment: float) -> list[int]:
+        while self._due_tasks and self._due_tasks[0][0] <= moment:
+            _, client, index = self._due_tasks.popleft()
+            if client in self.roster.training and self.assigned[client].round == index:
+                self.left(client)
+        ready = self.roster.ready
+        count = min(self.cohort - len(self.roster.training), len(ready))
+        chosen = self.selection.choose(ready, count, self.roster.given) if count > 0 else []
+        for client in chosen:
+            self.give(client, moment)
+            self._due_tasks.append((moment + self._task_seconds, client, self.next_round))
+        self._set_deadline()
+        return chosen
+
+    def _set_deadline(self) -> None:
+        self.deadline = self._due_tasks[0][0] if self._due_tasks else inf
+
+    def is_complete(self, moment: float) -> bool:
+        """Also where all devices that have not left have reported, though the buffer is not full: no other can come."""
+        return len(self.reported) >= self.buffer or self.all_reported()
+
+    def staleness_allowed(self, assignment: Assignment, staleness: int) -> bool:
+        return self.most_staleness is None or staleness <= self.most_staleness
+
+    def open_anew(self, moment: float) -> None:
+        """Tasks of devices that left end once they are too old to count."""
+        if self.most_staleness is not None:
+            oldest = self.model.version - self.most_staleness
+            self._end([c for c, each in self.assigned.items() if c in self.roster.away and each.version < oldest])

@@ -1,0 +1,67 @@
+"""Rounds from a strategy: makes the rounds that it asks for, synchronous or buffered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any
+
+from gossamer.errors import RecipeError
+from gossamer.federated.messages import Scalar
+from gossamer.federated.server.admission import ContributionLimits
+from gossamer.federated.server.buffered import BufferedRounds
+from gossamer.federated.server.global_model import GlobalModel
+from gossamer.federated.server.reports import Committed
+from gossamer.federated.server.rounds import Rounds
+from gossamer.federated.server.selection import SelectionPolicy, Uniform
+from gossamer.federated.server.synchronous import SynchronousRounds
+
+FOR_BUFFERED = {"task_seconds": inf}
+FOR_SYNCHRONOUS = {
+    "round_seconds": inf,
+    "over_selection": 0.0,
+    "fewest": 1,
+    "late": "drop",
+    "late_versions": 10,
+    "gather_seconds": inf,
+}
+
+
+def rounds_for(
+    model: GlobalModel,
+    *,
+    clients: int,
+    rounds: int,
+    selection: SelectionPolicy | None = None,
+    admission: ContributionLimits | None = None,
+    config: Mapping[str, Scalar] | None = None,
+    on_commit: Callable[[Committed], Any] = lambda committed: None,
+    return_seconds: float = 60.0,
+    **options: Any,
+) -> Rounds:
+    """BufferedRounds where the model's strategy is asynchronous, else SynchronousRounds.
+
+    options: what these have of their own. One that the other kind has may be given as what it is by default. Raises
+    RecipeError for another.
+    """
+    is_buffered = model.strategy.asynchronous
+    mine, other = (FOR_BUFFERED, FOR_SYNCHRONOUS) if is_buffered else (FOR_SYNCHRONOUS, FOR_BUFFERED)
+    wrong = [name for name, value in options.items() if name not in mine and other.get(name, object()) != value]
+    if wrong:
+        raise RecipeError(
+            f"{wrong[0]} means nothing with {model.strategy!r}, whose server "
+            f"{'waits for no round' if is_buffered else 'waits for rounds'}. It takes {', '.join(mine)}: leave "
+            f"{wrong[0]} out."
+        )
+    kind = BufferedRounds if is_buffered else SynchronousRounds
+    return kind(
+        model,
+        clients=clients,
+        rounds=rounds,
+        selection=selection or Uniform(model.seed),
+        admission=admission,
+        config=config,
+        on_commit=on_commit,
+        return_seconds=return_seconds,
+        **{name: value for name, value in options.items() if name in mine},
+    )

@@ -1,0 +1,187 @@
+"""Journal of rounds: a state for each version and a log of tasks since, from which a killed server goes on.
+
+    DIRECTORY/rounds/step-00000003/...     the state after the third version that was written, as checkpoints are kept
+    DIRECTORY/rounds/log-00000003          every task given since, and every one that ended, a line each
+
+Tasks are in the log before devices hear of them, and a version is in its state before any receipt is given: a device
+that was told what it did is never told otherwise. That holds for a killed process; a machine that loses power may
+forget the last lines of the log, so that devices train again, and no version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from gossamer import checkpoint
+from gossamer.core.json_text import read_json
+from gossamer.errors import CheckpointError
+from gossamer.events import notice
+from gossamer.federated.server.roster import Assignment, Change
+from gossamer.parameter_server.journal import Log
+
+PARSING = (ValueError, TypeError, KeyError, LookupError, AttributeError, RuntimeError)
+
+
+class Journaled(Protocol):
+    """What a journal keeps."""
+
+    journal: RoundsJournal
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def change(self, change: Change) -> None: ...
+
+
+class RoundsJournal(ABC):
+    """Keeps what a killed server goes on from. Raises nothing: one that cannot write gives notice once."""
+
+    @abstractmethod
+    def changed(self, change: Change) -> None:
+        """Assignments were made or ended; called before devices hear of them."""
+
+    @abstractmethod
+    def committed(self, rounds: Journaled) -> None:
+        """A version was made; called before any receipt is given."""
+
+
+class NoRoundsJournal(RoundsJournal):
+    """Nothing is kept."""
+
+    def changed(self, change: Change) -> None: ...
+
+    def committed(self, rounds: Journaled) -> None: ...
+
+
+class FileRoundsJournal(RoundsJournal):
+    """The journal in `folder`. number: of the state that the log continues; log: None where there is no state."""
+
+    def __init__(self, folder: Path, number: int, log: Log | None) -> None:
+        self._folder, self._number, self._log = folder, number, log
+        self._failed = False
+
+    def changed(self, change: Change) -> None:
+        if self._log is None:
+            return
+        try:
+            self._log.append([_line(change)])
+        except OSError as error:
+            self._give_up(error)
+
+    def committed(self, rounds: Journaled) -> None:
+        try:
+            self._save(rounds)
+        except (OSError, CheckpointError) as error:
+            self._give_up(error)
+
+    def _save(self, rounds: Journaled) -> None:
+        number = self._number + 1
+        digest = checkpoint.stage(self._folder, number, 0, rounds.state_dict())
+        (self._folder / _log_name(number)).unlink(missing_ok=True)  # of a state that was never completed
+        checkpoint.complete(self._folder, number, 0, [digest], {}, keep=1)
+        self.close()
+        self._number, self._log = number, Log(self._folder / _log_name(number))
+        if self._failed:
+            notice(f"The journal in {self._folder} is written again, so a restarted server goes on from there.")
+        self._failed = False
+        for path in self._folder.glob("log-*"):
+            if path.name != _log_name(number):
+                path.unlink(missing_ok=True)
+
+    def _give_up(self, error: Exception) -> None:
+        """Go on without. Put the folder away, so that no server goes on from what is outdated."""
+        if not self._failed:
+            notice(
+                f"The journal in {self._folder} cannot be written ({error}). The server goes on without it, and a "
+                "restarted one would begin anew. Free some space: it is tried again at every version."
+            )
+        self._failed = True
+        self.close()
+        put_away = self._folder.with_name(self._folder.name + ".stopped")
+        if self._folder.exists():
+            shutil.rmtree(put_away, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._folder.rename(put_away)
+
+    def close(self) -> None:
+        """Release the log's file."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def keep(directory: str | os.PathLike[str], rounds: Journaled) -> bool:
+    """Journal rounds in a directory, and go on from what another server of theirs left there; whether one did.
+
+    rounds: new, before their first event. Raises CheckpointError for a journal that is damaged, or of others.
+    """
+    folder = Path(directory) / "rounds"
+    try:
+        states = checkpoint.complete_steps(folder, 0)
+        if states:
+            rounds.journal = _restored(folder, states[-1], rounds)
+            return True
+    except OSError as error:
+        raise CheckpointError(
+            f"The journal in {folder} cannot be read ({error}), so what devices were told is not known. Give the "
+            "server the directory that it had, or an empty one to begin anew."
+        ) from error
+    rounds.journal = begun = FileRoundsJournal(folder, 0, None)
+    begun.committed(rounds)
+    return False
+
+
+def _restored(folder: Path, number: int, rounds: Journaled) -> FileRoundsJournal:
+    tree, _ = checkpoint.read(folder, number, 0)
+    path = folder / _log_name(number)
+    try:
+        rounds.load_state_dict(tree)
+        end = 0
+        for change, end in _changes(path):  # noqa: B007
+            rounds.change(change)
+    except PARSING as error:
+        raise CheckpointError(
+            f"The journal in {folder} is damaged ({type(error).__name__}: {error}), so what devices were told is not "
+            "known. Remove it to begin anew, or bring back a copy."
+        ) from error
+    return FileRoundsJournal(folder, number, Log(path, end))
+
+
+def _changes(path: Path) -> Iterator[tuple[Change, int]]:
+    """All whole lines of a log, each with the offset of its end. A last one that is torn was never acted on.
+
+    Raises ValueError for a whole line that is not what was written.
+    """
+    read = path.read_bytes() if path.is_file() else b""  # killed between the state and its log
+    end = 0
+    for line in read.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            return
+        checksum, _, text = line[:-1].partition(b" ")
+        if checksum != b"%08x" % zlib.crc32(text):
+            raise ValueError(f"the line at byte {end} of {path.name} has another checksum")
+        end += len(line)
+        yield _parsed(text.decode()), end
+
+
+def _line(change: Change) -> bytes:
+    assigned = {client: (each.round, each.first, each.version) for client, each in change.assigned.items()}
+    text = json.dumps([change.next_round, change.given, assigned, list(change.ended)]).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _parsed(text: str) -> Change:
+    next_round, given, assigned, ended = read_json(text)
+    found = {int(client): Assignment(*map(int, numbers)) for client, numbers in assigned.items()}
+    return Change(int(next_round), int(given), found, tuple(map(int, ended)))
+
+
+def _log_name(number: int) -> str:
+    return f"log-{number:08d}"

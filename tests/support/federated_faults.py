@@ -1,0 +1,200 @@
+"""Federations whose devices give whole numbers, over networks that lose, double and cut, with a server that is killed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Peer, Stamp
+from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
+from gossamer.federated.client.store import MemoryStore
+from gossamer.federated.client.trainer import answered
+from gossamer.federated.messages import CLIENT, THE_SERVER, Report
+from gossamer.federated.model_state import ModelState
+from gossamer.federated.server.from_strategy import rounds_for
+from gossamer.federated.server.global_model import GlobalModel
+from gossamer.federated.server.journal import Journaled, RoundsJournal
+from gossamer.federated.server.reports import Committed
+from gossamer.federated.server.roster import Change
+from gossamer.federated.server.rounds import Rounds
+from gossamer.federated.server.script import serve
+from gossamer.recipes.recipe import resolve
+from gossamer.simulation import Trace, simulate_peers
+from gossamer.simulation.faulty_network import VirtualNetwork
+from gossamer.strategies.federated import CohortSummary, FedAvg, FederatedStrategy, LocalWork
+from gossamer.strategies.federated.base import Memory
+
+FEATURES = 39
+SAMPLES = (1, 3, 2, 5)  # by device
+
+
+def whole_step(parameters: Tensor, means: Sequence[Tensor]) -> None:
+    """The server's step, in whole numbers, so that sums of all that was ever added are exact."""
+    parameters.sub_(means[0].round())
+
+
+@dataclass(frozen=True, repr=False)
+class WholeSteps(FedAvg):
+    """FedAvg whose parameters stay whole."""
+
+    def apply(self, parameters: Tensor, memory: Memory, means: Sequence[Tensor], cohort: CohortSummary) -> None:
+        whole_step(parameters, means)
+
+
+@dataclass(frozen=True, repr=False)
+class Buffered(WholeSteps):
+    """The same without rounds."""
+
+    buffer: int = 2
+    staleness: int | None = None
+
+    @property
+    def asynchronous(self) -> bool:
+        return True
+
+    def weight(self, work: LocalWork, staleness: int) -> float:
+        return float(work.samples) / (1 + staleness)
+
+
+class MemoryJournal(RoundsJournal):
+    """A journal that outlives its server, in this process's memory."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] | None = None
+        self.changes: list[Change] = []
+
+    def changed(self, change: Change) -> None:
+        self.changes.append(replace(change, ended=tuple(change.ended)))
+
+    def committed(self, rounds: Journaled) -> None:
+        self.state, self.changes = copy.deepcopy(rounds.state_dict()), []
+
+    def keep(self, rounds: Rounds) -> None:
+        """As `journal.keep`."""
+        rounds.journal = self
+        if self.state is None:
+            self.committed(rounds)
+            return
+        rounds.load_state_dict(copy.deepcopy(self.state))
+        for change in self.changes:
+            rounds.change(change)
+
+
+@dataclass
+class Ledger:
+    """What devices gave, and what was counted."""
+
+    given: dict[Stamp, Tensor] = field(default_factory=dict)  # pseudo-gradients
+    counted: list[tuple[Stamp, Tensor]] = field(default_factory=list)  # decoded
+    commits: list[Committed] = field(default_factory=list)
+
+
+@dataclass
+class WholeNumbers:
+    """A federation of four devices, and its outcome."""
+
+    strategy: FederatedStrategy = WholeSteps(fraction=1.0)
+    compressor: str = ""
+    rounds: int = 3
+    seed: int = 0
+    part_bytes: int = 1 << 20
+    options: dict[str, Any] = field(default_factory=dict)  # of the rounds
+    change: Callable[[Rounds], None] = lambda rounds: None  # after each start of the server
+    keep: Callable[[Rounds], Any] | None = None  # instead of a journal in memory
+    ledger: Ledger = field(default_factory=Ledger)
+    stores: list[MemoryStore] = field(default_factory=lambda: [MemoryStore() for _ in SAMPLES])
+    held: Rounds | None = None  # of the last start
+
+    def __post_init__(self) -> None:
+        self.codec = resolve(f"FedAvg(){self.compressor and ' + '}{self.compressor}").compressor
+        self.pull = None if self.strategy.pull is None else resolve(self.strategy.pull).compressor
+        self.model = nn.Linear(FEATURES, 1, dtype=torch.float64)
+        self.state = ModelState.of(self.model)
+        self.keep = self.keep or MemoryJournal().keep
+
+    def start(self) -> Rounds:
+        """A new process of the server."""
+        assert self.keep is not None
+        model = GlobalModel(
+            self.strategy, self.codec, self.pull, self.state, torch.zeros(FEATURES + 1).double(), self.seed
+        )
+        rounds = self.held = rounds_for(
+            model, clients=len(SAMPLES), rounds=self.rounds, on_commit=self.ledger.commits.append, **self.options
+        )
+        self._record(rounds)
+        self.change(rounds)
+        self.keep(rounds)
+        return rounds
+
+    def _record(self, rounds: Rounds) -> None:
+        """Note what was added, and once it counts."""
+        taken: dict[int, tuple[Stamp, Tensor]] = {}
+        take, commit = rounds.take, rounds.on_commit
+
+        def noted(client: int, stamp: Stamp, report: Report, payload: Payload) -> None:
+            take(client, stamp, report, payload)
+            taken[client] = stamp, rounds.model.decode(stamp, payload, report.counts)[0]
+
+        def counted(committed: Committed) -> None:
+            self.ledger.counted += [taken[client] for client in committed.reports]
+            commit(committed)
+
+        rounds.take, rounds.on_commit = noted, counted  # type: ignore[method-assign]
+
+    def train(self, op: Train) -> Trained:
+        """Whole numbers that depend on the device and on the parameters that it begins from."""
+        draw = torch.Generator().manual_seed(1000 * op.client + op.task.version)
+        step = torch.randint(-8, 9, op.anchor.shape, generator=draw).to(op.anchor.dtype)
+        self.ledger.given[Stamp(op.client, op.task.round, op.task.version)] = step
+        work = LocalWork(samples=SAMPLES[op.client], steps=1, learning_rate=1.0)
+        return Trained(flat=op.anchor - step, work=work, metrics={"loss": 1.0})
+
+    def scripts(self) -> dict[Peer, Callable[[], Any]]:
+        everyone = ClientRecipe(
+            strategy=self.strategy, compressor=self.codec, pull=self.pull, state=self.state, seed=self.seed,
+            part_bytes=self.part_bytes,
+        )  # fmt: skip
+        scripts: dict[Peer, Any] = {THE_SERVER: lambda: serve(self.start())}
+        for number, store in enumerate(self.stores):
+            scripts[Peer(CLIENT, number)] = lambda number=number, store=store: answered(
+                participate(number, everyone, store), self.train
+            )
+        return scripts
+
+    def run(self, net: VirtualNetwork | None = None) -> Trace:
+        trace = simulate_peers(self.scripts(), net or VirtualNetwork(), self.seed, checks=True, most_seconds=1000.0)
+        for peer in self.scripts():
+            if peer != THE_SERVER:
+                trace.result(peer)
+        return trace
+
+    @property
+    def parameters(self) -> Tensor:
+        assert self.held is not None
+        return self.held.model.parameters
+
+    def owed(self, client: int) -> Tensor:
+        """What feedback keeps on a device."""
+        residuals = self.stores[client].load().residuals
+        kept = [each for own in residuals for each in own.values()]
+        return sum(kept, torch.zeros(FEATURES + 1).double())
+
+
+def check_conserved(done: WholeNumbers) -> None:
+    """Versions were made, each contribution counts once, and for each device: given = counted + owed, to the bit."""
+    assert done.held is not None
+    assert done.held.model.version == done.rounds
+    assert sorted({each.version for each in done.ledger.commits}) == [*range(1, done.rounds + 1)]
+    stamps = [stamp[:2] for stamp, _ in done.ledger.counted]
+    assert len(stamps) == len(set(stamps)), "a contribution was counted twice"
+    for client in range(len(SAMPLES)):
+        counted = [(stamp, sent) for stamp, sent in done.ledger.counted if stamp.worker == client]
+        given = sum((done.ledger.given[stamp] for stamp, _ in counted), torch.zeros(FEATURES + 1).double())
+        sent = sum((sent for _, sent in counted), torch.zeros(FEATURES + 1).double())
+        assert torch.equal(given, sent + done.owed(client)), f"client {client} gave something that is nowhere"
