@@ -114,7 +114,7 @@ def test_a_number_that_is_there_already_is_refused() -> None:
 def test_one_process_a_directory(tmp_path: Path) -> None:
     served = server(clients=2)
     device = FederationDevice(SCRIPT, served.address, token=TOKEN, directory=tmp_path)
-    with pytest.raises(CheckpointError, match="Another process is the device"):
+    with pytest.raises(CheckpointError, match="Another process uses"):
         FederationDevice(SCRIPT, served.address, token=TOKEN, directory=tmp_path)
     device.close()
     FederationDevice(SCRIPT, served.address, token=TOKEN, directory=tmp_path).close()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.deployed_federations import server
+import torch
+from support.deployed_federations import TOKEN, join, server
 
 from gossamer.core.peer_ops import Arrived, Elapsed, Peer, PeerJoined, PeerLeft, Pull, Push, Receipt, Reply, Stamp
-from gossamer.federated.deployment.invitations import DEVICE, JOIN, LEAVE, UNKNOWN, Invitation, decode
+from gossamer.federated.deployment.invitations import DEVICE, JOIN, LEAVE, RUN, UNKNOWN, Invitation, decode
+from gossamer.federated.deployment.limits import largest_frame_bytes
 from gossamer.federated.deployment.server import FederationServer
-from gossamer.federated.messages import TASK, THE_SERVER
+from gossamer.federated.messages import PART, TASK, THE_SERVER
+from gossamer.transports.wire.authentication import Credentials
+from gossamer.transports.wire.connection_state import ConnectionState
+from gossamer.transports.wire.messages import encode_ask
 
 A, B, C = (Peer(DEVICE, 1000 + number) for number in range(3))
 
@@ -107,3 +113,28 @@ def test_what_a_device_asks_now_is_all_that_it_waits_for(desk: Desk) -> None:
     for _ in range(100):
         assert desk.asks(A) == []
     assert len(desk.served.rounds.roster.waiting[0]) == 1
+
+
+def test_a_device_that_sends_a_byte_now_and_then_holds_nothing_up() -> None:
+    """One proves the token and begins a part that never ends; the other's rounds are made."""
+    served = server("FedAvg(fraction=0.5)", clients=2, rounds=3)
+    serving = served.start()
+    state = served.rounds.model.state
+    credentials = Credentials(
+        me=A, token=TOKEN, run=RUN, layout=state.fingerprint(), largest_frame_bytes=largest_frame_bytes(state)
+    )
+    connection = ConnectionState(credentials, THE_SERVER)
+    with socket.create_connection(served.address, timeout=10) as slow:
+        while connection.authenticated is None:
+            for each in connection.control_frames():
+                slow.sendall(each)
+            list(connection.receive_data(slow.recv_into(connection.receive_buffer())))
+        for each in connection.control_frames():
+            slow.sendall(each)
+        part = Push(to=THE_SERVER, key=PART, stamp=Stamp(0, 0), payload=(torch.zeros(10_000),), about="0")
+        slow.sendall(next(iter(connection.send(encode_ask(part, 1))))[:-1])
+        device = join(served.address)
+        assert device.ended() == 3
+        slow.sendall(b"x")
+    serving.wait(10)
+    served.close()

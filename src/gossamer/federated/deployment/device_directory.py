@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
 from pathlib import Path
 
 from gossamer.errors import CheckpointError
 from gossamer.federated.client.directory_store import DirectoryStore
-from gossamer.federated.deployment.files import replace_file
+from gossamer.federated.deployment.files import FolderLock, replace_file
 
 IDENTITY_BITS = 62  # of a number that fits wherever one of 64 bits does
 
@@ -24,28 +22,18 @@ class DeviceDirectory:
     def __init__(self, directory: Path) -> None:
         """Raises CheckpointError where another process uses it, or nothing can be written."""
         self._directory = directory
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise CheckpointError(f"{directory} cannot be used ({error}). Name another: --state DIRECTORY") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise CheckpointError(
-                f"Another process is the device in {directory}, and two of them would send each other's contributions. "
-                "End it, or give this one a directory of its own: --state OTHER"
-            ) from None
+        self._lock = FolderLock(
+            directory,
+            "Two of them would send each other's contributions: end it, or give this one a folder of its own: --state "
+            "OTHER",
+        )
         self.identity = self._identity()
 
     def store(self, federation: str, number: int) -> DirectoryStore:
         return DirectoryStore(self._directory / federation, number)
 
     def close(self) -> None:
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)
+        self._lock.close()
 
     def _identity(self) -> int:
         path = self._directory / "device"

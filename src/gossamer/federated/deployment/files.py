@@ -1,7 +1,8 @@
-"""Files: writes small texts so that a file is the old one or the new one, whole, whenever a process ends."""
+"""Files: replaces small ones as a whole, whenever a process ends, and locks folders that belong to one process."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -22,3 +23,25 @@ def replace_file(path: Path, text: str) -> None:
         raise CheckpointError(
             f"{path} cannot be written ({error}), so a restart would not know of it. Free some space"
         ) from error
+
+
+class FolderLock:
+    """A folder belongs to one process, for as long as that lives."""
+
+    def __init__(self, folder: Path, why: str) -> None:
+        """why: what two processes would do, and what to write instead. Raises CheckpointError."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise CheckpointError(f"{folder} cannot be used ({error}). Name another folder") from error
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise CheckpointError(f"Another process uses {folder}. {why}") from None
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from gossamer.federated.deployment import limits
 from gossamer.federated.deployment.enrollment import Enrollment
 from gossamer.federated.deployment.evaluation import Evaluation, Metrics
 from gossamer.federated.deployment.federation_identity import FederationIdentity, same_federation
+from gossamer.federated.deployment.files import FolderLock
 from gossamer.federated.deployment.invitations import DEVICE, RUN, Invitation
 from gossamer.federated.deployment.reception import Patience, Reception
 from gossamer.federated.deployment.round_report import Line, RoundReport
@@ -54,6 +56,20 @@ class FederationSettings:
     patience: Patience = field(default_factory=Patience)
     part_bytes: int = PART_BYTES
 
+    def endpoint(self, address: Address, tls: Tls | None) -> EndpointOptions:
+        return EndpointOptions(
+            address=address[0],
+            port=address[1],
+            tls=tls,
+            dead_after_seconds=self.silent_seconds,
+            heartbeat_seconds=min(HEARTBEAT_SECONDS, self.silent_seconds / 3),
+            gone_when_closed=True,
+            goodbye_seconds=GOODBYE_SECONDS,
+            most_asks=limits.MOST_ASKS,
+            most_handshakes=limits.MOST_HANDSHAKES,
+            handshake_seconds=limits.HANDSHAKE_SECONDS,
+        )
+
 
 class FederationServer:
     """Listens from the moment that it is made; `run` serves until all rounds are made or it is stopped."""
@@ -73,7 +89,7 @@ class FederationServer:
 
         Raises RecipeError, CheckpointError and ConnectError before anybody can connect.
         """
-        self.settings = settings
+        self.settings, self._stopped = settings, False
         terms = recipe_terms(settings.recipe)
         limits.check_blocks(terms.strategy)
         model = script.model()
@@ -85,56 +101,27 @@ class FederationServer:
             seed=settings.seed,
             layout=state.fingerprint(),
         )
-        if journal is not None:
-            identity = same_federation(journal, identity)
-        parameters = state.read(model).flat
-        self.rounds = self._rounds(
-            GlobalModel(terms.strategy, terms.compressor, terms.pull, state, parameters, settings.seed)
-        )
-        self.resumed = journal is not None and keep(journal, self.rounds)
-        self._stopped = False
-        self._evaluation = Evaluation(script.evaluate, model, state)
-        about = {"recipe": terms.text, "clients": settings.clients, "rounds": settings.rounds, "seed": settings.seed}
-        self.report = RoundReport(about, say, None if journal is None else journal / "rounds.jsonl")
-        invitation = Invitation(
-            federation=identity.federation,
-            recipe=terms.text,
-            clients=settings.clients,
-            rounds=settings.rounds,
-            seed=settings.seed,
-            part_bytes=settings.part_bytes,
-        )
-        enrollment = Enrollment(settings.clients, None if journal is None else journal / "enrollment.json")
-        self.reception = Reception(self.rounds, enrollment, invitation, settings.patience)
-        room = limits.allow_open_files(settings.clients)
-        if room < settings.clients:
-            notice(
-                f"This system lets one process open files for {room} devices at once, and this federation has "
-                f"{settings.clients}. Those beyond wait until others leave; raise the limit: ulimit -n "
-                f"{limits.FILES_PER_DEVICE * settings.clients + limits.OTHER_FILES}"
+        with ExitStack() as opening:
+            if journal is not None:
+                lock = FolderLock(journal, "Two servers would overwrite each other's versions: name another --journal")
+                opening.callback(lock.close)
+                identity = same_federation(journal, identity)
+            parameters = state.read(model).flat
+            self.rounds = self._rounds(
+                GlobalModel(terms.strategy, terms.compressor, terms.pull, state, parameters, settings.seed)
             )
-        self._endpoint = TcpEndpoint(
-            Credentials(
-                me=THE_SERVER,
-                token=token,
-                run=RUN,
-                layout=state.fingerprint(),
-                largest_frame_bytes=limits.largest_frame_bytes(state),
-                accepted_frame_bytes=limits.accepted_frame_bytes(state, settings.part_bytes),
-            ),
-            EndpointOptions(
-                address=address[0],
-                port=address[1],
-                tls=tls,
-                dead_after_seconds=settings.silent_seconds,
-                heartbeat_seconds=min(HEARTBEAT_SECONDS, settings.silent_seconds / 3),
-                gone_when_closed=True,
-                goodbye_seconds=GOODBYE_SECONDS,
-                most_asks=limits.MOST_ASKS,
-                most_handshakes=limits.MOST_HANDSHAKES,
-                handshake_seconds=limits.HANDSHAKE_SECONDS,
-            ),
-        )
+            self.resumed = journal is not None and keep(journal, self.rounds)
+            self.report = RoundReport(
+                {key: getattr(settings, key) for key in ("clients", "rounds", "seed")} | {"recipe": terms.text},
+                say,
+                None if journal is None else journal / "rounds.jsonl",
+            )
+            enrollment = Enrollment(settings.clients, None if journal is None else journal / "enrollment.json")
+            self.reception = Reception(self.rounds, enrollment, _invitation(settings, identity), settings.patience)
+            _allow_open_files(settings.clients)
+            self._endpoint = TcpEndpoint(_credentials(settings, state, token), settings.endpoint(address, tls))
+            self._evaluation = Evaluation(script.evaluate, model, state)
+            self._open = opening.pop_all()
 
     @property
     def address(self) -> Address:
@@ -170,6 +157,7 @@ class FederationServer:
         """Say goodbye to all devices, which will try again, and finish what is to be evaluated."""
         self._endpoint.close()
         self._evaluation.close(0.0 if self._stopped else EVALUATION_SECONDS)
+        self._open.close()
 
     def traffic(self) -> tuple[int, int]:
         """Bytes of frames from devices, and to them, so far."""
@@ -205,3 +193,35 @@ class FederationServer:
             self.report.write(entry, metrics)
         except OSError as error:
             notice(f"A round's line cannot be kept ({error}); the rounds go on.")
+
+
+def _invitation(settings: FederationSettings, identity: FederationIdentity) -> Invitation:
+    return Invitation(
+        federation=identity.federation,
+        recipe=identity.recipe,
+        clients=settings.clients,
+        rounds=settings.rounds,
+        seed=settings.seed,
+        part_bytes=settings.part_bytes,
+    )
+
+
+def _credentials(settings: FederationSettings, state: ModelState, token: bytes) -> Credentials:
+    return Credentials(
+        me=THE_SERVER,
+        token=token,
+        run=RUN,
+        layout=state.fingerprint(),
+        largest_frame_bytes=limits.largest_frame_bytes(state),
+        accepted_frame_bytes=limits.accepted_frame_bytes(state, settings.part_bytes),
+    )
+
+
+def _allow_open_files(devices: int) -> None:
+    room = limits.allow_open_files(devices)
+    if room < devices:
+        notice(
+            f"This system lets one process open files for {room} devices at once, and this federation has {devices}. "
+            "Those beyond wait until others leave; raise the limit: ulimit -n "
+            f"{limits.FILES_PER_DEVICE * devices + limits.OTHER_FILES}"
+        )
