@@ -1,31 +1,33 @@
-"""Federations whose devices give whole numbers, over networks that lose, double and cut, with a server that is killed."""
+"""Federations whose devices give whole numbers, over networks that lose and double messages, with servers that die."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gossamer.compressors import Compressor, Dense, Feedback, TopK
+from gossamer.core import rng
 from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Peer, Stamp
-from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
+from gossamer.core.peer_ops import Peer, PeerScript, Stamp
+from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, Trained, participate
 from gossamer.federated.client.store import MemoryStore
-from gossamer.federated.client.trainer import answered
+from gossamer.federated.client.trainer import Answer
 from gossamer.federated.messages import CLIENT, THE_SERVER, Report
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import Journaled, RoundsJournal
 from gossamer.federated.server.reports import Committed
-from gossamer.federated.server.roster import Change
+from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.script import serve
-from gossamer.recipes.recipe import resolve
-from gossamer.simulation import Trace, simulate_peers
+from gossamer.simulation import Trace, compute, simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.strategies.federated import CohortSummary, FedAvg, FederatedStrategy, LocalWork
 from gossamer.strategies.federated.base import Memory
@@ -37,6 +39,11 @@ SAMPLES = (1, 3, 2, 5)  # by device
 def whole_step(parameters: Tensor, means: Sequence[Tensor]) -> None:
     """The server's step, in whole numbers, so that sums of all that was ever added are exact."""
     parameters.sub_(means[0].round())
+
+
+def sparse() -> Compressor:
+    """A tenth of the entries, and feedback for the others."""
+    return Feedback(TopK(density=0.1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,9 +74,9 @@ class MemoryJournal(RoundsJournal):
 
     def __init__(self) -> None:
         self.state: dict[str, Any] | None = None
-        self.changes: list[Change] = []
+        self.changes: list[RosterChange] = []
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: RosterChange) -> None:
         self.changes.append(replace(change, ended=tuple(change.ended)))
 
     def committed(self, rounds: Journaled) -> None:
@@ -86,13 +93,38 @@ class MemoryJournal(RoundsJournal):
             rounds.change(change)
 
 
+def answered(script: ClientScript, train: Answer, seconds: Callable[[Train], float]) -> PeerScript:
+    """A device's script whose Train takes so many virtual seconds."""
+    answer: Any = None
+    try:
+        while True:
+            op = script.send(answer)
+            if isinstance(op, Train):
+                if seconds(op):
+                    yield from compute(seconds(op))
+                answer = train(op)
+            else:
+                answer = yield op
+    except StopIteration as stop:
+        return stop.value
+
+
+def some_seconds(op: Train) -> float:
+    """Between a fifth of a second and more than one, drawn for each task."""
+    return 0.2 + Random(rng.address("training", op.client, op.task.round)).random()
+
+
 @dataclass
 class Ledger:
     """What devices gave, and what was counted."""
 
     given: dict[Stamp, Tensor] = field(default_factory=dict)  # pseudo-gradients
-    counted: list[tuple[Stamp, Tensor]] = field(default_factory=list)  # decoded
+    versions: dict[int, list[tuple[Stamp, Tensor]]] = field(default_factory=dict)  # what each was last made of, decoded
     commits: list[Committed] = field(default_factory=list)
+
+    @property
+    def counted(self) -> list[tuple[Stamp, Tensor]]:
+        return [each for made_of in self.versions.values() for each in made_of]
 
 
 @dataclass
@@ -100,20 +132,19 @@ class WholeNumbers:
     """A federation of four devices, and its outcome."""
 
     strategy: FederatedStrategy = WholeSteps(fraction=1.0)
-    compressor: str = ""
+    compressor: Compressor = Dense()  # as it is: a recipe would send tensors as small as these whole
     rounds: int = 3
     seed: int = 0
     part_bytes: int = 1 << 20
     options: dict[str, Any] = field(default_factory=dict)  # of the rounds
     change: Callable[[Rounds], None] = lambda rounds: None  # after each start of the server
+    train_seconds: Callable[[Train], float] = lambda op: 0.0
     keep: Callable[[Rounds], Any] | None = None  # instead of a journal in memory
     ledger: Ledger = field(default_factory=Ledger)
     stores: list[MemoryStore] = field(default_factory=lambda: [MemoryStore() for _ in SAMPLES])
     held: Rounds | None = None  # of the last start
 
     def __post_init__(self) -> None:
-        self.codec = resolve(f"FedAvg(){self.compressor and ' + '}{self.compressor}").compressor
-        self.pull = None if self.strategy.pull is None else resolve(self.strategy.pull).compressor
         self.model = nn.Linear(FEATURES, 1, dtype=torch.float64)
         self.state = ModelState.of(self.model)
         self.keep = self.keep or MemoryJournal().keep
@@ -122,7 +153,12 @@ class WholeNumbers:
         """A new process of the server."""
         assert self.keep is not None
         model = GlobalModel(
-            self.strategy, self.codec, self.pull, self.state, torch.zeros(FEATURES + 1).double(), self.seed
+            self.strategy,
+            self.compressor,
+            self.strategy.pull,
+            self.state,
+            torch.zeros(FEATURES + 1).double(),
+            self.seed,
         )
         rounds = self.held = rounds_for(
             model, clients=len(SAMPLES), rounds=self.rounds, on_commit=self.ledger.commits.append, **self.options
@@ -133,19 +169,20 @@ class WholeNumbers:
         return rounds
 
     def _record(self, rounds: Rounds) -> None:
-        """Note what was added, and once it counts."""
+        """Note what each version is made of. One that a killed server had not journaled is made again."""
         taken: dict[int, tuple[Stamp, Tensor]] = {}
-        take, commit = rounds.take, rounds.on_commit
+        take, apply = rounds.take, rounds.model.apply
 
         def noted(client: int, stamp: Stamp, report: Report, payload: Payload) -> None:
             take(client, stamp, report, payload)
             taken[client] = stamp, rounds.model.decode(stamp, payload, report.counts)[0]
 
-        def counted(committed: Committed) -> None:
-            self.ledger.counted += [taken[client] for client in committed.reports]
-            commit(committed)
+        def counted(means: Sequence[Tensor], cohort: CohortSummary) -> int:
+            version = apply(means, cohort)
+            self.ledger.versions[version] = [taken[client] for client in rounds.reported]
+            return version
 
-        rounds.take, rounds.on_commit = noted, counted  # type: ignore[method-assign]
+        rounds.take, rounds.model.apply = noted, counted  # type: ignore[method-assign]
 
     def train(self, op: Train) -> Trained:
         """Whole numbers that depend on the device and on the parameters that it begins from."""
@@ -157,13 +194,17 @@ class WholeNumbers:
 
     def scripts(self) -> dict[Peer, Callable[[], Any]]:
         everyone = ClientRecipe(
-            strategy=self.strategy, compressor=self.codec, pull=self.pull, state=self.state, seed=self.seed,
+            strategy=self.strategy,
+            compressor=self.compressor,
+            pull=self.strategy.pull,
+            state=self.state,
+            seed=self.seed,
             part_bytes=self.part_bytes,
-        )  # fmt: skip
+        )
         scripts: dict[Peer, Any] = {THE_SERVER: lambda: serve(self.start())}
         for number, store in enumerate(self.stores):
             scripts[Peer(CLIENT, number)] = lambda number=number, store=store: answered(
-                participate(number, everyone, store), self.train
+                participate(number, everyone, store), self.train, self.train_seconds
             )
         return scripts
 
@@ -190,7 +231,7 @@ def check_conserved(done: WholeNumbers) -> None:
     """Versions were made, each contribution counts once, and for each device: given = counted + owed, to the bit."""
     assert done.held is not None
     assert done.held.model.version == done.rounds
-    assert sorted({each.version for each in done.ledger.commits}) == [*range(1, done.rounds + 1)]
+    assert sorted(done.ledger.versions) == [*range(1, done.rounds + 1)]
     stamps = [stamp[:2] for stamp, _ in done.ledger.counted]
     assert len(stamps) == len(set(stamps)), "a contribution was counted twice"
     for client in range(len(SAMPLES)):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from math import sqrt
+
 import pytest
 import torch
 from support.federations import RATE, data_of, federate, model_of
+from support.rounds_by_hand import ByHand, rounds_of
 
 from gossamer.core.peer_ops import Peer
-from gossamer.federated.messages import CLIENT, THE_SERVER
+from gossamer.federated.messages import CLIENT, NOT_COUNTED, THE_SERVER
+from gossamer.federated.server.rounds import Rounds
 from gossamer.simulation.faulty_network import Kill, VirtualNetwork
+from gossamer.strategies.federated import FedAvg
 
 
 def joined_batch(rounds: int, clients: int) -> torch.Tensor:
@@ -46,3 +52,180 @@ def test_a_round_goes_on_without_a_device_that_was_killed() -> None:
     assert sorted(run.commits[0].reports) == [0, 2]
     assert run.rounds.model.public.version == 1
     assert run.trace.sent_bytes[Peer(CLIENT, 0), THE_SERVER] > 0
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_ends_with_its_cohort_and_the_slowest_are_not_waited_for() -> None:
+    hand = ByHand(rounds_of(FedAvg(fraction=0.5), 4, over_selection=0.5))
+    hand.ask(0, 1)
+    assert not hand.tasks, "it waits for as many as are chosen"
+    hand.ask(2, 3)
+    chosen = hand.training
+    assert len(chosen) == 3
+    hand.report(chosen[0], 1.0)
+    assert not hand.receipts
+    hand.report(chosen[1], 3.0)
+    assert hand.receipts == {chosen[0]: 1, chosen[1]: 1}
+    assert hand.parameter == -2.0
+    hand.report(chosen[2], 100.0)
+    assert hand.receipts[chosen[2]] == NOT_COUNTED
+    assert hand.parameter == -2.0
+
+
+def test_at_the_deadline_a_round_is_made_of_what_is_there_or_given_up() -> None:
+    hand = ByHand(rounds_of(FedAvg(fraction=1.0), 3, round_seconds=10.0, fewest=2))
+    hand.ask(0, 1, 2)
+    hand.report(0)
+    assert hand.rounds.due == 10.0
+    hand.wait_until(10.0)
+    assert hand.receipts == {0: NOT_COUNTED}, "one is too few"
+    hand.report(1)
+    assert hand.receipts == {0: NOT_COUNTED, 1: NOT_COUNTED}
+    assert hand.rounds.model.version == 0
+    hand.ask(0, 1, 2)
+    assert hand.taken_tasks((0, 1, 2)) == [1, 1, 1]
+    hand.report(2)
+    hand.report(1)
+    hand.wait_until(20.0)
+    assert hand.receipts == {0: NOT_COUNTED, 1: 1, 2: 1}
+
+
+def test_a_late_report_is_a_part_of_the_next_version() -> None:
+    hand = ByHand(rounds_of(FedAvg(fraction=1.0), 3, round_seconds=10.0, late="count"))
+    hand.ask(0, 1, 2)
+    hand.report(0, 0.0)
+    hand.report(1, 0.0)
+    hand.wait_until(10.0)
+    assert hand.receipts == {0: 1, 1: 1}
+    hand.ask(0, 1)
+    assert hand.taken_tasks((0, 1, 2)) == [1, 1, 0]
+    hand.report(2, 4.0)
+    hand.report(0, 1.0)
+    assert 2 not in hand.receipts
+    hand.report(1, 1.0)
+    assert hand.receipts == {0: 2, 1: 2, 2: 2}
+    late = 1 / sqrt(2)
+    assert hand.parameter == pytest.approx(-(4.0 * late + 2.0) / (2 + late), rel=1e-15)
+
+
+def test_a_report_that_is_too_late_does_not_count() -> None:
+    hand = ByHand(rounds_of(FedAvg(fraction=1.0), 3, round_seconds=10.0, late="count", late_versions=1))
+    hand.ask(0, 1, 2)
+    for version in (1, 2):
+        hand.report(0)
+        hand.report(1)
+        hand.wait_until(10.0 * version)
+        assert hand.receipts[0] == version
+        hand.ask(0, 1)
+    hand.report(2)
+    assert hand.receipts[2] == NOT_COUNTED
+
+
+def test_who_left_is_not_waited_for_and_counts_if_it_is_back_in_time() -> None:
+    hand = ByHand(rounds_of(FedAvg(fraction=1.0), 3))
+    hand.ask(0, 1, 2)
+    hand.leave(2)
+    hand.report(0)
+    hand.join(2)
+    hand.report(1)
+    assert not hand.receipts, "it is back, and expected"
+    hand.report(2)
+    assert hand.receipts == {0: 1, 1: 1, 2: 1}
+    hand.ask(0, 1)
+    assert hand.taken_tasks((0, 1)) == [0, 0], "the third has not left"
+    hand.leave(2)
+    assert hand.taken_tasks((0, 1)) == [1, 1], "two are all there are"
+
+
+def test_a_round_begins_with_fewer_once_it_has_waited_long_enough() -> None:
+    hand = ByHand(rounds_of(FedAvg(fraction=1.0), 4, gather_seconds=5.0, fewest=2))
+    hand.ask(0)
+    hand.wait_until(5.0)
+    assert not hand.tasks
+    assert hand.rounds.due == float("inf"), "nothing is to be done before somebody comes"
+    hand.ask(1)
+    assert hand.training == [0, 1]
+
+
+def test_a_device_that_was_refused_takes_part_in_the_next_round() -> None:
+    """It is told a later round than the one that it was refused in, though all others were refused as well."""
+    hand = ByHand(rounds_of(FedAvg(fraction=1.0), 2))
+    hand.ask(0, 1)
+    hand.report(0, samples=0)
+    hand.ask(0)
+    assert hand.tasks[0].round == 0
+    hand.report(1, samples=0)
+    hand.ask(1)
+    assert hand.taken_tasks((0, 1)) == [1, 1]
+    assert hand.receipts == {0: NOT_COUNTED, 1: NOT_COUNTED}
+
+
+def test_after_a_restart_devices_that_stay_silent_are_not_waited_for() -> None:
+    before = ByHand(rounds_of(FedAvg(fraction=1.0), 3))
+    before.ask(0, 1, 2)
+    rounds = rounds_of(FedAvg(fraction=1.0), 3, return_seconds=7.0)
+    rounds.load_state_dict(before.rounds.state_dict())
+    after = ByHand(rounds, moment=100.0, tasks=before.tasks)
+    after.report(0)
+    after.join(1)
+    assert rounds.due == 107.0
+    after.wait_until(107.0)
+    assert after.training == [1]
+    after.report(1)
+    assert after.receipts == {0: 1, 1: 1}
+
+
+def test_a_server_that_forgot_goes_on_from_the_rounds_that_devices_know() -> None:
+    hand = ByHand(rounds_of(FedAvg(fraction=1.0), 2))
+    hand.ask(0, at_least=41)
+    hand.ask(1, at_least=40)
+    assert hand.taken_tasks((0, 1)) == [41, 41]
+    hand.ask(0, at_least=1 << 40)
+    assert "another federation" in hand.tasks[0].refused
+
+
+def test_devices_that_wait_cost_nothing() -> None:
+    """What a round calls is the same beside a hundred devices that wait and beside ten thousand."""
+
+    def calls(clients: int) -> int:
+        hand = ByHand(rounds_of(FedAvg(fraction=10 / clients), clients))
+        hand.ask(*range(clients))
+        one_round(hand)
+        count = 0
+
+        def counted(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(counted)
+        try:
+            one_round(hand)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    def one_round(hand: ByHand) -> None:
+        chosen = hand.training
+        for client in chosen:
+            hand.report(client)
+        hand.ask(*chosen)
+        assert len(chosen) == 10
+
+    few, many = calls(100), calls(10_000)
+    assert abs(many - few) < few / 20
+
+
+def test_nothing_is_kept_of_devices_that_know_their_fate() -> None:
+    hand = ByHand(rounds_of(FedAvg(fraction=1.0), 4))
+    for _ in range(5):
+        hand.ask(*range(4))
+        for client in range(4):
+            hand.report(client)
+    rounds: Rounds = hand.rounds
+    assert sorted(rounds.roster.counted) == [0, 1, 2, 3]
+    hand.ask(*range(4))
+    assert rounds.roster.counted == {}
+    assert rounds.uploads.nbytes == 0
+    assert not rounds.roster.waiting

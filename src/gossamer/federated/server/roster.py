@@ -31,7 +31,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Change:
+class RosterChange:
     """What changed between versions."""
 
     next_round: int
@@ -155,7 +155,7 @@ class Roster:
         if not self.assigned and self._first_round > self.next_round:
             self.advance()
 
-    def change(self, change: Change) -> None:
+    def change(self, change: RosterChange) -> None:
         """Make a change of before a restart again."""
         self.next_round, self.given = change.next_round, change.given
         self.assigned.update(change.assigned)

@@ -44,12 +44,12 @@ from gossamer.federated.messages import (
     Task,
     encode,
 )
-from gossamer.federated.server.admission import Admission, ContributionLimits
+from gossamer.federated.server.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.contribution_sum import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
 from gossamer.federated.server.reports import Committed, Reported, refusal, told
-from gossamer.federated.server.roster import Assignment, Change, Roster
+from gossamer.federated.server.roster import Assignment, Roster, RosterChange
 from gossamer.federated.server.selection import SelectionPolicy
 from gossamer.federated.server.uploads import Uploads
 from gossamer.kernels import all_finite
@@ -78,7 +78,7 @@ class Rounds(ABC):
         return_seconds: after a restart, until devices that have a task and are not heard of count as gone."""
         self.model, self.clients, self.rounds, self.selection = model, clients, rounds, selection
         self.cohort = model.strategy.cohort(clients)
-        self.admission = Admission(admission or ContributionLimits())
+        self.admission = ContributionAdmission(admission or ContributionLimits())
         self.config = dict(config or {})
         self.journal: RoundsJournal = journal or NoRoundsJournal()
         self.on_commit = on_commit
@@ -309,7 +309,7 @@ class Rounds(ABC):
             self.uploads.drop(client)
 
     def _note(self, assigned: Mapping[int, Assignment] | None = None, ended: Sequence[int] = ()) -> None:
-        self.journal.changed(Change(self.next_round, self.roster.given, assigned or {}, ended))
+        self.journal.changed(RosterChange(self.next_round, self.roster.given, assigned or {}, ended))
 
     # Tasks.
 
@@ -385,7 +385,7 @@ class Rounds(ABC):
         self.selection.load_state_dict(state["selection"])
         self.admission.load_state_dict(state["admission"])
 
-    def change(self, change: Change) -> None:
+    def change(self, change: RosterChange) -> None:
         """Make a change again."""
         self.roster.change(change)
 

@@ -1,0 +1,129 @@
+"""Buffered rounds: as many devices train as a cohort has, from whatever version there is, and each report is one."""
+
+from __future__ import annotations
+
+import pytest
+from support.federated_faults import Buffered, WholeNumbers, check_conserved, some_seconds
+from support.rounds_by_hand import ByHand, rounds_of
+
+from gossamer.errors import RecipeError
+from gossamer.federated.messages import NOT_COUNTED
+from gossamer.federated.server.buffered import BufferedRounds
+from gossamer.strategies.federated import FedAvg, LocalWork
+
+
+class Alike(Buffered):
+    """Every report weighs the same, however late."""
+
+    def weight(self, work: LocalWork, staleness: int) -> float:
+        return 1.0
+
+
+def test_averages_are_of_updates_not_of_versions() -> None:
+    """A device from version 0 and two from version 1: a third of each, and not a half of the first."""
+    hand = ByHand(rounds_of(Alike(fraction=1.0, buffer=3), 4))
+    hand.ask(0, 1, 2, 3)
+    assert hand.training == [0, 1, 2, 3]
+    for client in (0, 1, 2):
+        hand.report(client, 0.0)
+    assert hand.receipts == {0: 1, 1: 1, 2: 1}
+    hand.ask(0, 1)
+    hand.report(3, 9.0)
+    hand.report(0, 3.0)
+    assert 3 not in hand.receipts
+    hand.report(1, 3.0)
+    assert hand.parameter == -(9.0 + 3.0 + 3.0) / 3
+    assert hand.parameter != -(9.0 + (3.0 + 3.0) / 2) / 2  # the twin: of versions
+    assert hand.rounds.model.version == 2
+
+
+def test_a_report_weighs_by_how_many_versions_were_made_since() -> None:
+    hand = ByHand(rounds_of(Buffered(fraction=1.0, buffer=1), 3))
+    hand.ask(0, 1, 2)
+    hand.report(0, 0.0)
+    hand.report(1, 0.0)
+    hand.rounds.buffer = 2  # type: ignore[attr-defined]
+    hand.ask(0)
+    hand.report(2, 8.0)  # two versions late: a third
+    hand.report(0, 4.0)
+    assert hand.parameter == -(8.0 / 3 + 4.0) / (4 / 3)
+
+
+def test_what_began_too_long_ago_does_not_count() -> None:
+    hand = ByHand(rounds_of(Buffered(fraction=1.0, buffer=1, staleness=1), 3))
+    hand.ask(0, 1, 2)
+    hand.report(0, 1.0)
+    hand.report(1, 1.0)
+    hand.report(2, 100.0)
+    assert hand.receipts == {0: 1, 1: 2, 2: NOT_COUNTED}
+    assert hand.rounds.model.version == 2
+    hand.ask(2)
+    hand.report(2, 1.0)
+    assert hand.receipts[2] == 3
+
+
+def test_there_are_always_as_many_in_training_as_a_cohort_has() -> None:
+    hand = ByHand(rounds_of(Buffered(fraction=0.5, buffer=4), 8))
+    hand.ask(*range(8))
+    for _ in range(3):
+        assert len(hand.training) == 4
+        hand.report(hand.training[0])
+    assert len(hand.training) == 4
+    gone = hand.training[0]
+    hand.leave(gone)
+    assert len(hand.training) == 4, "who left was not replaced"
+    assert gone not in hand.training
+    hand.join(gone)
+    assert gone in hand.training
+
+
+def test_where_all_have_reported_a_version_is_made_of_fewer() -> None:
+    """Two of four devices have left for good: the others do not wait for a buffer that will never be full."""
+    hand = ByHand(rounds_of(Buffered(fraction=1.0, buffer=4), 4))
+    hand.ask(0, 1)
+    hand.report(0)
+    hand.report(1)
+    assert hand.receipts == {}, "the two others may come yet"
+    hand.ask(2, 3)
+    hand.leave(2)
+    hand.leave(3)
+    assert hand.receipts == {0: 1, 1: 1}
+
+
+def test_a_device_that_says_nothing_gives_its_place_up() -> None:
+    hand = ByHand(rounds_of(Buffered(fraction=0.25, buffer=1), 4, task_seconds=10.0))
+    hand.ask(0)
+    hand.ask(1)
+    assert hand.training == [0]
+    assert hand.rounds.due == 10.0
+    hand.wait_until(10.0)
+    assert hand.training == [1]
+    hand.report(0)  # late, and it counts
+    assert hand.receipts == {0: 1}
+
+
+def test_a_device_that_asks_again_begins_from_the_newest_version() -> None:
+    hand = ByHand(rounds_of(Buffered(fraction=1.0, buffer=1), 2))
+    hand.ask(0, 1)
+    hand.report(0)
+    assert hand.tasks[1].version == 0
+    hand.ask(1, at_least=0)
+    assert (hand.tasks[1].round, hand.tasks[1].version) == (0, 1)
+    hand.report(1)
+    assert hand.receipts == {0: 1, 1: 2}
+
+
+@pytest.mark.parametrize("buffer", [1, 3])
+def test_it_comes_to_an_end(buffer: int) -> None:
+    done = WholeNumbers(Buffered(fraction=1.0, buffer=buffer), rounds=8, train_seconds=some_seconds)
+    done.run()
+    check_conserved(done)
+    assert {len(made_of) for made_of in done.ledger.versions.values()} == {buffer}
+    assert any(stale for each in done.ledger.commits for stale in each.staleness.values())
+
+
+def test_a_buffer_that_is_never_full_is_refused() -> None:
+    with pytest.raises(RecipeError, match="FedBuff\\(buffer=4\\)"):
+        rounds_of(Buffered(buffer=5), 4)
+    with pytest.raises(ValueError, match="after how many reports"):
+        BufferedRounds(rounds_of(FedAvg(), 4).model, clients=4, rounds=1, selection=None)
