@@ -25,7 +25,7 @@ from gossamer.federated.script_file import ScriptFile
 
 TOKEN = bytes(range(32))
 QUICK = DeviceOptions(heartbeat_seconds=0.5, silent_seconds=30.0, longest_backoff_seconds=0.2)
-SECONDS = 60.0  # of a busy machine
+SECONDS = 150.0  # of a busy machine
 
 
 def evaluated(model: nn.Module, told: Round) -> Update:
@@ -145,7 +145,8 @@ class Command:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.process.args} goes on after {seconds} s:\n{self.text}") from None
+            said = "\n".join(f"{each.name}:\n{each.read_text()}" for each in sorted(self.log.parent.glob("log-*")))
+            raise AssertionError(f"{self.process.args} goes on after {seconds} s; all logs:\n{said}") from None
 
     def until(self, wanted: Callable[[str], bool], seconds: float = SECONDS) -> None:
         """Wait until it has said something."""

@@ -51,7 +51,7 @@ class DeviceOptions:
 
     heartbeat_seconds: float = 15.0  # while nothing else is sent: routers forget silent connections
     silent_seconds: float = 60.0  # of the server, after which a device connects anew
-    longest_backoff_seconds: float = 30.0  # between two attempts to connect
+    longest_backoff_seconds: float = 10.0  # between two attempts to connect
     give_up_seconds: float = 3600.0  # without a connection, after which it leaves
 
 
