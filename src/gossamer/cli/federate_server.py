@@ -21,6 +21,7 @@ from gossamer.environment.run_token import check_token_file, make_token, read_to
 from gossamer.errors import ConnectError
 
 if TYPE_CHECKING:
+    from gossamer.federated.secure.roster import IdentityRoster
     from gossamer.transports.rpc.sockets import Address, Tls
 
 PORT = 29600
@@ -77,6 +78,13 @@ tls_option = click.option(
 )
 
 
+roster_option = click.option(
+    "--roster",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Public keys of all devices, the same file everywhere; for recipes with secure=SecureAggregation().",
+)
+
+
 @click.command("serve")
 @_script_with_arguments
 @click.option("--recipe", required=True, callback=check_recipe, help="How devices train and talk; they learn it here.")
@@ -125,6 +133,7 @@ tls_option = click.option(
     show_default=True,
     help="A device that sleeps or is disconnected keeps its task for so long.",
 )
+@roster_option
 @output_option("json", "Write the federation's record there.")
 def serve_command(
     script: Path,
@@ -140,6 +149,7 @@ def serve_command(
     round_seconds: float,
     over_selection: float,
     absent_seconds: float,
+    roster: Path | None,
     json_file: Path | None,
 ) -> None:
     """Serve a federation to devices that join.
@@ -169,6 +179,7 @@ def serve_command(
         address=bind,
         tls=_tls(tls),
         journal=journal,
+        identities=_identities(roster),
         say=click.echo,
     )
     host, port = server.address
@@ -213,6 +224,12 @@ def serve_command(
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder that makes a restarted process the same device, which goes on with what it was sending.",
 )
+@roster_option
+@click.option(
+    "--identity",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="This device's private key, made where there is none; needed with --roster.",
+)
 @click.option(
     "--give-up-seconds",
     type=click.FloatRange(0, min_open=True),
@@ -228,6 +245,8 @@ def join_command(
     tls: Path | None,
     number: int | None,
     state: Path | None,
+    roster: Path | None,
+    identity: Path | None,
     give_up_seconds: float,
 ) -> None:
     """Take part in a federation as one device.
@@ -237,7 +256,10 @@ def join_command(
     """
     from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
     from gossamer.federated.script_file import load_script
+    from gossamer.federated.secure.roster import Identity
 
+    if (roster is None) != (identity is None):
+        raise click.UsageError("--roster and --identity go together: all devices' public keys, and this one's own")
     device = FederationDevice(
         load_script(script, arguments),
         server,
@@ -245,6 +267,8 @@ def join_command(
         tls=_tls(tls),
         number=number,
         directory=state,
+        identities=_identities(roster),
+        identity=None if identity is None else Identity.kept_at(identity),
         options=DeviceOptions(give_up_seconds=give_up_seconds),
         say=click.echo,
     )
@@ -259,6 +283,12 @@ def join_command(
     finally:
         device.close()
     click.echo(f"the federation has ended; {counted} contributions of this start were counted")
+
+
+def _identities(path: Path | None) -> IdentityRoster | None:
+    from gossamer.federated.secure.roster import IdentityRoster
+
+    return None if path is None else IdentityRoster.read(path)
 
 
 def _tls(folder: Path | None) -> Tls | None:

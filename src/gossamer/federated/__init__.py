@@ -7,6 +7,7 @@ client        a device: the user's function, its hooks, feedback, and the device
 population    devices unlike each other: speed, link, hours
 script_file   the functions that a user's script marks
 recipe_terms  the strategy and the compressors of a recipe's text
+secure        masks that cancel in the sum: the server learns that, and nothing of a device
 server        rounds: selection, admission, sums, the next version
 deployment    a server and devices as processes that talk over TCP
 """

@@ -31,7 +31,7 @@ from gossamer.strategies.base import (
 from gossamer.strategies.delayed_averaging import DelayedAveraging
 from gossamer.strategies.diloco import DiLoCo
 from gossamer.strategies.every_step import EveryStep
-from gossamer.strategies.federated import FedAvg
+from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FedAvg, LocalPrivacy
 from gossamer.strategies.gossip import Gossip
 from gossamer.strategies.local_sgd import LocalSGD, PostLocalSGD
 from gossamer.strategies.moment_rounds import AVERAGE, KEEP, NEVER, RESET, MomentRounds
@@ -47,8 +47,10 @@ __all__ = [
     "RESET",
     "AveragingStage",
     "AveragingStrategy",
+    "CentralPrivacy",
     "DelayedAveraging",
     "DiLoCo",
+    "DistributedPrivacy",
     "EveryStep",
     "FedAvg",
     "FederatedStage",
@@ -56,6 +58,7 @@ __all__ = [
     "GossipStage",
     "GossipStrategy",
     "GradientStage",
+    "LocalPrivacy",
     "LocalSGD",
     "Memory",
     "MomentRounds",

@@ -18,6 +18,7 @@ from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
 from gossamer.federated.messages import PART, REPORT
 from gossamer.federated.script_file import ScriptFile
+from gossamer.federated.secure.roster import Identity, IdentityRoster
 
 LONG = "FedAvg(fraction=1.0)"
 
@@ -144,4 +145,29 @@ def test_an_update_that_the_server_refuses_is_told() -> None:
     device: Joined = join(served.address, script=ScriptFile(train=lies, model=model_of))
     assert device.ended() == 1
     assert any("not counted" in text and "0 samples" in text for text in device.said)
+    served.close()
+
+
+def test_masked_contributions_travel_and_unmasked_ones_are_not_sent() -> None:
+    """Three devices under masks; and one that has a roster refuses a server that asks for its update as it is."""
+    pytest.importorskip("cryptography")
+    identities = [Identity.new() for _ in range(3)]
+    roster = IdentityRoster({number: each.public for number, each in enumerate(identities)})
+    recipe = "FedAvg(fraction=1.0, secure=SecureAggregation())"
+    served = server(recipe, clients=3, rounds=2, identities=roster)
+    devices = [join(served.address, number, identities=roster, identity=each) for number, each in enumerate(identities)]
+    assert served.run() == "finished"
+    assert [each.ended() for each in devices] == [2, 2, 2]
+    assert torch.allclose(served.rounds.model.parameters, alone(LONG, 3, 2), rtol=0, atol=1e-2)
+    assert not torch.allclose(served.rounds.model.parameters, alone(LONG, 3, 1), rtol=0, atol=1e-2)
+    plain = server(clients=1)
+    plain.start()
+    assert "has no masks" in str(join(plain.address, identities=roster, identity=identities[0]).ended())
+    plain.close()
+    served = server(recipe, clients=3, identities=roster)
+    served.start()
+    stranger = join(served.address, 1, identities=roster, identity=identities[0]).ended()
+    assert f"Add this line to the roster on every machine: 1 {roster.line(1, identities[0].public).split()[1]}" in str(
+        stranger
+    )
     served.close()

@@ -2,6 +2,10 @@
 
 Conservation, for every device: what of its contributions was counted, decoded, and what feedback still owes add up to
 what it had to give in the rounds that were counted. A contribution that was not leaves everything as it was.
+
+Under privacy a contribution is bounded after feedback, by whoever adds the noise: the server clips what it decodes.
+What is clipped away was counted, and is not owed: each round alone tells at most its bound either way, but were it
+owed, one round's numbers would be told in every later one, and the debt would grow as long as norms exceed the bound.
 """
 
 from __future__ import annotations
@@ -17,7 +21,10 @@ from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.federated.client.store import ClientState
+from gossamer.federated.privacy.device_noise import noised
+from gossamer.federated.privacy.random_bits import RandomBits
 from gossamer.parameter_server import shard_message
+from gossamer.strategies.federated import LocalPrivacy, Privacy
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,16 @@ def encode(
     blocks: Sequence[Tensor],
     state: ClientState,
     at: AggregationContext,
+    privacy: Privacy | None = None,
+    bits: RandomBits | None = None,
 ) -> EncodedContribution:
     """Encode blocks, (n,) each, with what feedback owes from before. Raises NotFinite.
 
-    state: the device's, its memory already what it becomes when this counts.
+    state: the device's, its memory already what it becomes when this counts. privacy: LocalPrivacy clips blocks and
+    adds noise first, of `bits`: nothing that is made of them, nor what feedback would keep, then tells more.
     """
+    if isinstance(privacy, LocalPrivacy):
+        blocks = noised(blocks, privacy, bits)
     packed = [FlatTensors(block, layout) for block in blocks]
     states = _states(compressor, packed, state.residuals, at)
     message = shard_message.encode(compressor, packed, states, [at] * len(packed))

@@ -33,6 +33,7 @@ from gossamer.federated.messages import decode as decode_fate
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.federated.script_file import ScriptFile
+from gossamer.federated.secure.roster import Identity, IdentityRoster
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 from gossamer.transports.rpc.options import EndpointOptions
 from gossamer.transports.rpc.sockets import Address, Tls
@@ -67,24 +68,28 @@ class FederationDevice:
         tls: Tls | None = None,
         number: int | None = None,
         directory: Path | None = None,
+        identities: IdentityRoster | None = None,
+        identity: Identity | None = None,
         options: DeviceOptions | None = None,
         say: Line = lambda text: None,
     ) -> None:
         """number: the client that it wants to be; None: the server chooses. directory: where it keeps its identity and
-        its state, so that a restarted process is the same device; None: in memory.
+        its state, so that a restarted process is the same device; None: in memory. identities: of all devices, with
+        this one's own: then it sends nothing that is not masked, whatever recipe the server names.
 
         Raises CheckpointError where the directory is in use or damaged, ConnectError for an unknown server.
         """
         options = options or DeviceOptions()
         self._script, self._number, self._say = script, number, say
+        self._identities, self._identity = identities, identity
         self._model = script.model()
         self._state = ModelState.of(self._model)
         self._directory = None if directory is None else DeviceDirectory(directory)
         self._stores: dict[tuple[str, int], ClientStore] = {}
-        identity = new_identity() if self._directory is None else self._directory.identity
+        device = new_identity() if self._directory is None else self._directory.identity
         self._endpoint = TcpEndpoint(
             Credentials(
-                me=Peer(DEVICE, identity),
+                me=Peer(DEVICE, device),
                 token=token,
                 run=RUN,
                 layout=self._state.fingerprint(),
@@ -141,6 +146,7 @@ class FederationDevice:
 
     def _take_part(self, invitation: Invitation) -> int:
         terms = recipe_terms(invitation.recipe)
+        self._check_masks(invitation, terms.strategy.secure is not None)
         recipe = ClientRecipe(
             strategy=terms.strategy,
             compressor=terms.compressor,
@@ -148,10 +154,27 @@ class FederationDevice:
             state=self._state,
             seed=invitation.seed,
             part_bytes=invitation.part_bytes,
+            roster=self._identities,
+            identity=self._identity,
         )
         trainer = Trainer(self._model, self._state, terms.strategy, self._script.train)
         script = participate(invitation.number, recipe, self._store(invitation))
         return self._answered(script, trainer)
+
+    def _check_masks(self, invitation: Invitation, masked: bool) -> None:
+        if self._identities is None or self._identity is None:
+            return
+        if not masked:
+            raise ConnectError(
+                f"The server's recipe {invitation.recipe} has no masks, and this device has a roster, so it sends "
+                "nothing without. Start the server with secure=SecureAggregation(), or leave the roster out."
+            )
+        line = self._identities.line(invitation.number, self._identity.public)
+        if self._identities.keys.get(invitation.number) != self._identity.public:
+            raise ConnectError(
+                f"The roster does not hold this device as client {invitation.number}, so the others would not trust "
+                f"it. Add this line to the roster on every machine: {line.strip()}"
+            )
 
     def _answered(self, script: Generator[Any, Any, int], trainer: Callable[[Train], Any]) -> int:
         answer: Any = None

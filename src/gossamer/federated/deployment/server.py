@@ -23,6 +23,7 @@ from gossamer.federated.messages import PART_BYTES, THE_SERVER
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.federated.script_file import ScriptFile
+from gossamer.federated.secure.roster import IdentityRoster
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import keep
@@ -83,9 +84,11 @@ class FederationServer:
         address: Address = ("127.0.0.1", 0),
         tls: Tls | None = None,
         journal: Path | None = None,
+        identities: IdentityRoster | None = None,
         say: Line = lambda text: None,
     ) -> None:
         """token: 32 secret bytes. journal: a folder, from which it goes on where there is something in it.
+        identities: of all devices, where the recipe masks contributions.
 
         Raises RecipeError, CheckpointError and ConnectError before anybody can connect.
         """
@@ -108,7 +111,7 @@ class FederationServer:
                 identity = same_federation(journal, identity)
             parameters = state.read(model).flat
             self.rounds = self._rounds(
-                GlobalModel(terms.strategy, terms.compressor, terms.pull, state, parameters, settings.seed)
+                GlobalModel(terms.strategy, terms.compressor, terms.pull, state, parameters, settings.seed), identities
             )
             self.resumed = journal is not None and keep(journal, self.rounds)
             self.report = RoundReport(
@@ -166,7 +169,7 @@ class FederationServer:
         down = sum(one.payload_bytes_sent + one.overhead_bytes_sent for one in each)
         return up, down
 
-    def _rounds(self, model: GlobalModel) -> Rounds:
+    def _rounds(self, model: GlobalModel, identities: IdentityRoster | None) -> Rounds:
         settings = self.settings
         options: dict[str, Any] = {"task_seconds": settings.round_seconds}
         if not model.strategy.asynchronous:
@@ -175,12 +178,15 @@ class FederationServer:
                 "over_selection": settings.over_selection,
                 "fewest": settings.fewest,
             }
+        if model.strategy.secure is not None:
+            options["phase_seconds"] = settings.round_seconds
         return rounds_for(
             model,
             clients=settings.clients,
             rounds=settings.rounds,
             on_commit=self._committed,
             return_seconds=settings.patience.absent_seconds,
+            identities=identities,
             **options,
         )
 

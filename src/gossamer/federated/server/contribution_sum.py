@@ -1,4 +1,4 @@
-"""Contribution sums: contributions added as they come, or kept for an aggregator that must see all of them."""
+"""Contribution sums: contributions added as they come, kept for an aggregator, or clipped and summed with noise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.strategies.federated import Aggregator, CohortSummary, FederatedStrategy
+from gossamer.federated.privacy.clipping import clip_factor, common_norm
+from gossamer.federated.privacy.gaussian_noise import gaussian
+from gossamer.federated.privacy.privacy_guard import PrivacyGuard
+from gossamer.strategies.federated import Aggregator, CentralPrivacy, CohortSummary, FederatedStrategy
 
 
 class ContributionSum(ABC):
@@ -25,8 +28,23 @@ class ContributionSum(ABC):
         self._weight += weight
         self._steps += weight * steps
 
+    def add_total(self, sums: Sequence[Tensor], weight: float, steps: float, count: int) -> None:
+        """Add what `count` contributions came to elsewhere. sums: (n,) each, of contributions times weights; weight:
+        theirs together; steps: the sum of theirs times weights. Raises TypeError where single ones must be seen."""
+        self._add_sums(sums)
+        self.count += count
+        self._weight += weight
+        self._steps += steps
+
+    def _add_sums(self, sums: Sequence[Tensor]) -> None:
+        raise TypeError("an aggregator that compares contributions cannot take their sum")
+
     def summary(self, clients: int) -> CohortSummary:
         return CohortSummary(contributions=self.count, clients=clients, steps=self._steps / self._weight)
+
+    def share_below(self) -> float | None:
+        """The share of contributions whose norm was at most the clip, with noise; None where none is clipped."""
+        return None
 
     @abstractmethod
     def _add(self, blocks: Sequence[Tensor], weight: float) -> None: ...
@@ -48,6 +66,9 @@ class StreamedMean(ContributionSum):
             self._sums = tuple(torch.zeros_like(block) for block in blocks)
         for into, block in zip(self._sums, blocks, strict=True):
             into.add_(block, alpha=weight)
+
+    def _add_sums(self, sums: Sequence[Tensor]) -> None:
+        self._add(sums, 1.0)
 
     def means(self) -> tuple[Tensor, ...]:
         return tuple(each / self._weight for each in self._sums)
@@ -71,6 +92,64 @@ class Kept(ContributionSum):
         return tuple(self._aggregator.combine(torch.stack(blocks), weights) for blocks in zip(*self._kept, strict=True))
 
 
-def sum_for(strategy: FederatedStrategy) -> ContributionSum:
-    """How contributions of such a strategy are summed."""
+class EqualMean(StreamedMean):
+    """The mean of contributions that carry their own noise: weights would tell how much data a device has."""
+
+    def add(self, blocks: Sequence[Tensor], weight: float, steps: int) -> None:
+        super().add(blocks, 1.0, 1)
+
+
+class PrivateSum(ContributionSum):
+    """Contributions clipped to one norm, weighted alike, summed with Gaussian noise, over the expected cohort.
+
+    What it gives is the same however often it is asked: noise that is drawn twice for one sum averages out.
+    """
+
+    def __init__(self, guard: PrivacyGuard, privacy: CentralPrivacy) -> None:
+        super().__init__()
+        assert guard.clip is not None
+        self._clip, self._cohort, self._bits = guard.clip, guard.cohort, guard.bits
+        self._deviation = privacy.sum_noise_of(guard.cohort) * guard.clip
+        self._count_deviation = privacy.count_noise_of(guard.cohort)
+        self._halves = 0.0
+        self._blank = guard.blank
+        self._sums = tuple(torch.zeros(each.shape, dtype=torch.float64) for each in guard.blank)
+        self._means: tuple[Tensor, ...] = ()
+        self._share: float | None = None
+
+    def add(self, blocks: Sequence[Tensor], weight: float, steps: int) -> None:
+        """Every device weighs 1, whatever it says of its data. blocks: (n,) each, finite. Raises NotFinite."""
+        super().add(blocks, 1.0, 1)
+
+    def _add(self, blocks: Sequence[Tensor], weight: float) -> None:
+        norm = common_norm(blocks)
+        for into, block in zip(self._sums, blocks, strict=True):
+            into.add_(block.double(), alpha=clip_factor(norm, self._clip))
+        self._halves += 0.5 if norm <= self._clip else -0.5
+
+    def means(self) -> tuple[Tensor, ...]:
+        if not self._means:
+            self._means = tuple(
+                ((each + gaussian(each.numel(), self._deviation, self._bits)) / self._cohort).to(like.dtype)
+                for each, like in zip(self._sums, self._blank, strict=True)
+            )
+        return self._means
+
+    def share_below(self) -> float:
+        """Perhaps below 0 or above 1."""
+        if self._share is None:
+            noise = float(gaussian(1, self._count_deviation, self._bits))
+            self._share = (self._halves + noise) / self._cohort + 0.5
+        return self._share
+
+    def summary(self, clients: int) -> CohortSummary:
+        """As expected: who came, and what they did, is not told."""
+        return CohortSummary(contributions=self._cohort, clients=clients, steps=1.0)
+
+
+def sum_for(strategy: FederatedStrategy, guard: PrivacyGuard | None = None) -> ContributionSum:
+    """How contributions of such a strategy are summed. guard: of its privacy, where it has one."""
+    if guard is not None:
+        privacy = guard.privacy
+        return PrivateSum(guard, privacy) if isinstance(privacy, CentralPrivacy) else EqualMean()
     return StreamedMean() if strategy.aggregator.is_linear else Kept(strategy.aggregator)

@@ -32,7 +32,7 @@ class GlobalModel:
     ) -> None:
         """parameters: (n,), copied. pull: complete for every shape, or None."""
         self.strategy, self.state, self.seed = strategy, state, seed
-        self._compressor = compressor
+        self.compressor = compressor
         self._bytes: dict[int, int] = {}  # by round
         self.parameters = parameters.to(state.dtype, copy=True)
         self.memory = strategy.server_memory(self.parameters)
@@ -51,7 +51,7 @@ class GlobalModel:
         """A contribution's tensors: (n,) each, fresh and finite. Raises MalformedError."""
         at = contribution_context(self.seed, stamp.worker, stamp.step)
         like = [FlatTensors(self.parameters, self.state.layout)] * self.strategy.contribution_count
-        return shard_message.decode(self._compressor, payload, counts, like, at)
+        return shard_message.decode(self.compressor, payload, counts, like, at)
 
     def contribution_bytes(self, index: int) -> int:
         """What the compressor sends of a contribution in a round: shapes depend on the layout only."""
@@ -61,8 +61,8 @@ class GlobalModel:
             at = contribution_context(self.seed, 0, index)
             block = FlatTensors(self.parameters.to("meta"), self.state.layout)
             blocks = [block] * self.strategy.contribution_count
-            states = shard_message.initial_states(self._compressor, blocks, at)
-            sent = shard_message.encode(self._compressor, blocks, states, [at] * len(blocks)).payload
+            states = shard_message.initial_states(self.compressor, blocks, at)
+            sent = shard_message.encode(self.compressor, blocks, states, [at] * len(blocks)).payload
             self._bytes[index] = payload_bytes(sent)
         return self._bytes[index]
 
@@ -70,7 +70,7 @@ class GlobalModel:
         """What all servers and devices of a federation have alike."""
         return {
             "model": self.state.fingerprint(),
-            "recipe": f"{self.strategy!r} + {self._compressor!r}",
+            "recipe": f"{self.strategy!r} + {self.compressor!r}",
             "seed": self.seed,
         }
 

@@ -35,6 +35,7 @@ class Committed:
     reports: Mapping[int, Report]  # by client
     refused: Mapping[int, str] = field(default_factory=dict)  # why, by client, since the version before
     staleness: Mapping[int, int] = field(default_factory=dict)  # versions made since it began, by client
+    epsilon: float | None = None  # what all versions so far tell of any one device; None: without privacy
 
 
 def told(done: Mapping[int, Reported], version: int) -> Iterator[Reply]:

@@ -41,9 +41,11 @@ from gossamer.federated.messages import (
     Fate,
     Report,
     Scalar,
+    SecureTask,
     Task,
     encode,
 )
+from gossamer.federated.privacy.privacy_guard import guard_for, private_selection
 from gossamer.federated.server.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.contribution_sum import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
@@ -78,7 +80,12 @@ class Rounds(ABC):
         return_seconds: after a restart, until devices that have a task and are not heard of count as gone."""
         self.model, self.clients, self.rounds, self.selection = model, clients, rounds, selection
         self.cohort = model.strategy.cohort(clients)
-        self.admission = ContributionAdmission(admission or ContributionLimits())
+        self.guard = guard_for(model.strategy, model.compressor, model.state, clients)
+        limits = admission or ContributionLimits()
+        if self.guard is not None:
+            self.selection = private_selection(self.guard, selection)
+            limits = replace(limits, largest_ratio=None)  # one device would decide whether another's counts
+        self.admission = ContributionAdmission(limits)
         self.config = dict(config or {})
         self.journal: RoundsJournal = journal or NoRoundsJournal()
         self.on_commit = on_commit
@@ -86,7 +93,7 @@ class Rounds(ABC):
         self.reported: dict[int, Reported] = {}
         self.refused: dict[int, str] = {}  # by client, since the last version
         self.deadline = inf  # at which something is to be done though nothing has happened
-        self.sum: ContributionSum = sum_for(model.strategy)
+        self.sum: ContributionSum = sum_for(model.strategy, self.guard)
         self._return_seconds = return_seconds
 
     @property
@@ -99,7 +106,19 @@ class Rounds(ABC):
 
     @property
     def finished(self) -> bool:
-        return self.model.version >= self.rounds
+        return self.model.version >= self.rounds or (self.guard is not None and self.guard.exhausted)
+
+    @property
+    def why_finished(self) -> str:
+        """Why no round begins any more; empty while one may."""
+        if self.guard is not None and self.guard.exhausted and self.model.version < self.rounds:
+            return self.guard.why
+        return f"all {self.rounds} rounds were made" if self.finished else ""
+
+    @property
+    def drew_nobody(self) -> bool:
+        """Whether a cohort without a device was drawn, of which a version is made: of noise alone."""
+        return False
 
     @property
     def due(self) -> float:
@@ -173,11 +192,14 @@ class Rounds(ABC):
             yield from self._commit(moment)
         if not self.finished and self.is_hopeless(moment):
             yield from self._give_up(moment, "too few devices reported in time")
+        self.roster.catch_up()
+        chosen = [] if self.finished else self.assign(moment)
+        while self.drew_nobody:
+            yield from self._commit(moment)
+            chosen = [] if self.finished else self.assign(moment)
         if self.finished:
             yield from self._dismiss()
             return
-        self.roster.catch_up()
-        chosen = self.assign(moment)
         if chosen:
             self._note({client: self.assigned[client] for client in chosen})
         for client in chosen:
@@ -275,14 +297,17 @@ class Rounds(ABC):
             self.selection.heard(client, each.report, each.moment - self.assigned[client].moment)
             self.roster.counted[client] = self.assigned[client].round, version
         self._end(done)
-        self.sum = sum_for(self.model.strategy)
+        if self.guard is not None:
+            self.guard.committed(done, self.sum.share_below())
+        self.sum = sum_for(self.model.strategy, self.guard)
         self.roster.advance()
         self.open_anew(moment)
         self.journal.committed(self)
         refused, self.refused = self.refused, {}
         reports = {client: each.report for client, each in done.items()}
         staleness = {client: before - each.stamp.known for client, each in done.items()}
-        self.on_commit(Committed(version, moment, reports, refused, staleness))
+        epsilon = None if self.guard is None else self.guard.epsilon
+        self.on_commit(Committed(version, moment, reports, refused, staleness, epsilon))
         yield from told(done, version)
 
     def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
@@ -291,7 +316,7 @@ class Rounds(ABC):
         done, self.reported = self.reported, {}
         before = [*self.assigned]
         self._end(done)
-        self.sum = sum_for(self.model.strategy)
+        self.sum = sum_for(self.model.strategy, self.guard)
         self.roster.advance()
         self.open_anew(moment)
         self._note(ended=[client for client in before if client not in self.assigned])
@@ -347,8 +372,13 @@ class Rounds(ABC):
                 chain=pulled.about,
                 config=self.config,
                 seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
+                secure=self.secure_task(),
             )
             yield Reply(token=token, answer=replace(pulled, about=encode(task)))
+
+    def secure_task(self) -> SecureTask | None:
+        """How this round's contributions are masked."""
+        return None
 
     def _dismiss(self) -> Iterator[Reply]:
         """The federation has ended: nobody trains any more, and whoever asks hears so."""
@@ -370,6 +400,7 @@ class Rounds(ABC):
             "roster": self.roster.state_dict(),
             "selection": self.selection.state_dict(),
             "admission": self.admission.state_dict(),
+            "privacy": {} if self.guard is None else self.guard.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -384,6 +415,9 @@ class Rounds(ABC):
         self.roster.load_state_dict(state["roster"])
         self.selection.load_state_dict(state["selection"])
         self.admission.load_state_dict(state["admission"])
+        if self.guard is not None:
+            self.guard.load_state_dict(state["privacy"])
+            self.sum = sum_for(self.model.strategy, self.guard)
 
     def change(self, change: RosterChange) -> None:
         """Make a change again."""

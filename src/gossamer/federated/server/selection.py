@@ -19,6 +19,11 @@ from gossamer.federated.messages import Report
 class SelectionPolicy(Protocol):
     """Chooses devices; the same for the same seed, the same devices and the same that was heard before."""
 
+    @property
+    def draws_each(self) -> bool:
+        """Whether each device is drawn by itself, whatever `count` is, so that all who may come are waited for."""
+        return False
+
     def choose(self, available: Sequence[int], count: int, index: int) -> list[int]:
         """`count` of `available`, which ascend and are at least as many; ascending. index: of the choice."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, inf, sqrt
 from typing import Any, Literal
 
-from gossamer.errors import require
+from gossamer.errors import RecipeError, require
 from gossamer.federated.server.roster import Assignment
 from gossamer.federated.server.rounds import Rounds
 from gossamer.strategies.federated import LocalWork
@@ -39,17 +39,40 @@ class SynchronousRounds(Rounds):
         require(over_selection >= 0, f"over_selection is a share, 0 or more, not {over_selection}")
         require(late in ("drop", "count"), f'late is "drop" or "count", not {late!r}')
         require(late_versions >= 1, f"late_versions is 1 or more, not {late_versions}")
+        self._check_privacy(over_selection, fewest, late)
         self._most = min(ceil(self.cohort * (1 + over_selection) - 1e-9), self.clients)
         self._round_seconds, self._gather_seconds, self._fewest = round_seconds, gather_seconds, fewest
         self._late_versions = late_versions if late == "count" else 0
         self._open: set[int] = set()  # devices that were chosen for this round
+        self._enough = self.cohort  # reports that end it
         self._is_open = self._is_impatient = False
 
     def begin(self, moment: float) -> None:
         super().begin(moment)
         self._open = {client for client, each in self.assigned.items() if each.round == self.next_round}
         self._is_open = bool(self._open)
+        self._enough = len(self._open) if self.selection.draws_each else self.cohort
         self.deadline = moment + (self._round_seconds if self._is_open else self._gather_seconds)
+
+    def _check_privacy(self, over_selection: float, fewest: int, late: Late) -> None:
+        """A device that was drawn by a coin counts in the version of that draw or in none, whoever else was drawn."""
+        if self.guard is None:
+            return
+        if late == "count":
+            raise RecipeError(
+                'late="count" makes a device a part of a version that it was not drawn for, and '
+                f'{self.guard.privacy!r} accounts for those that were. Write late="drop".'
+            )
+        if self.selection.draws_each and (over_selection or fewest > 1):
+            raise RecipeError(
+                f"With over_selection or fewest, whether a device counts depends on the others, and "
+                f"{self.guard.privacy!r} accounts for devices that are drawn one by one. Leave both out, or write "
+                f'sampling="fixed".'
+            )
+
+    @property
+    def drew_nobody(self) -> bool:
+        return self._is_open and not self._open
 
     def assign(self, moment: float) -> list[int]:
         if self._is_open:
@@ -58,13 +81,15 @@ class SynchronousRounds(Rounds):
             self._is_impatient, self.deadline = True, inf
         ready = self.roster.ready
         gone = len(self.roster.away) + len(self.roster.training) + len(self.reported)  # they cannot be chosen
-        wanted = self._fewest if self._is_impatient else max(self._fewest, min(self._most, self.clients - gone))
+        most = self.clients if self.selection.draws_each else self._most
+        wanted = self._fewest if self._is_impatient else max(self._fewest, min(most, self.clients - gone))
         if len(ready) < wanted:
             return []
         chosen = self.selection.choose(ready, min(self._most, len(ready)), self.next_round)
         for client in chosen:
             self.give(client, moment)
         self._open, self._is_open, self._is_impatient = set(chosen), True, False
+        self._enough = len(chosen) if self.selection.draws_each else self.cohort
         self.deadline = moment + self._round_seconds
         return chosen
 
@@ -73,7 +98,7 @@ class SynchronousRounds(Rounds):
             return self.all_reported()  # late: no other round can begin before they are counted
         on_time = len(self._open & self.reported.keys())
         nobody_left = moment >= self.deadline or self._open.isdisjoint(self.roster.training)
-        return on_time >= self.cohort or (nobody_left and len(self.reported) >= self._fewest)
+        return on_time >= self._enough or (nobody_left and len(self.reported) >= self._fewest)
 
     def is_hopeless(self, moment: float) -> bool:
         return self._is_open and (moment >= self.deadline or self._open.isdisjoint(self.roster.training))

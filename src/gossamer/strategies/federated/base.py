@@ -133,6 +133,11 @@ class FederatedStrategy(Strategy, ABC):
         """How many tensors (n,) a contribution has."""
         return 1
 
+    @property
+    def needs_steps(self) -> bool:
+        """Whether `apply` asks how many steps devices made."""
+        return False
+
     def weight(self, work: LocalWork, staleness: int) -> float:
         """The weight of a contribution, positive. staleness: versions made since the one it was computed from."""
         return float(work.samples)
@@ -152,3 +157,5 @@ class FederatedStrategy(Strategy, ABC):
             )
         if self.pull is not None and self.pull == Dense():
             raise RecipeError("pull=Dense() is what goes without saying: leave it out.")
+        if self.privacy is not None:
+            self.privacy.check(self, compressor)

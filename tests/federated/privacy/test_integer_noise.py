@@ -1,0 +1,73 @@
+"""Integer noise: tables equal the distributions, and draws follow them, by z-scores."""
+
+from __future__ import annotations
+
+from math import exp, lgamma, log, sqrt
+
+import pytest
+import torch
+from torch import Tensor
+
+from gossamer.federated.privacy.integer_noise import integer_noise
+from gossamer.federated.privacy.random_bits import SeededBits
+from gossamer.strategies.federated.privacy import DISCRETE_GAUSSIAN, SKELLAM
+
+COUNT = 200_000
+LARGEST_Z = 4.5
+
+
+def skellam(place: int, variance: float) -> float:
+    """As a sum over pairs of Poisson numbers, each of half the variance."""
+    mean = variance / 2
+
+    def poisson(number: int) -> float:
+        return exp(number * log(mean) - mean - lgamma(number + 1))
+
+    return sum(poisson(number) * poisson(number + abs(place)) for number in range(int(variance) + 60))
+
+
+def discrete_gaussian(place: int, variance: float) -> float:
+    total = sum(exp(-(each**2) / (2 * variance)) for each in range(-200, 201))
+    return exp(-(place**2) / (2 * variance)) / total
+
+
+def chi_square_z(drawn: Tensor, variance: float, mechanism: str) -> float:
+    """Of the counts of small integers, and of all others together."""
+    rule = {SKELLAM: skellam, DISCRETE_GAUSSIAN: discrete_gaussian}[mechanism]
+    most = max(int(2.5 * sqrt(variance)), 2)
+    chances = [rule(place, variance) for place in range(-most, most + 1)]
+    expected = torch.tensor([*chances, 1 - sum(chances)], dtype=torch.float64) * len(drawn)
+    inside = drawn[drawn.abs() <= most] + most
+    found = torch.bincount(inside, minlength=len(chances)).double()
+    found = torch.cat([found, torch.tensor([len(drawn) - len(inside)], dtype=torch.float64)])
+    chi_square = float(((found - expected) ** 2 / expected).sum())
+    return (chi_square - len(expected) + 1) / sqrt(2 * (len(expected) - 1))
+
+
+@pytest.mark.parametrize("mechanism", [SKELLAM, DISCRETE_GAUSSIAN])
+@pytest.mark.parametrize("variance", [0.7, 9.0, 120.0])
+def test_draws_follow_the_distribution(mechanism: str, variance: float) -> None:
+    drawn = integer_noise(COUNT, variance, mechanism, SeededBits(7))
+    assert abs(float(drawn.double().mean())) < LARGEST_Z * sqrt(variance / COUNT)
+    assert chi_square_z(drawn, variance, mechanism) < LARGEST_Z + 1
+    half = integer_noise(COUNT, variance / 4, mechanism, SeededBits(7))  # the twin: half of the deviation
+    assert chi_square_z(half, variance, mechanism) > 100
+
+
+@pytest.mark.parametrize("mechanism", [SKELLAM, DISCRETE_GAUSSIAN])
+@pytest.mark.parametrize("deviation", [30.0, 2048.0])
+def test_the_variance_of_wide_noise(mechanism: str, deviation: float) -> None:
+    drawn = integer_noise(COUNT, deviation**2, mechanism, SeededBits(2)).double()
+    z = (float(drawn.square().mean()) / deviation**2 - 1) * sqrt(COUNT / 2)
+    assert abs(z) < LARGEST_Z
+
+
+def test_a_sum_of_skellam_integers_is_one() -> None:
+    parts = [integer_noise(COUNT, 3.0, SKELLAM, SeededBits(seed)) for seed in range(4)]
+    assert chi_square_z(sum(parts, torch.zeros(COUNT, dtype=torch.int64)), 12.0, SKELLAM) < LARGEST_Z + 1
+
+
+def test_no_noise_and_too_much_are_refused() -> None:
+    for variance in (0.0, -1.0, 1e12, float("nan")):
+        with pytest.raises(ValueError, match="variance"):
+            integer_noise(3, variance, SKELLAM, SeededBits(0))

@@ -1,0 +1,132 @@
+"""Privacy guard: counts what was spent, ends at the budget, and goes on from what a journal kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gossamer.compressors import Dense
+from gossamer.errors import AttachError, RecipeError
+from gossamer.federated.model_state import ModelState
+from gossamer.federated.privacy.poisson_selection import PoissonSelection
+from gossamer.federated.privacy.privacy_guard import PrivacyGuard, guard_for, private_selection
+from gossamer.federated.server.selection import SelectionPolicy, Uniform
+from gossamer.recipes.recipe import resolve
+from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FedAvg, LocalPrivacy, SecureAggregation
+from gossamer.strategies.federated.privacy_loss import gaussian_epsilon
+
+
+def guard_of(privacy: CentralPrivacy, **options: bool) -> PrivacyGuard:
+    return PrivacyGuard(privacy, cohort=10, clients=100, feedback=options.get("feedback", False))
+
+
+def test_every_version_costs_everybody_where_sampling_hides_them() -> None:
+    pytest.importorskip("dp_accounting")
+    guard = guard_of(CentralPrivacy(noise=1.0, clip=1.0))
+    spent = [guard.epsilon]
+    for _ in range(3):
+        guard.committed([1, 2])
+        spent.append(guard.epsilon)
+    assert spent == [guard.privacy.epsilon_after(rounds, 10, 100) for rounds in range(4)]
+    assert spent[3] < gaussian_epsilon(1.0, 3, 1e-5) / 2
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        guard_of(CentralPrivacy(noise=1.0, clip=1.0), feedback=True),
+        guard_of(CentralPrivacy(noise=1.0, clip=1.0, sampling="fixed")),
+        PrivacyGuard(LocalPrivacy(noise=2.0), cohort=10, clients=100, feedback=False),
+    ],
+    ids=["feedback", "fixed", "local"],
+)
+def test_a_version_costs_those_in_it_where_sampling_does_not(guard: PrivacyGuard) -> None:
+    for cohort in ([1, 2], [2, 3], [4, 5], [2]):
+        guard.committed(cohort)
+    assert guard.epsilon == gaussian_epsilon(1.0, 3, 1e-5)  # of device 2
+
+
+def test_it_ends_before_the_budget_is_passed() -> None:
+    guard = guard_of(CentralPrivacy(noise=1.0, clip=1.0, budget=15.0, sampling="fixed"))
+    while not guard.exhausted:
+        guard.committed(range(10))
+    assert guard.epsilon <= 15.0 < gaussian_epsilon(1.0, guard.rounds + 1, 1e-5)
+    assert guard.rounds == 6
+    assert "the privacy budget is spent: epsilon is 14.75 after 6 rounds" in guard.why
+    with pytest.raises(ValueError, match="the first round already costs epsilon"):
+        guard_of(CentralPrivacy(noise=1.0, clip=1.0, budget=1.0, sampling="fixed"))
+
+
+def test_it_goes_on_from_what_was_kept() -> None:
+    privacy = CentralPrivacy(noise=1.0, sampling="fixed")
+    guard, again = guard_of(privacy), guard_of(privacy)
+    for share in (0.1, 0.9, 0.2):
+        guard.committed([7, 8], share)
+    again.load_state_dict(guard.state_dict())
+    assert (again.epsilon, again.clip, again.rounds) == (guard.epsilon, guard.clip, 3)
+    assert guard.clip != privacy.first_clip
+    again.committed([7], 0.5)
+    assert again.epsilon > guard.epsilon
+
+
+def test_a_delta_of_a_whole_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="delta=1e-03"):
+        guard_of(CentralPrivacy(noise=1.0, delta=0.01))
+
+
+def state_of(*layers: nn.Module) -> ModelState:
+    return ModelState.of(nn.Sequential(nn.Linear(3, 4), *layers))
+
+
+def test_the_guard_of_a_strategy() -> None:
+    privacy = CentralPrivacy(noise=1.0, clip=1.0)
+    assert guard_for(FedAvg(), Dense(), state_of(), 100) is None
+    for text, amplified in (("Dense()", True), ("TopK(0.01)", False), ("Int8(stochastic=True)", True)):
+        resolved = resolve(f"FedAvg(fraction=0.1, privacy={privacy!r}) + {text}")
+        guard = guard_for(resolved.strategy, resolved.compressor, state_of(), 100)  # type: ignore[arg-type]
+        assert guard is not None
+        assert (guard.cohort, guard.amplified, guard.on_server) == (10, amplified, True)
+        assert [each.shape for each in guard.blank] == [(16,)]
+
+
+def test_the_guard_of_a_secure_sum_counts_on_the_fewest_that_stay() -> None:
+    strategy = FedAvg(fraction=1.0, secure=SecureAggregation(threshold=0.6), privacy=DistributedPrivacy(noise=1.0))
+    guard = guard_for(strategy, Dense(), state_of(), 100)
+    assert guard is not None
+    assert not guard.on_server
+    guard.committed([0])
+    assert guard.epsilon == strategy.privacy.epsilon_after(1, 60, 100, entries=16, bits=16)  # type: ignore[union-attr]
+
+
+def test_averaged_buffers_are_refused_and_counters_do_not_matter() -> None:
+    strategy = FedAvg(privacy=CentralPrivacy(noise=1.0))
+    with pytest.raises(AttachError, match="GroupNorm"):
+        guard_for(strategy, Dense(), state_of(nn.BatchNorm1d(4)), 100)
+    plain = nn.BatchNorm1d(4, track_running_stats=False)
+    assert guard_for(strategy, Dense(), state_of(plain), 100) is not None
+    counted = nn.Linear(2, 2)
+    counted.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+    guard = guard_for(strategy, Dense(), ModelState.of(counted), 100)
+    assert guard is not None
+    assert guard.blank[0].numel() == 6
+
+
+class _ByLoss(SelectionPolicy):
+    def choose(self, available, count, index):  # type: ignore[no-untyped-def]
+        return list(available)[:count]
+
+
+def test_selection_is_by_coins_or_blind() -> None:
+    guard = guard_of(CentralPrivacy(noise=1.0))
+    drawn = private_selection(guard, Uniform(3))
+    assert isinstance(drawn, PoissonSelection)
+    assert drawn.rate == 0.1
+    assert private_selection(guard, drawn) is drawn
+    fixed = Uniform(3)
+    assert private_selection(guard_of(CentralPrivacy(noise=1.0), feedback=True), fixed) is fixed
+    assert private_selection(guard_of(CentralPrivacy(noise=1.0, sampling="fixed")), fixed) is fixed
+    with pytest.raises(RecipeError, match=r"Choose by Uniform\(\)"):
+        private_selection(guard, _ByLoss())
+    with pytest.raises(RecipeError, match="rate"):
+        private_selection(guard, PoissonSelection(0.5))
