@@ -46,6 +46,7 @@ for command in (
     trace_command,
     checkpoint_command,
     explain,
+    federate_command,
     rehearse,
     simulate_command,
     federate_command,

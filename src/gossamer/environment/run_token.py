@@ -15,7 +15,11 @@ TOKEN_BYTES = 32  # at least, in a file; a digest has as many
 
 def make_token_file(directory: Path) -> Path:
     """Make a token file that its owner alone may read."""
-    path = directory / "token"
+    return make_token(directory / "token")
+
+
+def make_token(path: Path) -> Path:
+    """Make a token at a path where nothing is yet. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:
         file.write(secrets.token_bytes(TOKEN_BYTES))
@@ -47,8 +51,11 @@ def check_token_file(path: Path) -> Path:
 def run_token() -> bytes | None:
     """The SHA-256 of this run's token file; None where the launcher named none. Raises ConnectError."""
     name = os.environ.get("GOSSAMER_TOKEN_FILE")
-    if not name:
-        return None
+    return read_token(name) if name else None
+
+
+def read_token(name: str | os.PathLike[str]) -> bytes:
+    """The SHA-256 of a token file. Raises ConnectError."""
     try:
         token = Path(name).read_bytes()
     except OSError as problem:

@@ -11,6 +11,8 @@ privacy       clipping, noise, and what versions tell of a device
 secure        masks that cancel in the sum: the server learns that, and nothing of a device
 server        rounds: selection, admission, sums, the next version
 virtual       many thousand devices in virtual time, on one machine
+recipe_terms  the strategy and the compressors of a recipe's text
+deployment    a server and devices as processes that talk over TCP
 """
 
 from __future__ import annotations

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from gossamer.core.peer_ops import Stamp
 from gossamer.errors import CheckpointError
 from gossamer.federated.client.directory_store import DirectoryStore
-from gossamer.federated.client.store import ClientState
+from gossamer.federated.client.store import ClientState, PendingContribution
+from gossamer.federated.messages import Report
 
 STATE = ClientState(
     round=3,
@@ -29,6 +32,19 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     torch.testing.assert_close(found.residuals, STATE.residuals, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(found.memory, STATE.memory, rtol=0, atol=0)
     assert DirectoryStore(tmp_path / "devices", 8).load() == ClientState()
+
+
+def test_what_is_on_its_way_is_loaded(tmp_path: Path) -> None:
+    report = Report(samples=3, steps=2, metrics={"loss": 0.5}, counts=(1, 2), layout="abc")
+    counted = replace(STATE, round=7, residuals=({"error": torch.ones(2)}, {}), residual_version=5, memory={})
+    pending = PendingContribution(Stamp(0, 7, 5), report, (torch.arange(3), torch.zeros(2)), counted)
+    DirectoryStore(tmp_path, 0).save(replace(STATE, pending=pending))
+    found = DirectoryStore(tmp_path, 0).load()
+    assert found.pending is not None
+    assert (found.pending.stamp, found.pending.report) == (pending.stamp, report)
+    torch.testing.assert_close(found.pending.payload, pending.payload, rtol=0, atol=0)
+    torch.testing.assert_close(asdict(found.pending.counted), asdict(counted), rtol=0, atol=0)
+    torch.testing.assert_close(found.memory, STATE.memory, rtol=0, atol=0)  # as before, until it counts
 
 
 def test_a_damaged_file_is_said(tmp_path: Path) -> None:

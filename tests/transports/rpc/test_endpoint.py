@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import threading
 import time
@@ -26,7 +28,6 @@ from support.rpc_endpoints import (
 from gossamer import events
 from gossamer.core.peer_ops import WORKER, Arrived, AtOnce, Await, Elapsed, Peer, PeerScript, Pull, Push, Receipt, Reply
 from gossamer.errors import ConnectError, MismatchError, PeerLost
-from gossamer.transports.rpc import connection_pool
 from gossamer.transports.rpc.endpoint import run_peer_script
 
 
@@ -192,13 +193,53 @@ def test_strangers_disturb_nobody_and_are_shown_out(opened: Open) -> None:
             assert stranger.recv(100) == b""
 
 
-def test_there_is_room_for_a_few_strangers_at_once(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_pool, "MOST_UNAUTHENTICATED", 3)
-    server = opened(THERE)
+def test_there_is_room_for_a_few_strangers_at_once(opened: Open) -> None:
+    server = opened(THERE, most_handshakes=3)
     strangers = [socket.create_connection(server.address, timeout=5) for _ in range(5)]
     assert [stranger.recv(1) for stranger in strangers[:2]] == [b"", b""]
     for stranger in strangers:
         stranger.close()
+
+
+def test_who_asks_too_much_at_once_is_cut_off(opened: Open, notices: list[str]) -> None:
+    silent, greedy, modest = opened(THERE, most_asks=3), opened(HERE), opened(OTHER)
+    for each, asks in ((modest, 3), (greedy, 4)):
+        each.meet({THERE: silent.address})
+        for step in range(asks):
+            each.start(asking_once(torch.full((1,), float(step))))
+    wait_until(lambda: any("asks again while 3 of its asks wait" in text for text in notices))
+    assert all(str(HERE) in text for text in notices)
+    assert [len(peer.outstanding) for peer in modest._dispatcher._peer_states.values()] == [3]
+
+
+def test_a_server_accepts_less_than_it_sends(opened: Open, notices: list[str]) -> None:
+    server, worker = opened(THERE, accepted_frame_bytes=1000), opened(HERE)
+    server.start(counting())
+    worker.meet({THERE: server.address})
+    assert worker.answer(push(0, torch.ones(10))).version == 1
+    with pytest.raises(PeerLost):
+        worker.answer(push(1, torch.ones(1000), within_seconds=0.5))
+    assert any("where 1000 are agreed" in text for text in notices)
+
+
+def test_a_process_without_file_descriptors_serves_those_that_are_there(opened: Open) -> None:
+    server, worker = opened(THERE), opened(HERE)
+    server.start(counting())
+    worker.meet({THERE: server.address})
+    worker.answer(push(0, torch.ones(1)))
+    before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), os.open(os.devnull, os.O_RDONLY)
+    try:
+        waiting = socket.socket()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken, before[1]))
+        waiting.connect(server.address)
+        began = time.process_time()
+        assert worker.answer(push(1, torch.ones(1))).version == 2
+        threading.Event().wait(0.3)
+        assert time.process_time() - began < 0.25  # it does not ask again and again
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        os.close(taken)
+        waiting.close()
 
 
 def test_promise_14_a_taken_port_is_said_at_once(opened: Open) -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from gossamer.core.ops import Payload
+from gossamer.core.peer_ops import Stamp
 from gossamer.errors import CheckpointError
-from gossamer.federated.client.store import ClientState, ClientStore
+from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
+from gossamer.federated.messages import Report
 
 NUMBERS = ("round", "version", "residual_version")
 
@@ -34,25 +40,14 @@ class DirectoryStore(ClientStore):
         try:
             tensors = load(read)
             about = json.loads(bytes(tensors.pop("about").tolist()))
-            residuals = [dict[str, Tensor]() for _ in range(about["residuals"])]
-            memory: dict[str, Tensor] = {}
-            replica: dict[int, Tensor] = {}
-            for name, tensor in tensors.items():
-                kind, _, rest = name.partition("/")
-                if kind == "replica":
-                    replica[int(rest)] = tensor
-                elif kind == "memory":
-                    memory[rest] = tensor
-                else:
-                    place, _, key = rest.partition("/")
-                    residuals[int(place)][key] = tensor
-            return ClientState(
+            state = ClientState(
                 **dict[str, Any]((key, int(about[key])) for key in NUMBERS),
-                replica=tuple(replica[place] for place in sorted(replica)),
-                residuals=tuple(residuals),
-                memory=memory,
+                replica=_list(tensors, "replica"),
+                residuals=_residuals(tensors, "residual", about["residuals"]),
+                memory=_under(tensors, "memory"),
             )
-        except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+            return replace(state, pending=_pending(about.get("pending"), tensors, state))
+        except (SafetensorError, ValueError, KeyError, IndexError, TypeError, msgspec.ValidationError) as error:
             raise CheckpointError(
                 f"{self._path} is damaged ({error}), so what this device still owes cannot be read. Remove it: the "
                 "device begins anew, and loses what its feedback kept"
@@ -60,12 +55,21 @@ class DirectoryStore(ClientStore):
 
     def save(self, state: ClientState) -> None:
         """Raises CheckpointError where the disk is full; the state before stays."""
-        about = {key: getattr(state, key) for key in NUMBERS} | {"residuals": len(state.residuals)}
-        tensors = {"about": torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)}
-        tensors |= {f"replica/{place}": tensor.contiguous() for place, tensor in enumerate(state.replica)}
-        tensors |= {f"memory/{key}": tensor.contiguous() for key, tensor in state.memory.items()}
-        for place, residuals in enumerate(state.residuals):
-            tensors |= {f"residual/{place}/{key}": tensor.contiguous() for key, tensor in residuals.items()}
+        about: dict[str, Any] = {key: getattr(state, key) for key in NUMBERS} | {"residuals": len(state.residuals)}
+        tensors = _named("replica", state.replica) | {f"memory/{key}": each for key, each in state.memory.items()}
+        tensors |= _named_residuals("residual", state.residuals)
+        pending = state.pending
+        if pending is not None:
+            about["pending"] = {
+                "stamp": list(pending.stamp),
+                "report": msgspec.to_builtins(pending.report),
+                "residuals": len(pending.counted.residuals),
+            }
+            tensors |= _named("payload", pending.payload)
+            tensors |= {f"after/{key}": each for key, each in pending.counted.memory.items()}
+            tensors |= _named_residuals("residual after", pending.counted.residuals)
+        tensors = {key: each.clone().contiguous() for key, each in tensors.items()}  # none shares another's memory
+        tensors["about"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
         part = self._path.with_suffix(".part")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,3 +82,46 @@ class DirectoryStore(ClientStore):
                 f"{self._path} cannot be written ({error}), so the device would forget what it still owes. Free some "
                 "space: the state before is unchanged"
             ) from error
+
+
+def _named(kind: str, payload: Payload) -> dict[str, Tensor]:
+    return {f"{kind}/{place}": tensor for place, tensor in enumerate(payload)}
+
+
+def _named_residuals(kind: str, residuals: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{kind}/{place}/{key}": each for place, own in enumerate(residuals) for key, each in own.items()}
+
+
+def _under(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    return {name.partition("/")[2]: each for name, each in tensors.items() if name.startswith(f"{kind}/")}
+
+
+def _list(tensors: Mapping[str, Tensor], kind: str) -> Payload:
+    found = {int(place): tensor for place, tensor in _under(tensors, kind).items()}
+    return tuple(found[place] for place in sorted(found))
+
+
+def _residuals(tensors: Mapping[str, Tensor], kind: str, count: int) -> tuple[dict[str, Tensor], ...]:
+    residuals = [dict[str, Tensor]() for _ in range(count)]
+    for name, tensor in _under(tensors, kind).items():
+        place, _, key = name.partition("/")
+        residuals[int(place)][key] = tensor
+    return tuple(residuals)
+
+
+def _pending(
+    about: Mapping[str, Any] | None, tensors: Mapping[str, Tensor], state: ClientState
+) -> PendingContribution | None:
+    """What is on its way. Once that counts the replica is the same, and the rest is beside the state of before."""
+    if about is None:
+        return None
+    stamp = Stamp(*map(int, about["stamp"]))
+    counted = replace(
+        state,
+        round=stamp.step,
+        residuals=_residuals(tensors, "residual after", about["residuals"]),
+        residual_version=state.version,
+        memory=_under(tensors, "after"),
+    )
+    report = msgspec.convert(about["report"], Report, strict=False)
+    return PendingContribution(stamp, report, _list(tensors, "payload"), counted)

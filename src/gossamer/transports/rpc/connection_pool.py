@@ -5,6 +5,7 @@ The dispatcher knows whose connections they are.
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Callable
@@ -31,8 +32,7 @@ from gossamer.transports.wire.authentication import AuthenticatedPeer, Credentia
 from gossamer.transports.wire.connection_state import ConnectionState, ReceivedFrame
 from gossamer.transports.wire.messages import PING
 
-HANDSHAKE_SECONDS = 2.0
-MOST_UNAUTHENTICATED = 256  # accepted connections that have not proven the token yet
+_TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class ConnectionObserver(Protocol):
@@ -61,26 +61,26 @@ class ConnectionPool:
         self, loop: EventLoop, credentials: Credentials, options: EndpointOptions, observer: ConnectionObserver
     ) -> None:
         self._loop, self._credentials, self._options, self._observer = loop, credentials, options, observer
-        self._handshake_seconds = min(HANDSHAKE_SECONDS, options.dead_after_seconds)
+        self._handshake_seconds = min(options.handshake_seconds, options.dead_after_seconds)
         self._dialing: dict[socket.socket, Dialing] = {}
         self.connections: set[Connection] = set()
+        self._unproven: dict[Connection, None] = {}  # accepted, without the token yet, in order
 
     # -- opening -----------------------------------------------------------------------------------
 
-    def accept(self, listening: socket.socket) -> None:
+    def accept(self, listening: socket.socket) -> bool:
+        """Accept one; False where this process has no file descriptor left for it."""
         try:
             sock, _ = listening.accept()
-        except OSError:  # it has gone again
-            return
-        unauthenticated = [
-            connection for connection in self.connections if connection.peer is None and not connection.is_outbound
-        ]
-        if len(unauthenticated) >= MOST_UNAUTHENTICATED:
-            self.drop(min(unauthenticated, key=lambda connection: connection.opened_at))
+        except OSError as fault:  # or it has gone again
+            return fault.errno not in _TOO_MANY_FILES
+        if len(self._unproven) >= self._options.most_handshakes:
+            self.drop(next(iter(self._unproven)))
         try:
-            self._open(sock, None, None)
+            self._unproven[self._open(sock, None, None)] = None
         except OSError:
             sock.close()
+        return True
 
     def dial(self, peer: Peer, resolved: ResolvedAddress, on_dialed: OnDialed) -> None:
         """Call `on_dialed` with a connection to that address, or with None where none comes about in time."""
@@ -168,6 +168,7 @@ class ConnectionPool:
             raise state.refusal
         if state.authenticated is not None and connection in self.connections:
             connection.peer = state.authenticated.peer
+            self._unproven.pop(connection, None)
             self._observer.connection_made(connection, state.authenticated)
 
     def _watch(self, connection: Connection) -> None:
@@ -199,6 +200,7 @@ class ConnectionPool:
         """Close a connection without telling the observer."""
         if connection in self.connections:
             self.connections.discard(connection)
+            self._unproven.pop(connection, None)
             self._loop.unwatch(connection.sock)
             connection.close()
 

@@ -47,7 +47,14 @@ class Dispatcher:
         self._failure: GossamerError = endpoint_closed(credentials.me)  # of all asks, once it is closed
         self.loop = EventLoop()
         self._connections = ConnectionPool(self.loop, credentials, options, self)
-        self.loop.watch(listening, EVENT_READ, lambda ready: self._connections.accept(listening))
+        self._listen()
+
+    def _listen(self) -> None:
+        self.loop.watch(self._listening, EVENT_READ, self._accept)
+
+    def _accept(self, ready: int) -> None:
+        if not self._connections.accept(self._listening):
+            self.loop.unwatch(self._listening)  # until the next tick: the socket stays ready
 
     def run(self) -> None:
         """Serve until `close` was called and everything queued is sent."""
@@ -107,7 +114,7 @@ class Dispatcher:
         if self._close_at < inf:
             return
         self._failure = why or self._failure
-        self._close_at = time.monotonic() + self._options.dead_after_seconds
+        self._close_at = time.monotonic() + self._options.farewell_seconds
         self._mailbox.fail(self._failure)
         self.loop.unwatch(self._listening)
         self._listening.close()
@@ -140,7 +147,10 @@ class Dispatcher:
     # -- membership and dialing ----------------------------------------------------------------------
 
     def _peer_state(self, peer: Peer) -> PeerState:
-        return self._peer_states.setdefault(peer, PeerState(peer))
+        found = self._peer_states.get(peer)
+        if found is None:
+            found = self._peer_states[peer] = PeerState(peer, self._options.longest_backoff_seconds)
+        return found
 
     def _fill_queue(self, peer_state: PeerState) -> None:
         if peer_state.connection is not None:
@@ -167,7 +177,9 @@ class Dispatcher:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self._tick_at = now + self._options.beat_seconds / 2
+        self._tick_at = now + min(self._options.beat_seconds, self._options.handshake_seconds) / 2
+        if self._close_at == inf:
+            self._listen()
         self._connections.check_timeouts(now)
         for peer_state in list(self._peer_states.values()):
             self._dial_if_needed(peer_state)
@@ -204,6 +216,7 @@ class Dispatcher:
         peer_state.traffic.received(frame)
         match frame.record:
             case PushRecord() | PullRecord() as record:
+                self._check_asks(connection.peer)
                 op = record.op(self._credentials.me, frame.payload)
                 self._mailbox.deliver(Asker(connection.peer, peer_state.instance, record.request), op)
                 self.loop.call_after(self._mailbox.wake)
@@ -215,6 +228,11 @@ class Dispatcher:
                 self._connections.drop(connection)
                 peer_state.lose_connection(time.monotonic())
                 self._peer_left(peer_state)
+
+    def _check_asks(self, peer: Peer) -> None:
+        most = self._options.most_asks
+        if most is not None and self._mailbox.unanswered(peer) >= most:
+            raise MalformedError(f"{peer} asks again while {most} of its asks wait for their answers.")
 
     def messages_sent(self, connection: Connection, sent: list[OutgoingMessage]) -> None:
         if connection.peer is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -77,6 +77,7 @@ class Mailbox:
         self._changed = threading.Condition()
         self._events: deque[PeerEvent] = deque()
         self._askers: dict[int, Asker] = {}
+        self._unanswered: Counter[Peer] = Counter()
         self._undelivered: set[Asker] = set()
         self._tokens = count()
         self._requests = count()
@@ -94,8 +95,13 @@ class Mailbox:
                 return
             token = next(self._tokens)
             self._askers[token] = asker
+            self._unanswered[asker.peer] += 1
             self._undelivered.add(asker)
             self._events.append(Arrived(moment=time.monotonic(), token=token, sender=asker.peer, op=op))
+
+    def unanswered(self, peer: Peer) -> int:
+        """How many asks of a peer wait for their answers."""
+        return self._unanswered[peer]
 
     def wake(self) -> None:
         """Wake threads that wait for events."""
@@ -115,6 +121,7 @@ class Mailbox:
         with self._changed:
             self._askers = {token: asker for token, asker in self._askers.items() if asker.peer != peer}
             self._undelivered = {asker for asker in self._undelivered if asker.peer != peer}
+            self._unanswered.pop(peer, None)
 
     def fail(self, failure: GossamerError) -> None:
         """Raise `failure` in every thread that waits for an event, now or later."""
@@ -154,7 +161,10 @@ class Mailbox:
     def take_asker(self, token: int) -> Asker | None:
         """The sender behind a token, once."""
         with self._changed:
-            return self._askers.pop(token, None)
+            asker = self._askers.pop(token, None)
+            if asker is not None:
+                self._unanswered[asker.peer] -= 1
+            return asker
 
 
 def endpoint_closed(me: Peer) -> PeerLost:

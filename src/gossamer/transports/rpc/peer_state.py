@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from contextlib import suppress
@@ -16,7 +17,7 @@ from gossamer.transports.rpc.sockets import ResolvedAddress
 from gossamer.transports.wire.connection_state import ReceivedFrame
 from gossamer.transports.wire.frames import Message
 
-FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.02, 0.5
+FIRST_BACKOFF_SECONDS = 0.02
 
 
 @dataclass
@@ -44,6 +45,7 @@ class PeerState:
     """Another peer, as the thread that serves connections knows it. Moments are of time.monotonic."""
 
     peer: Peer
+    longest_backoff_seconds: float = 0.5
     resolved: ResolvedAddress | None = None  # where to dial it
     connection: Connection | None = None  # the authenticated one in use
     is_dialing: bool = False
@@ -147,8 +149,9 @@ class PeerState:
 
     def dial_later(self, now: float) -> None:
         self.is_dialing, self.dialing = False, None
-        self.redial_at = now + self._backoff_seconds
-        self._backoff_seconds = min(2 * self._backoff_seconds, LAST_BACKOFF_SECONDS)
+        # By chance, so that peers that lost the same server do not all come back at the same moment.
+        self.redial_at = now + self._backoff_seconds * random.uniform(0.5, 1.0)
+        self._backoff_seconds = min(2 * self._backoff_seconds, self.longest_backoff_seconds)
 
     def is_gone(self, now: float, dead_after_seconds: float) -> bool:
         return self.is_present and now - self.disconnected_at >= dead_after_seconds

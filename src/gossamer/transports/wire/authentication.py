@@ -49,6 +49,7 @@ class Credentials:
     recipe: str = ""
     layout: str = ""
     largest_frame_bytes: int  # a longer frame is refused before any memory is allocated for it
+    accepted_frame_bytes: int | None = None  # the same for what this end receives, not compared; None: that
     gossamer: str = __version__
     instance: bytes = field(default_factory=lambda: secrets.token_bytes(16))  # drawn anew at each start
 
@@ -72,7 +73,7 @@ class AuthenticatedPeer(NamedTuple):
 
     peer: Peer
     instance: bytes  # of its process
-    limit_bytes: int  # of a frame, either way
+    limit_bytes: int  # of a frame that comes from it
     sending_epoch: int
     receiving_epoch: int
     sending_mac: FrameMac
@@ -134,7 +135,11 @@ class Handshake:
         self.authenticated = AuthenticatedPeer(
             peer=Peer(*their_hello.me),
             instance=their_hello.instance,
-            limit_bytes=self._credentials.largest_frame_bytes,
+            limit_bytes=(
+                self._credentials.largest_frame_bytes
+                if self._credentials.accepted_frame_bytes is None
+                else self._credentials.accepted_frame_bytes
+            ),
             sending_epoch=self._epoch(self._my_side),
             receiving_epoch=self._epoch(self._their_side),
             sending_mac=self._frame_mac(self._my_side, their_hello),

@@ -1,0 +1,61 @@
+"""Limits of a federation's server: the largest frames either way, asks and handshakes at once, and open files."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+
+from gossamer.errors import RecipeError
+from gossamer.federated.model_state import ModelState
+from gossamer.strategies.federated import FederatedStrategy
+
+MOST_BLOCKS = 4  # that a version may consist of: the parameters, and what a strategy publishes beside them
+CONTROL_BYTES = 1 << 20  # of a frame beside its tensors
+TENSOR_CONTROL_BYTES = 256  # more for each tensor of the model, of which a report names shapes
+MOST_ASKS = 8  # of one device at once; an honest one has one, and resends it after its connection broke
+MOST_HANDSHAKES = 1024
+HANDSHAKE_SECONDS = 15.0  # on a telephone's network, or of a busy machine
+OTHER_FILES = 64
+FILES_PER_DEVICE = 2  # while a connection replaces one that is not known to be broken
+
+
+def largest_frame_bytes(state: ModelState) -> int:
+    """Of any frame of a federation of this model: both ends know it before they have met."""
+    return MOST_BLOCKS * _dense_bytes(state) + _control_bytes(state)
+
+
+def accepted_frame_bytes(state: ModelState, part_bytes: int) -> int:
+    """Of a frame from a device: a part of a contribution, or a report."""
+    return part_bytes + _control_bytes(state)
+
+
+def check_blocks(strategy: FederatedStrategy) -> None:
+    """Raises RecipeError for a strategy whose versions do not fit into a frame."""
+    blocks = 1 + len(strategy.shared_keys)
+    if blocks > MOST_BLOCKS:
+        raise RecipeError(
+            f"{strategy!r} publishes {blocks} tensors as long as the model with each version, and a federation's "
+            f"frames hold {MOST_BLOCKS}. Use a strategy that publishes less."
+        )
+
+
+def allow_open_files(devices: int) -> int:
+    """Raise this process's limit of open files as far as so many devices need it and the system lets it; returns how
+    many devices it then has room for."""
+    wanted = FILES_PER_DEVICE * devices + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < wanted:
+        allowed = wanted if hard == unlimited else min(wanted, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+            soft = allowed
+    return devices if soft == unlimited else max(min(devices, soft - OTHER_FILES), 0)
+
+
+def _dense_bytes(state: ModelState) -> int:
+    return state.layout.numel * state.dtype.itemsize
+
+
+def _control_bytes(state: ModelState) -> int:
+    return CONTROL_BYTES + TENSOR_CONTROL_BYTES * len(state.layout)

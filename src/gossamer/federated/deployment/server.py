@@ -1,0 +1,233 @@
+"""Federation server: one process that holds the model, keeps its journal, and waits for devices to connect."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from gossamer.events import notice
+from gossamer.federated.deployment import limits
+from gossamer.federated.deployment.enrollment import Enrollment
+from gossamer.federated.deployment.evaluation import Evaluation, Metrics
+from gossamer.federated.deployment.federation_identity import FederationIdentity, same_federation
+from gossamer.federated.deployment.files import FolderLock
+from gossamer.federated.deployment.invitations import DEVICE, RUN, Invitation
+from gossamer.federated.deployment.reception import Patience, Reception
+from gossamer.federated.deployment.round_report import Line, RoundReport
+from gossamer.federated.messages import PART_BYTES, THE_SERVER
+from gossamer.federated.model_state import ModelState
+from gossamer.federated.recipe_terms import recipe_terms
+from gossamer.federated.script_file import ScriptFile
+from gossamer.federated.secure.roster import IdentityRoster
+from gossamer.federated.server.from_strategy import rounds_for
+from gossamer.federated.server.global_model import GlobalModel
+from gossamer.federated.server.journal import keep
+from gossamer.federated.server.reports import Committed
+from gossamer.federated.server.rounds import Rounds
+from gossamer.runtime.peer_thread import PeerThread
+from gossamer.transports.rpc.endpoint import TcpEndpoint
+from gossamer.transports.rpc.options import EndpointOptions
+from gossamer.transports.rpc.sockets import Address, Tls
+from gossamer.transports.wire.authentication import Credentials
+
+HEARTBEAT_SECONDS = 15.0  # under the half minute after which home routers may forget a connection
+SILENT_SECONDS = 300.0
+GOODBYE_SECONDS = 2.0
+EVALUATION_SECONDS = 60.0  # waited for at the end
+Ended = Literal["finished", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """What a federation is, and how patient its server."""
+
+    recipe: str
+    clients: int  # of the whole federation, of which a strategy's fraction is
+    rounds: int  # versions to make
+    seed: int = 0
+    round_seconds: float = 600.0  # after which a round goes on without those who have not reported
+    over_selection: float = 0.0  # share of devices chosen beyond the cohort
+    fewest: int = 1  # reports of which a round may be made at its deadline
+    silent_seconds: float = SILENT_SECONDS  # a connection through which nothing comes for so long is closed
+    patience: Patience = field(default_factory=Patience)
+    part_bytes: int = PART_BYTES
+
+    def endpoint(self, address: Address, tls: Tls | None) -> EndpointOptions:
+        return EndpointOptions(
+            address=address[0],
+            port=address[1],
+            tls=tls,
+            dead_after_seconds=self.silent_seconds,
+            heartbeat_seconds=min(HEARTBEAT_SECONDS, self.silent_seconds / 3),
+            gone_when_closed=True,
+            goodbye_seconds=GOODBYE_SECONDS,
+            most_asks=limits.MOST_ASKS,
+            most_handshakes=limits.MOST_HANDSHAKES,
+            handshake_seconds=limits.HANDSHAKE_SECONDS,
+        )
+
+
+class FederationServer:
+    """Listens from the moment that it is made; `run` serves until all rounds are made or it is stopped."""
+
+    def __init__(
+        self,
+        script: ScriptFile,
+        settings: FederationSettings,
+        *,
+        token: bytes,
+        address: Address = ("127.0.0.1", 0),
+        tls: Tls | None = None,
+        journal: Path | None = None,
+        identities: IdentityRoster | None = None,
+        say: Line = lambda text: None,
+    ) -> None:
+        """token: 32 secret bytes. journal: a folder, from which it goes on where there is something in it.
+        identities: of all devices, where the recipe masks contributions.
+
+        Raises RecipeError, CheckpointError and ConnectError before anybody can connect.
+        """
+        self.settings, self._stopped = settings, False
+        terms = recipe_terms(settings.recipe)
+        limits.check_blocks(terms.strategy)
+        model = script.model()
+        state = ModelState.of(model)
+        identity = FederationIdentity(
+            federation=secrets.token_hex(8),
+            recipe=terms.text,
+            clients=settings.clients,
+            seed=settings.seed,
+            layout=state.fingerprint(),
+        )
+        with ExitStack() as opening:
+            if journal is not None:
+                lock = FolderLock(journal, "Two servers would overwrite each other's versions: name another --journal")
+                opening.callback(lock.close)
+                identity = same_federation(journal, identity)
+            parameters = state.read(model).flat
+            self.rounds = self._rounds(
+                GlobalModel(terms.strategy, terms.compressor, terms.pull, state, parameters, settings.seed), identities
+            )
+            self.resumed = journal is not None and keep(journal, self.rounds)
+            self.report = RoundReport(
+                {key: getattr(settings, key) for key in ("clients", "rounds", "seed")} | {"recipe": terms.text},
+                say,
+                None if journal is None else journal / "rounds.jsonl",
+            )
+            enrollment = Enrollment(settings.clients, None if journal is None else journal / "enrollment.json")
+            self.reception = Reception(self.rounds, enrollment, _invitation(settings, identity), settings.patience)
+            _allow_open_files(settings.clients)
+            self._endpoint = TcpEndpoint(_credentials(settings, state, token), settings.endpoint(address, tls))
+            self._evaluation = Evaluation(script.evaluate, model, state)
+            self._open = opening.pop_all()
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return self._endpoint.address
+
+    def start(self) -> PeerThread:
+        """Serve in a thread."""
+        return self._endpoint.start(self.reception.serve(lambda: self._stopped))
+
+    def stop(self) -> None:
+        """End `run` before the next event. May be called by a signal's handler."""
+        self._stopped = True
+
+    def run(self, poll: Callable[[], None] = lambda: None) -> Ended:
+        """Serve until all rounds are made and devices know it, or until `stop`. Raises what serving raised.
+
+        poll: called twice a second, by this thread.
+        """
+        serving = self.start()
+        try:
+            while True:
+                try:
+                    serving.wait(0.5)
+                    break
+                except TimeoutError:
+                    poll()
+        finally:
+            self.close()
+        return "finished" if self.rounds.finished else "stopped"
+
+    def close(self) -> None:
+        """Say goodbye to all devices, which will try again, and finish what is to be evaluated."""
+        self._endpoint.close()
+        self._evaluation.close(0.0 if self._stopped else EVALUATION_SECONDS)
+        self._open.close()
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of frames from devices, and to them, so far."""
+        each = [traffic for peer, traffic in self._endpoint.statistics().items() if peer.kind == DEVICE]
+        up = sum(one.payload_bytes_received + one.overhead_bytes_received for one in each)
+        down = sum(one.payload_bytes_sent + one.overhead_bytes_sent for one in each)
+        return up, down
+
+    def _rounds(self, model: GlobalModel, identities: IdentityRoster | None) -> Rounds:
+        settings = self.settings
+        options: dict[str, Any] = {"task_seconds": settings.round_seconds}
+        if not model.strategy.asynchronous:
+            options = {
+                "round_seconds": settings.round_seconds,
+                "over_selection": settings.over_selection,
+                "fewest": settings.fewest,
+            }
+        if model.strategy.secure is not None:
+            options["phase_seconds"] = settings.round_seconds
+        return rounds_for(
+            model,
+            clients=settings.clients,
+            rounds=settings.rounds,
+            on_commit=self._committed,
+            return_seconds=settings.patience.absent_seconds,
+            identities=identities,
+            **options,
+        )
+
+    def _committed(self, committed: Committed) -> None:
+        entry = self.report.round_made(committed.version, committed.reports, len(self.reception.joined), self.traffic())
+        self._evaluation.submit(committed.version - 1, self.rounds.model.parameters, partial(self._write, entry))
+
+    def _write(self, entry: dict[str, Any], metrics: Metrics | None) -> None:
+        try:
+            self.report.write(entry, metrics)
+        except OSError as error:
+            notice(f"A round's line cannot be kept ({error}); the rounds go on.")
+
+
+def _invitation(settings: FederationSettings, identity: FederationIdentity) -> Invitation:
+    return Invitation(
+        federation=identity.federation,
+        recipe=identity.recipe,
+        clients=settings.clients,
+        rounds=settings.rounds,
+        seed=settings.seed,
+        part_bytes=settings.part_bytes,
+    )
+
+
+def _credentials(settings: FederationSettings, state: ModelState, token: bytes) -> Credentials:
+    return Credentials(
+        me=THE_SERVER,
+        token=token,
+        run=RUN,
+        layout=state.fingerprint(),
+        largest_frame_bytes=limits.largest_frame_bytes(state),
+        accepted_frame_bytes=limits.accepted_frame_bytes(state, settings.part_bytes),
+    )
+
+
+def _allow_open_files(devices: int) -> None:
+    room = limits.allow_open_files(devices)
+    if room < devices:
+        notice(
+            f"This system lets one process open files for {room} devices at once, and this federation has {devices}. "
+            "Those beyond wait until others leave; raise the limit: ulimit -n "
+            f"{limits.FILES_PER_DEVICE * devices + limits.OTHER_FILES}"
+        )

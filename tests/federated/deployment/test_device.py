@@ -1,0 +1,173 @@
+"""Federation device: killed at any moment, it goes on where it was; a server that forgot it is joined again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from support.deployed_federations import SCRIPT, TOKEN, Joined, alone, join, server
+from support.federations import model_of, one_pass
+from support.rpc_endpoints import wait_until
+from torch import nn
+
+from gossamer.core.peer_ops import PeerOp, Push
+from gossamer.errors import CheckpointError, ConnectError, PeerLost
+from gossamer.federated.client.functions import Round, Update
+from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
+from gossamer.federated.messages import PART, REPORT
+from gossamer.federated.script_file import ScriptFile
+from gossamer.federated.secure.roster import Identity, IdentityRoster
+
+LONG = "FedAvg(fraction=1.0)"
+
+
+class Killed(Exception):
+    """Where a process would have ended."""
+
+
+def killed_at(device: FederationDevice, keys: list[str], after: int) -> list[Push]:
+    """Have a device end, without a word, before its push of that number; returns those that it has sent."""
+    sent: list[Push] = []
+    answer = device._endpoint.answer
+
+    def counting(op: PeerOp) -> object:
+        if isinstance(op, Push) and op.key in keys:
+            if len(sent) == after:
+                device._endpoint._dispatcher.loop.post(device._endpoint._dispatcher._connections.close)
+                raise Killed
+            sent.append(op)
+        return answer(op)
+
+    device._endpoint.answer = counting  # type: ignore[method-assign]
+    return sent
+
+
+@pytest.mark.parametrize("after", [1, 3, 5])
+def test_an_upload_goes_on_where_a_killed_device_broke_off(tmp_path: Path, after: int) -> None:
+    """Five parts of 8 bytes and a report; what was acknowledged is not sent again."""
+    served = server(LONG, clients=1, rounds=2, part_bytes=8)
+    serving = served.start()
+    first = FederationDevice(SCRIPT, served.address, token=TOKEN, directory=tmp_path)
+    sent = killed_at(first, [PART, REPORT], after)
+    with pytest.raises(Killed):
+        first.run()
+    first._directory.close()
+    second = FederationDevice(SCRIPT, served.address, token=TOKEN, directory=tmp_path)
+    again = killed_at(second, [PART], 1000)
+    assert second.run() == 2
+    serving.wait(10)
+    numbers = [int(push.about) for push in again if push.stamp.step == 0]
+    assert sorted([int(push.about) for push in sent] + numbers) == [0, 1, 2, 3, 4]
+    assert torch.allclose(served.rounds.model.parameters, alone(LONG, 1, 2), rtol=0, atol=1e-12)
+    served.close()
+
+
+def test_feedback_outlives_a_killed_device(tmp_path: Path) -> None:
+    recipe = "FedAvg(fraction=1.0) + TopK(0.2)"
+    served = server(recipe, clients=1, rounds=5)
+    serving = served.start()
+    first = FederationDevice(SCRIPT, served.address, token=TOKEN, directory=tmp_path)
+    killed_at(first, [REPORT], 2)
+    with pytest.raises(Killed):
+        first.run()
+    first._directory.close()
+    assert join(served.address, directory=tmp_path).ended() == 3
+    serving.wait(10)
+    assert torch.allclose(served.rounds.model.parameters, alone(recipe, 1, 5), rtol=0, atol=1e-12)
+    served.close()
+
+
+def test_a_server_without_a_journal_is_joined_anew() -> None:
+    first = server(LONG, clients=1, rounds=10**6)
+    first.start()
+    device = join(first.address, 0)
+    wait_until(lambda: first.rounds.model.version > 2)
+    address = first.address
+    first.stop()
+    first.close()
+    second = server(LONG, clients=1, rounds=2, address=address)
+    assert second.run() == "finished"
+    device.ended()
+    assert any("joining again" in text for text in device.said)
+
+
+def test_another_token_is_refused_with_the_reason() -> None:
+    served = server(clients=1)
+    refusal = join(served.address, token=bytes(32)).ended()
+    assert isinstance(refusal, ConnectError)
+    assert "another token" in str(refusal)
+    served.close()
+
+
+def test_a_number_that_is_there_already_is_refused() -> None:
+    served = server(clients=2)
+    served.start()
+    join(served.address, 1)
+    wait_until(lambda: len(served.reception.joined) == 1)
+    assert "Client 1 is there already" in str(join(served.address, 1).ended())
+    assert "There is no client 2" in str(join(served.address, 2).ended())
+    served.stop()
+    served.close()
+
+
+def test_one_process_a_directory(tmp_path: Path) -> None:
+    served = server(clients=2)
+    device = FederationDevice(SCRIPT, served.address, token=TOKEN, directory=tmp_path)
+    with pytest.raises(CheckpointError, match="Another process uses"):
+        FederationDevice(SCRIPT, served.address, token=TOKEN, directory=tmp_path)
+    device.close()
+    FederationDevice(SCRIPT, served.address, token=TOKEN, directory=tmp_path).close()
+    served.close()
+
+
+def test_a_device_gives_up_once_and_says_that_nobody_answers() -> None:
+    served = server(clients=1)
+    address = served.address
+    served.close()
+    given_up = join(address, options=DeviceOptions(give_up_seconds=0.3))
+    assert isinstance(given_up.ended(), PeerLost)
+    assert "did not answer for" in str(given_up.result[0])
+
+
+def test_an_update_that_the_server_refuses_is_told() -> None:
+    served = server(clients=1, rounds=1)
+    served.start()
+    trained = threading.Event()
+
+    def lies(model: nn.Module, told: Round) -> Update:
+        if trained.is_set():
+            return one_pass(model, told)
+        trained.set()
+        return Update(samples=0)
+
+    device: Joined = join(served.address, script=ScriptFile(train=lies, model=model_of))
+    assert device.ended() == 1
+    assert any("not counted" in text and "0 samples" in text for text in device.said)
+    served.close()
+
+
+def test_masked_contributions_travel_and_unmasked_ones_are_not_sent() -> None:
+    """Three devices under masks; and one that has a roster refuses a server that asks for its update as it is."""
+    pytest.importorskip("cryptography")
+    identities = [Identity.new() for _ in range(3)]
+    roster = IdentityRoster({number: each.public for number, each in enumerate(identities)})
+    recipe = "FedAvg(fraction=1.0, secure=SecureAggregation())"
+    served = server(recipe, clients=3, rounds=2, identities=roster)
+    devices = [join(served.address, number, identities=roster, identity=each) for number, each in enumerate(identities)]
+    assert served.run() == "finished"
+    assert [each.ended() for each in devices] == [2, 2, 2]
+    assert torch.allclose(served.rounds.model.parameters, alone(LONG, 3, 2), rtol=0, atol=1e-2)
+    assert not torch.allclose(served.rounds.model.parameters, alone(LONG, 3, 1), rtol=0, atol=1e-2)
+    plain = server(clients=1)
+    plain.start()
+    assert "has no masks" in str(join(plain.address, identities=roster, identity=identities[0]).ended())
+    plain.close()
+    served = server(recipe, clients=3, identities=roster)
+    served.start()
+    stranger = join(served.address, 1, identities=roster, identity=identities[0]).ended()
+    assert f"Add this line to the roster on every machine: 1 {roster.line(1, identities[0].public).split()[1]}" in str(
+        stranger
+    )
+    served.close()

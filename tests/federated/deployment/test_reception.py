@@ -1,0 +1,140 @@
+"""Reception: who sleeps keeps its task and is not chosen, who is away for long is not waited for."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.deployed_federations import TOKEN, join, server
+
+from gossamer.core.peer_ops import Arrived, Elapsed, Peer, PeerJoined, PeerLeft, Pull, Push, Receipt, Reply, Stamp
+from gossamer.federated.deployment.invitations import DEVICE, JOIN, LEAVE, RUN, UNKNOWN, Invitation, decode
+from gossamer.federated.deployment.limits import largest_frame_bytes
+from gossamer.federated.deployment.server import FederationServer
+from gossamer.federated.messages import PART, TASK, THE_SERVER
+from gossamer.transports.wire.authentication import Credentials
+from gossamer.transports.wire.connection_state import ConnectionState
+from gossamer.transports.wire.messages import encode_ask
+
+A, B, C = (Peer(DEVICE, 1000 + number) for number in range(3))
+
+
+class Desk:
+    """A reception that is told what happens, in seconds that a test chooses."""
+
+    def __init__(self, served: FederationServer) -> None:
+        self.served, self._tokens = served, 0
+        self._stopped = False
+        self._script = served.reception.serve(lambda: self._stopped)
+        next(self._script)
+        self.told(Elapsed(moment=0.0))
+
+    def told(self, event: Any) -> list[Reply]:
+        """What is answered until the reception waits again."""
+        replies: list[Reply] = []
+        op = self._script.send(event)
+        while isinstance(op, Reply):
+            replies.append(op)
+            op = self._script.send(None)
+        return replies
+
+    def asked(self, device: Peer, op: Any, moment: float = 0.0) -> list[Reply]:
+        self._tokens += 1
+        return self.told(Arrived(moment=moment, token=self._tokens, sender=device, op=op))
+
+    def join(self, device: Peer, moment: float = 0.0) -> Invitation:
+        self.told(PeerJoined(moment=moment, peer=device))
+        (reply,) = self.asked(device, Push(to=THE_SERVER, key=JOIN, stamp=Stamp(0, 0), about="{}"), moment)
+        return decode(reply.answer.about, Invitation, THE_SERVER)
+
+    def asks(self, device: Peer, moment: float = 0.0) -> list[Reply]:
+        return self.asked(device, Pull(of=THE_SERVER, key=TASK), moment)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    served = server("FedAvg(fraction=0.5)", clients=4, rounds=3, absent_seconds=100.0)
+    yield Desk(served)
+    served.close()
+
+
+def test_numbers_are_given_in_order_and_asks_of_strangers_are_told_so(desk: Desk) -> None:
+    assert [desk.join(each).number for each in (A, B)] == [0, 1]
+    (reply,) = desk.asks(C)
+    assert reply.answer.about == UNKNOWN
+    (reply,) = desk.asked(Peer("worker", 3), Pull(of=THE_SERVER, key=TASK))
+    assert "refused" in reply.answer.about
+
+
+def test_a_device_whose_connection_broke_is_not_chosen_and_keeps_its_task(desk: Desk) -> None:
+    for each in (A, B):
+        desk.join(each)
+    desk.asks(A)
+    desk.told(PeerLeft(moment=1.0, peer=A))
+    assert desk.asks(B, 2.0) == []  # there are not two who wait
+    desk.told(PeerJoined(moment=3.0, peer=A))
+    assert len(desk.asks(A, 3.0)) == 2  # both were chosen
+    desk.told(PeerLeft(moment=4.0, peer=A))
+    desk.told(Elapsed(moment=103.0))
+    assert set(desk.served.rounds.assigned) == {0, 1}
+    desk.told(PeerJoined(moment=103.5, peer=A))
+    assert len(desk.asks(A, 103.5)) == 1  # the same task again
+    desk.told(Elapsed(moment=1000.0))
+    assert 0 not in desk.served.reception._absent
+
+
+def test_a_device_that_stays_away_is_not_waited_for(desk: Desk) -> None:
+    for each in (A, B):
+        desk.join(each)
+        desk.asks(each)
+    desk.told(PeerLeft(moment=1.0, peer=A))
+    gone = desk.served.rounds.roster.away
+    desk.told(Elapsed(moment=100.9))
+    assert not gone
+    desk.told(Elapsed(moment=101.0))
+    assert gone == {0}
+
+
+def test_a_farewell_counts_at_once(desk: Desk) -> None:
+    desk.join(A)
+    gone = desk.served.rounds.roster.away
+    (reply,) = desk.asked(A, Push(to=THE_SERVER, key=LEAVE, stamp=Stamp(0, 0)))
+    assert isinstance(reply.answer, Receipt)
+    assert gone == {0}
+    desk.told(PeerLeft(moment=1.0, peer=A))
+    assert not desk.served.reception._absent
+
+
+def test_what_a_device_asks_now_is_all_that_it_waits_for(desk: Desk) -> None:
+    desk.join(A)
+    for _ in range(100):
+        assert desk.asks(A) == []
+    assert len(desk.served.rounds.roster.waiting[0]) == 1
+
+
+def test_a_device_that_sends_a_byte_now_and_then_holds_nothing_up() -> None:
+    """One proves the token and begins a part that never ends; the other's rounds are made."""
+    served = server("FedAvg(fraction=0.5)", clients=2, rounds=3)
+    serving = served.start()
+    state = served.rounds.model.state
+    credentials = Credentials(
+        me=A, token=TOKEN, run=RUN, layout=state.fingerprint(), largest_frame_bytes=largest_frame_bytes(state)
+    )
+    connection = ConnectionState(credentials, THE_SERVER)
+    with socket.create_connection(served.address, timeout=10) as slow:
+        while connection.authenticated is None:
+            for each in connection.control_frames():
+                slow.sendall(each)
+            list(connection.receive_data(slow.recv_into(connection.receive_buffer())))
+        for each in connection.control_frames():
+            slow.sendall(each)
+        part = Push(to=THE_SERVER, key=PART, stamp=Stamp(0, 0), payload=(torch.zeros(10_000),), about="0")
+        slow.sendall(next(iter(connection.send(encode_ask(part, 1))))[:-1])
+        device = join(served.address)
+        assert device.ended() == 3
+        slow.sendall(b"x")
+    serving.wait(10)
+    served.close()
