@@ -21,7 +21,8 @@ options = argparse.ArgumentParser(description="Handwritten digits, federated.")
 options.add_argument("--devices", type=int, default=100, help="among whom the digits are divided")
 options.add_argument("--alpha", type=float, default=0.1, help="small: few of the ten digits on a device")
 options.add_argument("--batch", type=int, default=16)
-options.add_argument("--rate", type=float, default=0.1, help="learning rate of a device")
+options.add_argument("--rate", type=float, default=0.5, help="learning rate of a device")
+options.add_argument("--seed", type=int, default=0, help="of the division and of the first model")
 options.add_argument("--picture", help="draw who has what into this PNG, and train nothing")
 args = options.parse_args()
 
@@ -30,12 +31,12 @@ images = torch.tensor(digits.data, dtype=torch.float32) / 16
 labels = torch.tensor(digits.target)
 learn, test = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=digits.target)
 training = TensorDataset(images[learn], labels[learn])
-held = gossamer.federated.partition(training, args.devices, by="dirichlet", alpha=args.alpha)
+held = gossamer.federated.partition(training, args.devices, by="dirichlet", alpha=args.alpha, seed=args.seed)
 
 
 @gossamer.federated.model
 def make_model() -> nn.Module:
-    torch.manual_seed(0)  # the same numbers on every device
+    torch.manual_seed(args.seed)  # the same numbers on every device
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
 

@@ -49,8 +49,8 @@ def read_profiles(path: str | Path, count: int) -> list[DeviceProfile]:
     default, sorts = table.get("default", {}), table.get("devices", [])
     if not isinstance(default, dict) or not isinstance(sorts, list) or not all(isinstance(s, dict) for s in sorts):
         raise ProfileError(
-            f'{file}: [default] and [[devices]] are headings, the latter in two brackets, with lines such as up = "1mbit" '
-            "below them"
+            f"{file}: [default] and [[devices]] are headings, the latter in two brackets, with lines such as "
+            'up = "1mbit" below them'
         )
     if not sorts:
         raise ProfileError(
