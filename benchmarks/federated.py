@@ -177,25 +177,27 @@ def tuned(record: Record, row: tuple[str, str, str]) -> Run:
 
 
 def main(args: argparse.Namespace) -> None:
-    from benchmarks.federated_report import draw, write_part
+    from benchmarks.federated_report import draw, finals, write_part
 
     record = Record(QUICK / "federated.json" if args.quick else RUNS)
     rows = [row for row in all_rows() if available(row[0])]
+    due = [row for row in rows if not args.strategies or row[0] in args.strategies]
     rounds, seeds = (3, SEEDS[:1]) if args.quick else (args.rounds, SEEDS[: args.seeds])
     rates = RATES[:1] if args.quick else RATES
     if not args.report:
         grid = [
             Setting(strategy=s, compressor=c, pull=p, rate=r, seed=TUNING_SEED, most_rounds=rounds)
-            for s, c, p in rows
+            for s, c, p in due
             for r in rates
         ]
         record.make(grid, args.jobs)
-        best = [Setting(**tuned(record, row)["setting"]) for row in rows]
+        best = [Setting(**tuned(record, row)["setting"]) for row in due]
         record.make([Setting(**(asdict(each) | {"seed": seed})) for seed in seeds for each in best], args.jobs)
     if args.page:
         page = scratch(args.page) if args.quick else args.page
-        put_between(page, "federated", write_part(record, rows))
-        draw(record, rows, page.with_name("federated.png"))
+        trained = [row for row in rows if finals(record, row)]
+        put_between(page, "federated", write_part(record, trained))
+        draw(record, trained, page.with_name("federated.png"))
 
 
 if __name__ == "__main__":
@@ -205,5 +207,6 @@ if __name__ == "__main__":
     options.add_argument("--quick", action="store_true", help="a few rounds of everything, to see that it runs")
     options.add_argument("--rounds", type=int, default=200, help="after which a run is given up")
     options.add_argument("--seeds", type=int, default=len(SEEDS))
+    options.add_argument("--strategies", nargs="+", choices=STRATEGIES, help="train these rows only, for now")
     options.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="runs at once")
     main(options.parse_args())

@@ -33,6 +33,8 @@ HEAD = ("strategy", "compressor", "rate", "rounds", "up", "times fewer", "down",
 
 def finals(record: Record, row: Row) -> list[Run]:
     """The row's runs with its best setting, on the seeds that it was not tuned on."""
+    if not record.of(strategy=row[0], compressor=row[1], pull=row[2]):
+        return []
     best = tuned(record, row)["setting"]
     same = {key: value for key, value in best.items() if key != "seed"}
     return [each for each in record.of(**same) if each["setting"]["seed"] != TUNING_SEED]
@@ -42,7 +44,7 @@ def write_part(record: Record, rows: Sequence[Row]) -> str:
     """What stands between the page's markers."""
     base = _median_up(finals(record, BASE))
     lines = [f"| {' | '.join(HEAD)} |", "|---|---|" + "---:|" * (len(HEAD) - 2)]
-    lines += [f"| {' | '.join(_cells(record, row, base))} |" for row in rows if finals(record, row)]
+    lines += [f"| {' | '.join(_cells(record, row, base))} |" for row in rows]
     about = (
         f"{CLIENTS} devices, {FRACTION:.0%} of them at once, digits by Dirichlet 0.1, {UP / 1e6:g} Mbit/s up, "
         f"{DOWN / 1e6:g} Mbit/s down. Rounds, megabytes of all devices together and simulated minutes until the mean "
@@ -92,12 +94,12 @@ def draw(record: Record, rows: Sequence[Row], path: Path) -> None:
     """Accuracy over bytes up, the seed whose bytes are the median for each row; a panel for each strategy."""
     from matplotlib.figure import Figure
 
-    strategies = [each for each in STYLES if any(row[0] == each and finals(record, row) for row in rows)]
+    strategies = [each for each in STYLES if any(row[0] == each for row in rows)]
     figure: Any = Figure(figsize=(4.1 * len(strategies), 4.3), layout="constrained", dpi=130)
     every = figure.subplots(1, len(strategies), sharey=True, sharex=True, squeeze=False)[0]
     for axes, strategy in zip(every, strategies, strict=True):
         for row in rows:
-            if row[0] == strategy and not row[2] and finals(record, row):
+            if row[0] == strategy and not row[2]:
                 _curve(axes, _typical(finals(record, row)), row[1])
         axes.axhline(TARGET, color="#777777", linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_xscale("log")
