@@ -1,7 +1,6 @@
 """Report of benchmarks/federated.py: the table and the picture, from the runs that are kept."""
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,9 +9,11 @@ from benchmarks.federated import (
     CLIENTS,
     DOWN,
     EVERYWHERE,
+    FEWER_EVERYWHERE,
     FRACTION,
     PASSES,
     RATES,
+    REPORT_BYTES,
     SMOOTHED,
     SPARSE,
     TARGET,
@@ -20,13 +21,20 @@ from benchmarks.federated import (
     UP,
     Record,
     Run,
+    sent,
     tuned,
 )
 from benchmarks.provenance import provenance
 
 Row = tuple[str, str, str]
 BASE: Row = ("FedAvg", "Dense()", "")
-COLORS = {"Dense()": "#D55E00", "Int8()": "#E69F00", SPARSE: "#0072B2", EVERYWHERE: "#009E73"}
+COLORS = {
+    "Dense()": "#D55E00",
+    "Int8()": "#E69F00",
+    SPARSE: "#0072B2",
+    EVERYWHERE: "#009E73",
+    FEWER_EVERYWHERE: "#CC79A7",
+}
 STYLES = {"FedAvg": "-", "FedProx": "--", "SCAFFOLD": ":", "FedBuff": "-."}
 HEAD = ("strategy", "compressor", "rate", "rounds", "up", "times fewer", "down", "minutes", "reached")
 
@@ -50,7 +58,8 @@ def write_part(record: Record, rows: Sequence[Row]) -> str:
         f"{DOWN / 1e6:g} Mbit/s down. Rounds, megabytes of all devices together and simulated minutes until the mean "
         f"of {SMOOTHED} rounds' accuracies on unseen digits is {TARGET:.0%}: medians over seeds, and from the least to "
         f"the most. Each row is tuned alike, on a seed of its own: {PASSES} passes over a device's data, learning "
-        f"rates {_list(RATES)}, and the fewest bytes up decide."
+        f"rates {_list(RATES)}, and the fewest bytes up decide. Bytes up are payloads, and {REPORT_BYTES} "
+        "for each report."
     )
     commits = sorted({each["commit"] for row in rows for each in finals(record, row)})
     made = f"Trained at {', '.join(f'`{name}`' for name in commits)}."
@@ -63,7 +72,7 @@ def _list(numbers: Sequence[float]) -> str:
 
 
 def _median_up(runs: Sequence[Run]) -> float:
-    reached = [sum(point[0] for point in each["points"]) for each in runs if each["reached"]]
+    reached = [sent(each["points"]) for each in runs if each["reached"]]
     return median(reached) if len(reached) * 2 > len(runs) else float("nan")
 
 
@@ -79,7 +88,7 @@ def _cells(record: Record, row: Row, base: float) -> Iterator[str]:
         yield from ("", "", "", "", "", f"{len(reached)} of {len(runs)}; at best {best_seen:.1%}")
         return
     yield _spread([float(len(each["points"])) for each in reached], ".0f")
-    yield _spread([sum(point[0] for point in each["points"]) / 1e6 for each in reached], ".3g")
+    yield _spread([sent(each["points"]) / 1e6 for each in reached], ".3g")
     yield f"{base / _median_up(runs):.3g}"
     yield _spread([sum(point[1] for point in each["points"]) / 1e6 for each in reached], ".3g")
     yield _spread([each["points"][-1][2] / 60 for each in reached], ".2g")
@@ -114,17 +123,17 @@ def draw(record: Record, rows: Sequence[Row], path: Path) -> None:
 
 
 def _typical(runs: Sequence[Run]) -> Run:
-    ordered = sorted(runs, key=lambda each: sum(point[0] for point in each["points"]))
+    ordered = sorted(runs, key=lambda each: sent(each["points"]))
     return ordered[len(ordered) // 2]
 
 
 def _curve(axes: Any, made: Run, compressor: str) -> None:
-    sent = [total / 1e6 for total in accumulate(point[0] for point in made["points"])]
+    points = made["points"]
+    across = [sent(points[: count + 1]) / 1e6 for count in range(len(points))]
     raw = [point[3] for point in made["points"]]
-    smooth = [
-        sum(raw[max(0, k - SMOOTHED + 1) : k + 1]) / len(raw[max(0, k - SMOOTHED + 1) : k + 1]) for k in range(len(raw))
-    ]
+    windows = [raw[max(0, count - SMOOTHED) : count] for count in range(1, len(raw) + 1)]
+    smooth = [sum(window) / len(window) for window in windows]
     label = compressor.replace("density=", "")
-    axes.plot(sent, smooth, color=COLORS.get(compressor, "#555555"), linewidth=1.7, label=label)
+    axes.plot(across, smooth, color=COLORS.get(compressor, "#555555"), linewidth=1.7, label=label)
     if made["reached"]:
-        axes.plot(sent[-1:], smooth[-1:], "o", color=COLORS.get(compressor, "#555555"), markersize=5)
+        axes.plot(across[-1:], smooth[-1:], "o", color=COLORS.get(compressor, "#555555"), markersize=5)
