@@ -36,7 +36,7 @@ PASSES, RATES = 5, (0.25, 0.5, 1.0)  # of a device over its data; the grid: its 
 TUNING_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
 SPARSE = "Chain(TopK(density=0.01), Int8())"
 EVERYWHERE = f"Route({SPARSE}, rest={SPARSE})"  # biases too, which go as they are otherwise
-FEWER = "Chain(TopK(density=0.001), Int8())"
+FEWER = "Chain(TopK(density=0.003), Int8())"
 FEWER_EVERYWHERE = f"Route({FEWER}, rest={FEWER})"
 STRATEGIES = {
     "FedAvg": "FedAvg(fraction={fraction}, local_epochs={epochs})",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import GossamerError
-from gossamer.federated.population import DeviceProfile, ProfileError, read_profiles
+from gossamer.federated.population import DeviceProfile, DeviceProfileError, read_profiles
 
 PHONES = """
 [default]
@@ -57,7 +57,7 @@ def test_counts_give_the_first_devices(tmp_path: Path) -> None:
     path = written(tmp_path, '[[devices]]\ncount = 2\nup = "1mbit"\n[[devices]]\nup = "2mbit"')
     assert [each.up_bits_per_second for each in read_profiles(path, 3)] == [1e6, 1e6, 2e6]
     assert len(read_profiles(path, 1)) == 1
-    with pytest.raises(ProfileError, match="has 3 devices and 5 take part"):
+    with pytest.raises(DeviceProfileError, match="has 3 devices and 5 take part"):
         read_profiles(path, 5)
 
 
@@ -97,7 +97,7 @@ def test_one_sort_is_everybody(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ProfileError, match=told):
+    with pytest.raises(DeviceProfileError, match=told):
         read_profiles(written(tmp_path, text), 2)
 
 
@@ -105,5 +105,5 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(GossamerError, match="cannot be read as device profiles"):
         read_profiles(tmp_path / "none.toml", 2)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ProfileError, match="cannot be read"):
+    with pytest.raises(DeviceProfileError, match="cannot be read"):
         read_profiles(tmp_path / "binary.toml", 2)
