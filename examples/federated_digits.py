@@ -12,7 +12,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import gossamer.federated
 from gossamer.federated import Round, Update
@@ -21,21 +20,20 @@ options = argparse.ArgumentParser(description="Handwritten digits, federated.")
 options.add_argument("--devices", type=int, default=100, help="among whom the digits are divided")
 options.add_argument("--alpha", type=float, default=0.1, help="small: few of the ten digits on a device")
 options.add_argument("--batch", type=int, default=16)
-options.add_argument("--rate", type=float, default=0.1, help="learning rate of a device")
+options.add_argument("--rate", type=float, default=0.5, help="learning rate of a device")
+options.add_argument("--seed", type=int, default=0, help="of the division and of the first model")
 options.add_argument("--picture", help="draw who has what into this PNG, and train nothing")
 args = options.parse_args()
 
 digits = load_digits()
-images = torch.tensor(digits.data, dtype=torch.float32) / 16
-labels = torch.tensor(digits.target)
-learn, test = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=digits.target)
-training = TensorDataset(images[learn], labels[learn])
-held = gossamer.federated.partition(training, args.devices, by="dirichlet", alpha=args.alpha)
+images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+learn, test = train_test_split(torch.arange(len(labels)), test_size=0.2, random_state=0, stratify=labels)
+parts = gossamer.federated.partition(labels[learn], args.devices, by="dirichlet", alpha=args.alpha, seed=args.seed)
 
 
 @gossamer.federated.model
 def make_model() -> nn.Module:
-    torch.manual_seed(0)  # the same numbers on every device
+    torch.manual_seed(args.seed)  # the same numbers on every device
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
@@ -43,13 +41,12 @@ def make_model() -> nn.Module:
 def train(model: nn.Module, told: Round) -> Update:
     """A device's own loop, over its own digits."""
     assert told.client is not None
-    own = Subset(training, held[told.client % args.devices])
-    order = torch.Generator().manual_seed(told.seed)
+    own = learn[parts[told.client % args.devices]]
+    mixed = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(told.seed))]
     optimizer = torch.optim.SGD(model.parameters(), lr=args.rate)
-    loss = torch.tensor(0.0)
-    for image, label in told.batches(DataLoader(own, args.batch, shuffle=True, generator=order)):
+    for batch in told.batches(mixed.split(args.batch)):  # as often as the recipe says
         optimizer.zero_grad()
-        loss = cross_entropy(model(image), label)
+        loss = cross_entropy(model(images[batch]), labels[batch])
         loss.backward()
         optimizer.step()
     return Update(samples=len(own), metrics={"loss": loss.item()})
@@ -69,4 +66,4 @@ def evaluate(model: nn.Module, told: Round) -> Update:
 if __name__ == "__main__" and args.picture:
     from gossamer.federated.population import plot_partition
 
-    plot_partition(held, training, args.picture, f"digits on {args.devices} devices, Dirichlet {args.alpha:g}")
+    plot_partition(parts, labels[learn], args.picture, f"digits on {args.devices} devices, Dirichlet {args.alpha:g}")

@@ -12,6 +12,6 @@ from gossamer.federated.population.device_profile import DeviceProfile
 from gossamer.federated.population.partition import partition
 from gossamer.federated.population.picture import plot_partition
 from gossamer.federated.population.profile_draws import drawn_profiles
-from gossamer.federated.population.profile_file import ProfileError, read_profiles
+from gossamer.federated.population.profile_file import DeviceProfileError, read_profiles
 
-__all__ = ["DeviceProfile", "ProfileError", "drawn_profiles", "partition", "plot_partition", "read_profiles"]
+__all__ = ["DeviceProfile", "DeviceProfileError", "drawn_profiles", "partition", "plot_partition", "read_profiles"]

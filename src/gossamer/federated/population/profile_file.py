@@ -21,7 +21,7 @@ MOST_DEVICES = 10_000_000  # with one description
 SHOWN_CHARACTERS = 100  # of what cannot be read
 
 
-class ProfileError(GossamerError, ValueError):
+class DeviceProfileError(GossamerError, ValueError):
     """Device profiles that cannot be read, or of too few devices."""
 
 
@@ -40,20 +40,20 @@ def read_profiles(path: str | Path, count: int) -> list[DeviceProfile]:
         present = "8h"          # of each day; left out: always
         failure = "2%"          # of the tasks that it begins are never finished
 
-    Raises ProfileError, naming the file, the sort and what could not be read.
+    Raises DeviceProfileError, naming the file, the sort and what could not be read.
     """
     file = Path(path)
     table = _table_of(file)
     if unknown := table.keys() - {"default", "devices"}:
-        raise ProfileError(f"{file} has {_named(unknown)}; device profiles have [default] and [[devices]].")
+        raise DeviceProfileError(f"{file} has {_named(unknown)}; device profiles have [default] and [[devices]].")
     default, sorts = table.get("default", {}), table.get("devices", [])
     if not isinstance(default, dict) or not isinstance(sorts, list) or not all(isinstance(s, dict) for s in sorts):
-        raise ProfileError(
-            f'{file}: [default] and [[devices]] are headings, the latter in two brackets, with lines such as up = "1mbit" '
-            "below them"
+        raise DeviceProfileError(
+            f"{file}: [default] and [[devices]] are headings, the latter in two brackets, with lines such as "
+            'up = "1mbit" below them'
         )
     if not sorts:
-        raise ProfileError(
+        raise DeviceProfileError(
             f'{file} has no [[devices]], so nobody is there. Write [[devices]] and up = "1mbit" below it'
         )
     base = _profile(DeviceProfile(), default, f"{file}, [default]")
@@ -82,26 +82,30 @@ def _table_of(file: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except (OSError, ValueError, MemoryError) as error:  # ValueError: of text, TOML and numbers
         what = str(error)[:SHOWN_CHARACTERS] or type(error).__name__
-        raise ProfileError(f"{str(file)[:SHOWN_CHARACTERS]} cannot be read as device profiles: {what}") from error
+        raise DeviceProfileError(f"{str(file)[:SHOWN_CHARACTERS]} cannot be read as device profiles: {what}") from error
 
 
 def _counts(sorts: Sequence[Mapping[str, Any]], count: int, file: Path) -> list[int]:
     """How many devices there are of each sort."""
     by_count, by_share = ["count" in sort for sort in sorts], ["share" in sort for sort in sorts]
     if any(by_count) and any(by_share):
-        raise ProfileError(f"{file} says count of some devices and share of others: write one of both in all of them")
+        raise DeviceProfileError(
+            f"{file} says count of some devices and share of others: write one of both in all of them"
+        )
     if any(by_count):
         return _first(sorts, count, file)
     shares = [sort.get("share", 1 / len(sorts)) for sort in sorts]
     if any(by_share) != all(by_share):
-        raise ProfileError(f"{file} says the share of some sorts of devices and not of others: write share in all")
+        raise DeviceProfileError(
+            f"{file} says the share of some sorts of devices and not of others: write share in all"
+        )
     for number, share in enumerate(shares, 1):
         if not _is_number(share) or not 0 < share <= 1:
-            raise ProfileError(
+            raise DeviceProfileError(
                 f"{_place(file, number)}: share is above 0 and at most 1, not {_shown(share)}: write share = 0.5"
             )
     if abs(sum(shares) - 1) > 1e-6:
-        raise ProfileError(f"{file}: the shares add up to {sum(shares):g}, and all devices are 1")
+        raise DeviceProfileError(f"{file}: the shares add up to {sum(shares):g}, and all devices are 1")
     exact = [share * count for share in shares]
     found = [int(each) for each in exact]
     by_rest = sorted(range(len(found)), key=lambda place: found[place] - exact[place])  # largest remainders first
@@ -116,13 +120,13 @@ def _first(sorts: Sequence[Mapping[str, Any]], count: int, file: Path) -> list[i
     for number, sort in enumerate(sorts, 1):
         alike = sort.get("count", 1)
         if type(alike) is not int or not 1 <= alike <= MOST_DEVICES:
-            raise ProfileError(
+            raise DeviceProfileError(
                 f"{_place(file, number)}: count is how many devices are alike, 1 to {MOST_DEVICES}, not {_shown(alike)}"
             )
         found.append(min(alike, left))
         left -= found[-1]
     if left:
-        raise ProfileError(
+        raise DeviceProfileError(
             f"{file} has {count - left} devices and {count} take part: raise a count, or write share = 0.5 in place of "
             f"counts, or --clients {count - left}"
         )
@@ -133,17 +137,17 @@ def _profile(base: DeviceProfile, lines: Mapping[str, Any], where: str) -> Devic
     fields: dict[str, float] = {}
     for key, value in lines.items():
         if key not in LINES:
-            raise ProfileError(f"{where} has {_shown(key)}; devices have {', '.join(LINES)}, and count or share")
+            raise DeviceProfileError(f"{where} has {_shown(key)}; devices have {', '.join(LINES)}, and count or share")
         names, read = LINES[key]
         try:
             quantity = read(value)
         except ValueError as error:
-            raise ProfileError(f"{where}: {key} {error}") from error
+            raise DeviceProfileError(f"{where}: {key} {error}") from error
         fields |= dict.fromkeys(names, quantity)
     try:
         return replace(base, **fields)
     except ValueError as error:
-        raise ProfileError(f"{where}: {error}") from error
+        raise DeviceProfileError(f"{where}: {error}") from error
 
 
 def _quantity(units: Mapping[str, float], example: str) -> Callable[[Any], float]:

@@ -1,0 +1,46 @@
+"""Picture: who has what, for few devices, for many, and for far too many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.errors import GossamerError
+from gossamer.federated.population import partition, plot_partition
+from gossamer.federated.population import picture as pictures
+
+LABELS = [index % 10 for index in range(600)]
+
+
+@pytest.mark.parametrize("clients", [1, 20, 100, 600])
+def test_a_picture_is_drawn(tmp_path: Path, clients: int) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "who.png"
+    plot_partition(partition(LABELS, clients, alpha=0.1), LABELS, path, "digits")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_rare_labels_are_drawn_together() -> None:
+    words = [f"word {index % 50}" for index in range(500)] + ["word 0"]
+    names = pictures._names(words)
+    assert len(names) == pictures.MOST_LABELS
+    assert "word 0" in names
+
+
+def test_numbers_stand_in_their_order() -> None:
+    assert [*pictures._names([10, 9, 2, 2.5]).values()] == ["2", "2.5", "9", "10"]
+
+
+def test_parts_of_other_data_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="sample 599 and there are 5 labels"):
+        plot_partition(partition(LABELS, 3), LABELS[:5], tmp_path / "who.png")
+    with pytest.raises(ValueError, match="there is none"):
+        plot_partition([], LABELS, tmp_path / "who.png")
+
+
+def test_without_matplotlib_the_line_to_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    with pytest.raises(GossamerError, match=r"gossamer\[plot\]"):
+        plot_partition(partition(LABELS, 3), LABELS, tmp_path / "who.png")
