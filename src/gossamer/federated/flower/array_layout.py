@@ -34,7 +34,7 @@ class ArrayLayout:
     @classmethod
     def of(cls, arrays: Arrays) -> ArrayLayout:
         """Raises LayoutError where there is nothing to compress."""
-        floats = {name: each for name, each in arrays.items() if each.dtype.name in FLOATS and each.ndim}
+        floats = {name: each for name, each in arrays.items() if _is_float(each.dtype) and each.ndim}
         numbers: Counter[str] = Counter()
         for each in floats.values():
             numbers[each.dtype.name] += each.size
@@ -65,7 +65,7 @@ class ArrayLayout:
         packed = FlatTensors.zeros(self.layout, dtype=self.dtype, device=torch.device("cpu"))
         for name, view in packed.items():
             found = arrays.get(name)
-            if found is None or found.shape != tuple(view.shape) or found.dtype.name not in FLOATS:
+            if found is None or found.shape != tuple(view.shape) or not _is_float(found.dtype):
                 came = "is missing" if found is None else f"is {found.shape} of {found.dtype}"
                 raise LayoutError(
                     f'{whose}: "{name}" {came}, and {tuple(view.shape)} of {self.array_dtype} was due, so there is '
@@ -95,3 +95,7 @@ class ArrayLayout:
         if dtype not in FLOATS:
             raise MalformedError(f"what a node kept of its arrays cannot be read: {dtype[:20]!r} is no dtype")
         return cls(Layout.of(dict(rows)), dtype)
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in FLOATS and bool(dtype.isnative)

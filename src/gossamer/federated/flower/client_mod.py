@@ -51,7 +51,7 @@ def compression_mod(recipe: str | None = None) -> Mod:
                 f"this node compresses by {own} and the server's strategy reads {told.recipe}. Give compression_mod() "
                 "and CompressedStrategy() the same recipe, or write compression_mod()."
             )
-        state = _loaded(context).for_invitation(told)
+        state = loaded(context).for_invitation(told)
         state, layout, given = _given(told, state, message)
         reply = call_next(message, context)
         if not reply.has_error():
@@ -118,7 +118,8 @@ def _compressed(
     return replace(state, note=msgspec.structs.replace(state.note, step=told.step), after=owed)
 
 
-def _loaded(context: Any) -> NodeState:
+def loaded(context: Any) -> NodeState:
+    """What a node keeps in the state of its Context. Raises MalformedError."""
     if RECORD not in context.state.config_records:
         return NodeState()
     arrays = context.state[KEPT] if KEPT in context.state.array_records else {}

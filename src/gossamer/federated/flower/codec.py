@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
-from gossamer.errors import MalformedError
+from gossamer.errors import MalformedError, RecipeError
 from gossamer.federated.client import contribution
 from gossamer.federated.client.store import ClientState
 from gossamer.federated.flower.array_layout import ArrayLayout
@@ -29,7 +29,13 @@ class ContributionCodec:
     @classmethod
     def of(cls, recipe: str, seed: int = 0) -> ContributionCodec:
         """Of a compressor's text. Raises RecipeError for what devices cannot send."""
-        return cls(resolve(f"FedAvg() + {recipe}").compressor, seed)
+        compressor = resolve(f"FedAvg() + {recipe}").compressor
+        if compressor.incremental or compressor.adapts:
+            raise RecipeError(
+                f"{recipe} sends changes to what it sent before, and a node's reply may be lost or left out: the next "
+                'one would mean nothing. Write a compressor whose messages stand alone, such as "TopK(0.01)".'
+            )
+        return cls(compressor, seed)
 
     @property
     def text(self) -> str:
@@ -44,9 +50,7 @@ class ContributionCodec:
     ) -> tuple[bytes, Residuals]:
         """The bytes for (n,), with what feedback owes, and what it owes once they count. Raises NotFinite."""
         at = contribution.contribution_context(self.seed, node, step)
-        made = contribution.encode(
-            self.compressor, layout.layout, [difference], ClientState(residuals=residuals), at
-        )
+        made = contribution.encode(self.compressor, layout.layout, [difference], ClientState(residuals=residuals), at)
         header = PayloadHeader(recipe=self.text, layout=layout.fingerprint(), step=step, counts=made.counts)
         return frame(header, made.payload), made.counted.residuals
 

@@ -33,7 +33,7 @@ def need_flower() -> None:
 
 
 def parsed(text: str) -> tuple[int, int]:
-    """ (1, 41) for "1.41.0"; (0, 0) for what is no version."""
+    """(1, 41) for "1.41.0"; (0, 0) for what is no version."""
     first, _, rest = text.partition(".")
     second = rest.partition(".")[0]
     return (int(first), int(second)) if first.isdecimal() and second.isdecimal() else (0, 0)

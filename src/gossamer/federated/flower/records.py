@@ -41,9 +41,7 @@ def array_record(arrays: Mapping[str, Any]) -> Any:
     """An ArrayRecord of numpy arrays, and of Arrays as they are."""
     from flwr.app import Array, ArrayRecord
 
-    return ArrayRecord(
-        {name: Array(each) if isinstance(each, np.ndarray) else each for name, each in arrays.items()}
-    )
+    return ArrayRecord({name: Array(each) if isinstance(each, np.ndarray) else each for name, each in arrays.items()})
 
 
 def note_record(text: str) -> Any:

@@ -85,7 +85,7 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         self.refused: list[dict[int, str]] = []  # by round and node: why a contribution was not used
         self._run = secrets.token_hex(8)
         self._nodes: dict[int, KnownNode] = {}
-        self._asked: dict[int, ModelSent] = {}  # this round's nodes that have not answered
+        self._asked: dict[int, tuple[ModelSent, Tensor]] = {}  # who has not answered: its model, and what it was given
         self._versions: Versions | None = None
         self._step = -1
 
@@ -153,22 +153,20 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         """The message with its model as it travels to this node, and what the node must know."""
         number = message.metadata.dst_node_id
         node = self._node(number)
-        told = Invitation(
-            run=self._run, recipe=self.codec.text, seed=self.codec.seed, step=step, counted=node.counted
-        )
-        record = model.record
+        told = Invitation(run=self._run, recipe=self.codec.text, seed=self.codec.seed, step=step, counted=node.counted)
+        record, given = model.record, model.flat
         if self.pull is not None and is_global:
-            told, record = self._version_for(node, model, told, self.pull)
+            told, record, given = self._version_for(node, model, told, self.pull)
         self.traffic[-1].went_down(number, record_bytes(record), record_bytes(model.record))
         records = dict(message.content.items()) | {model.name: record, RECORD: note_record(to_text(told))}
         message.content = RecordDict(records)
         if step >= 0:
-            self._asked[number] = model
+            self._asked[number] = model, given
         return message
 
     def _version_for(
         self, node: KnownNode, model: ModelSent, told: Invitation, pull: PullCodec
-    ) -> tuple[Invitation, ArrayRecord]:
+    ) -> tuple[Invitation, ArrayRecord, Tensor]:
         if self._versions is None or self._versions.layout != model.layout:
             self._versions = Versions(pull, model.layout, model.flat)
             for each in self._nodes.values():
@@ -177,9 +175,9 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         sent = self._versions.sent_to(node.held)
         told = msgspec.structs.replace(told, pull=repr(pull.compressor), version=sent.version)
         if sent.difference is None:
-            return told, array_record(model.arrays | model.layout.write(sent.whole))
+            return told, array_record(model.arrays | model.layout.write(sent.whole)), sent.whole
         others = {name: each for name, each in model.arrays.items() if name not in model.layout}
-        return told, array_record({PAYLOAD: payload_array(pull.stype, sent.difference)} | others)
+        return told, array_record({PAYLOAD: payload_array(pull.stype, sent.difference)} | others), sent.whole
 
     # Up.
 
@@ -188,15 +186,15 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         number = reply.metadata.src_node_id
         try:
             answer = self._noted(reply)
-            model = self._asked.pop(number, None)
+            asked = self._asked.pop(number, None)
             if reply.has_error():
                 return True
-            if model is None:
+            if asked is None:
                 raise MalformedError(f"node {number} was not asked in this round, or has answered; it was left out")
             if answer is not None and answer.step != self._step:
                 raise MalformedError(f"node {number} answers step {answer.step}, and this is {self._step}")
             self._check_weight(number, reply)
-            self._unpack(number, reply, model)
+            self._unpack(number, reply, *asked)
         except GossamerError as error:
             self._refuse(number, error)
             return False
@@ -226,17 +224,21 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
             if weight is not None and not (isinstance(weight, int | float) and 0 < weight <= MOST_SAMPLES):
                 raise MalformedError(f"node {number} claims {key} of {str(weight)[:50]}; 0 to {MOST_SAMPLES:g} counts")
 
-    def _unpack(self, number: int, reply: Message, model: ModelSent) -> None:
-        """Put plain arrays into a reply. Raises a GossamerError for what does not fit the model."""
+    def _unpack(self, number: int, reply: Message, model: ModelSent, given: Tensor) -> None:
+        """Put plain arrays into a reply. given: (n,), what the node began from. Raises a GossamerError for what does
+        not fit the model."""
         whose = f"node {number}"
         name, record = only_record(reply.content, whose)
         arrays = numpy_arrays(record, whose)
         if has_payload(record):
-            data = payload_of(record, whose)
-            learned = model.flat - self.codec.decode(data, model.layout, number, self._step)
-            arrays |= model.layout.write(learned)
-        elif not all_finite(model.layout.read(arrays, whose)):
-            raise MalformedError(f"{whose} sent numbers that are not finite; it was left out")
+            difference = self.codec.decode(payload_of(record, whose), model.layout, number, self._step)
+            arrays |= model.layout.write(model.flat - difference)
+        else:
+            learned = model.layout.read(arrays, whose)
+            if not all_finite(learned):
+                raise MalformedError(f"{whose} sent numbers that are not finite; it was left out")
+            if given is not model.flat:
+                arrays |= model.layout.write(model.flat - (given - learned))
         for each, due in model.arrays.items():
             found = arrays.get(each)
             if found is None or found.shape != due.shape or found.dtype.kind not in NUMBERS:

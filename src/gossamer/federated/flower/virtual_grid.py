@@ -174,9 +174,7 @@ def simulate(
     grid = VirtualGrid(client_app, devices, run_config=run_config, seed=seed)
     server_app(
         grid,
-        Context(
-            run_id=RUN, node_id=SERVER_NODE, node_config={}, state=RecordDict(), run_config=dict(run_config or {})
-        ),
+        Context(run_id=RUN, node_id=SERVER_NODE, node_config={}, state=RecordDict(), run_config=dict(run_config or {})),
     )
     return grid
 
