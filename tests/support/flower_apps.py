@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from support.federations import model_of, one_pass
 from torch import Tensor, nn
 
 from gossamer.federated.client.functions import Round, Update
-from support.federations import model_of, one_pass
 
 Function = Callable[[nn.Module, Round], Update]
 

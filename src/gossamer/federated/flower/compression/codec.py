@@ -12,9 +12,9 @@ from gossamer.core.layout import FlatTensors
 from gossamer.errors import MalformedError, RecipeError
 from gossamer.federated.client import contribution
 from gossamer.federated.client.store import ClientState
-from gossamer.federated.flower.array_layout import ArrayLayout
-from gossamer.federated.flower.framing import PayloadHeader, codec_noun, frame, stype_of, unframe
-from gossamer.federated.flower.node_state import Residuals
+from gossamer.federated.flower.compression.array_layout import ArrayLayout
+from gossamer.federated.flower.compression.framing import PayloadHeader, codec_noun, frame, stype_of, unframe
+from gossamer.federated.flower.compression.node_state import Residuals
 from gossamer.parameter_server import shard_message
 from gossamer.recipes.recipe import resolve
 
@@ -65,7 +65,7 @@ class ContributionCodec:
             came, wanted = getattr(header, name), getattr(due, name)
             if came != wanted:
                 raise MalformedError(
-                    f"node {node} sent a contribution of {name} {str(came)[:200]!r}, and {str(wanted)[:200]!r} was due; "
+                    f"node {node} sent a contribution of {name} {str(came)[:200]!r} and {str(wanted)[:200]!r} was due; "
                     "nothing of it was used. Give the mod and the strategy's wrapper the same recipe"
                 )
         like = FlatTensors.zeros(layout.layout, dtype=layout.dtype, device=torch.device("cpu"))

@@ -15,10 +15,18 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from gossamer.errors import GossamerError, MalformedError
-from gossamer.federated.flower.array_layout import ArrayLayout
-from gossamer.federated.flower.codec import ContributionCodec
-from gossamer.federated.flower.notes import NOTE, PAYLOAD, RECORD, Invitation, NodeAnswer, from_text, to_text
-from gossamer.federated.flower.records import (
+from gossamer.federated.flower.compression.array_layout import ArrayLayout
+from gossamer.federated.flower.compression.codec import ContributionCodec
+from gossamer.federated.flower.compression.notes import (
+    NOTE,
+    PAYLOAD,
+    RECORD,
+    Invitation,
+    NodeAnswer,
+    from_text,
+    to_text,
+)
+from gossamer.federated.flower.compression.records import (
     array_record,
     has_payload,
     note_record,
@@ -28,8 +36,8 @@ from gossamer.federated.flower.records import (
     payload_of,
     record_bytes,
 )
+from gossamer.federated.flower.compression.versions import PullCodec, Versions
 from gossamer.federated.flower.traffic import RoundTraffic
-from gossamer.federated.flower.versions import PullCodec, Versions
 from gossamer.kernels import all_finite
 
 log = logging.getLogger(__name__)

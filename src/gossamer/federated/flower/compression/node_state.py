@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
-from gossamer.federated.flower.array_layout import ArrayLayout
-from gossamer.federated.flower.framing import PayloadHeader, frame, unframe
-from gossamer.federated.flower.notes import Invitation, Since
+from gossamer.federated.flower.compression.array_layout import ArrayLayout
+from gossamer.federated.flower.compression.framing import PayloadHeader, frame, unframe
+from gossamer.federated.flower.compression.notes import Invitation, Since
 
 Residuals = tuple[dict[str, Tensor], ...]  # a compressor's state, by block
 STYPE = "gossamer.state.v1"

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from gossamer.errors import LoopError, MalformedError
-from gossamer.federated.flower.framing import is_ours
-from gossamer.federated.flower.notes import NOTE, PAYLOAD
+from gossamer.federated.flower.compression.framing import is_ours
+from gossamer.federated.flower.compression.notes import NOTE, PAYLOAD
 
 NUMPY = "numpy.ndarray"  # the stype of Flower's own arrays
 

@@ -7,7 +7,6 @@ steps that the app made.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,8 +22,8 @@ from flwr.serverapp import Grid, ServerApp
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.errors import require
+from gossamer.federated.flower.grid.virtual_device import VirtualDevice
 from gossamer.federated.flower.traffic import RoundTraffic
-from gossamer.federated.flower.virtual_device import VirtualDevice
 from gossamer.federated.population import DeviceProfile
 
 log = logging.getLogger(__name__)
@@ -144,14 +143,14 @@ class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there
     def _answered(self, message: Message) -> tuple[Message, int]:
         """What the app answers, and how many optimizer steps it made."""
         node = message.metadata.dst_node_id
-        steps = itertools.count()
+        steps = StepCount()
         if self._devices[node].fails_next():
             reply = Message(Error(ErrorCode.NODE_UNAVAILABLE, "the device did not finish"), reply_to=message)
         else:
-            with _counted(steps):
+            with steps.counting():
                 reply = self._called(message, self.contexts[node])
         reply.metadata.__dict__["_message_id"] = str(uuid.uuid4())
-        return reply, next(steps)
+        return reply, steps.count
 
     def _called(self, message: Message, context: Context) -> Message:
         try:
@@ -191,14 +190,21 @@ def _copied(record: Any) -> Any:
     return record.copy()
 
 
-@contextmanager
-def _counted(steps: Iterator[int]) -> Iterator[None]:
-    """Count the steps of all torch optimizers."""
-    hook = register_optimizer_step_post_hook(lambda *_: next(steps) and None)
-    try:
-        yield
-    finally:
-        hook.remove()
+class StepCount:
+    """Counts the steps of all torch optimizers."""
+
+    count = 0
+
+    def _count(self, *_: Any) -> None:
+        self.count += 1
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        hook = register_optimizer_step_post_hook(self._count)
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 def _identify_this_process() -> None:

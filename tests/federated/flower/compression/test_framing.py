@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
-from gossamer.federated.flower.framing import (
+from gossamer.federated.flower.compression.framing import (
     MAGIC,
     MOST_HEADER_BYTES,
     PREFIX_BYTES,

@@ -14,8 +14,8 @@ from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Pulled
 from gossamer.errors import LayoutError, MalformedError
-from gossamer.federated.flower.array_layout import ArrayLayout
-from gossamer.federated.flower.framing import PayloadHeader, codec_noun, frame, stype_of, unframe
+from gossamer.federated.flower.compression.array_layout import ArrayLayout
+from gossamer.federated.flower.compression.framing import PayloadHeader, codec_noun, frame, stype_of, unframe
 from gossamer.parameter_server.delta_chain import DeltaChain, Replica
 from gossamer.recipes.recipe import resolve
 

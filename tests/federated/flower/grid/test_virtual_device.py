@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.federated.flower.virtual_device import DAY, VirtualDevice, next_presence
+from gossamer.federated.flower.grid.virtual_device import DAY, VirtualDevice, next_presence
 from gossamer.federated.population import DeviceProfile
 
 SLOW = DeviceProfile(seconds_per_step=2.0, up_bits_per_second=80.0, down_bits_per_second=800.0, round_trip_seconds=0.5)

@@ -10,12 +10,19 @@ import msgspec
 from torch import Tensor
 
 from gossamer.errors import LoopError, MalformedError, MismatchError
-from gossamer.federated.flower.array_layout import ArrayLayout
-from gossamer.federated.flower.codec import ContributionCodec
-from gossamer.federated.flower.installed import need_flower
-from gossamer.federated.flower.node_state import STYPE, NodeState
-from gossamer.federated.flower.notes import NOTE, PAYLOAD, RECORD, Invitation, NodeAnswer, from_text, to_text
-from gossamer.federated.flower.records import (
+from gossamer.federated.flower.compression.array_layout import ArrayLayout
+from gossamer.federated.flower.compression.codec import ContributionCodec
+from gossamer.federated.flower.compression.node_state import STYPE, NodeState
+from gossamer.federated.flower.compression.notes import (
+    NOTE,
+    PAYLOAD,
+    RECORD,
+    Invitation,
+    NodeAnswer,
+    from_text,
+    to_text,
+)
+from gossamer.federated.flower.compression.records import (
     array_record,
     has_payload,
     note_record,
@@ -24,7 +31,8 @@ from gossamer.federated.flower.records import (
     payload_array,
     payload_of,
 )
-from gossamer.federated.flower.versions import PullCodec, brought
+from gossamer.federated.flower.compression.versions import PullCodec, brought
+from gossamer.federated.flower.installed import need_flower
 
 Mod = Callable[[Any, Any, Any], Any]  # (Message, Context, what comes next) -> Message
 TRAIN = "train"  # what the type of a message that asks for training begins with

@@ -17,10 +17,10 @@ from support.flower_apps import first_arrays, flat_of, linear_app, replaced
 
 from gossamer.errors import LayoutError, LoopError, RecipeError
 from gossamer.federated.flower import CompressedStrategy, VirtualGrid, compression_mod
-from gossamer.federated.flower.client_mod import loaded
-from gossamer.federated.flower.framing import is_ours
-from gossamer.federated.flower.node_state import NodeState
-from gossamer.federated.flower.notes import PAYLOAD, RECORD
+from gossamer.federated.flower.compression.client_mod import loaded
+from gossamer.federated.flower.compression.framing import is_ours
+from gossamer.federated.flower.compression.node_state import NodeState
+from gossamer.federated.flower.compression.notes import PAYLOAD, RECORD
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -277,8 +277,9 @@ def test_models_without_floats_and_halves_with_pull_are_refused() -> None:
     halves = ArrayRecord({"w": Array(torch.zeros(4, dtype=torch.float16).numpy())})
     with pytest.raises(LayoutError, match="float16"):
         CompressedStrategy(FedAvg(), TOPK, pull=INT8).start(VirtualGrid(app, 2), halves, num_rounds=1)
+    strategy = CompressedStrategy(FedAvg(), "TopK(0.5)")
+    grid = VirtualGrid(app, 2)
+    message = Message(RecordDict({"a": first_arrays(), "b": first_arrays()}), 1000, "train")
+    strategy.strategy.configure_train = lambda *_: [message]
     with pytest.raises(LoopError, match="2 ArrayRecords"):
-        strategy = CompressedStrategy(FedAvg(), "TopK(0.5)")
-        message = Message(RecordDict({"a": first_arrays(), "b": first_arrays()}), 1000, "train")
-        strategy.strategy.configure_train = lambda *_: [message]
-        strategy.start(VirtualGrid(app, 2), first_arrays(), num_rounds=1)
+        strategy.start(grid, first_arrays(), num_rounds=1)

@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 
 from gossamer.errors import LoopError, MalformedError
-from gossamer.federated.flower.notes import PAYLOAD
-from gossamer.federated.flower.records import NUMPY, has_payload, numpy_arrays, only_record, payload_of, record_bytes
+from gossamer.federated.flower.compression.notes import PAYLOAD
+from gossamer.federated.flower.compression.records import (
+    NUMPY,
+    has_payload,
+    numpy_arrays,
+    only_record,
+    payload_of,
+    record_bytes,
+)
 
 
 def saved(array: Any, **options: Any) -> bytes:

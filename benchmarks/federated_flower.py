@@ -1,0 +1,283 @@
+"""Flower beside Gossamer: the same clients, FedAvg and data on both, and Gossamer's compression on Flower.
+
+Contestants take turns; each round's time is the time between two versions, the first round's left out (imports, first
+calls). All train alike, so what differs is what stands around training; "training alone" is the same work in a loop.
+Parameters at the end are compared: uncompressed ones are the same within 1e-6.
+
+    python benchmarks/federated_flower.py [--clients 10 100] [--rounds 10] [--turns 3] [--ray]
+    python benchmarks/federated_flower.py --quick             # one turn of few rounds, to see that it runs
+
+Flower's own simulation (--ray) needs `pip install 'flwr[simulation]'` and takes a minute to start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.provenance import provenance  # found only after the line above
+from benchmarks.report import markdown
+from gossamer.core.peer_ops import Peer
+from gossamer.federated.client.functions import Round, Update
+from gossamer.federated.client.script import ClientRecipe, participate
+from gossamer.federated.client.store import MemoryStore
+from gossamer.federated.client.trainer import Trainer, answered
+from gossamer.federated.messages import CLIENT, THE_SERVER
+from gossamer.federated.model_state import ModelState
+from gossamer.federated.server.global_model import GlobalModel
+from gossamer.federated.server.script import serve
+from gossamer.federated.server.selection import Uniform
+from gossamer.federated.server.synchronous import SynchronousRounds
+from gossamer.recipes.recipe import resolve
+from gossamer.simulation import simulate_peers
+from gossamer.simulation.faulty_network import VirtualNetwork
+from gossamer.strategies.federated import FederatedStrategy
+
+UP, DOWN = "Chain(TopK(0.05), Int8())", "Int8()"
+BATCH, RATE = 16, 0.1
+OWN, GRID, RAY = "Gossamer", "Flower on Gossamer's grid", "Flower's simulation (Ray)"
+
+
+class Run(NamedTuple):
+    """What came of one contestant's turn."""
+
+    seconds: list[float]  # of each round but the first
+    up: float  # bytes of a round's contributions, on average
+    down: float
+    parameters: Tensor
+
+
+# -- the program: model, data and a device's training, the same for all ------------------------------------------------
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+@lru_cache
+def digits(clients: int) -> list[tuple[Tensor, Tensor]]:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(1))
+    inputs, targets = torch.tensor(found.data / 16, dtype=torch.float32)[order], torch.tensor(found.target)[order]
+    return list(zip(inputs.tensor_split(clients), targets.tensor_split(clients), strict=True))
+
+
+def train(model: nn.Module, told: Round, clients: int) -> Update:
+    inputs, targets = digits(clients)[told.client or 0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for batch, wanted in told.batches(list(zip(inputs.split(BATCH), targets.split(BATCH), strict=True))):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(batch), wanted)
+        loss.backward()
+        optimizer.step()
+    return Update(samples=len(inputs), metrics={"loss": loss.item()})
+
+
+def accuracy(flat: Tensor) -> float:
+    model = make_model()
+    nn.utils.vector_to_parameters(flat, model.parameters())
+    right = sum(int((model(inputs).argmax(1) == targets).sum()) for inputs, targets in digits(10))
+    return right / sum(len(targets) for _, targets in digits(10))
+
+
+def between(moments: list[float]) -> list[float]:
+    return [after - before for before, after in zip(moments, moments[1:], strict=False)]
+
+
+# -- contestants -------------------------------------------------------------------------------------------------------
+
+
+def on_gossamer(clients: int, rounds: int, up: str, down: str | None) -> Run:
+    """Gossamer's own server and devices, in one process."""
+    inside = "" if down is None else f", pull={down}"
+    resolved = resolve(f"FedAvg(fraction=1.0{inside}) + {up}")
+    strategy = resolved.strategy
+    assert isinstance(strategy, FederatedStrategy)
+    pull = None if strategy.pull is None else resolve(strategy.pull).compressor
+    model = make_model()
+    state = ModelState.of(model)
+    recipe = ClientRecipe(strategy=strategy, compressor=resolved.compressor, pull=pull, state=state)
+    moments = [time.perf_counter()]
+    held = SynchronousRounds(
+        GlobalModel(strategy, resolved.compressor, pull, state, state.read(model).flat),
+        clients=clients,
+        rounds=rounds,
+        selection=Uniform(),
+        on_commit=lambda committed: moments.append(time.perf_counter()),
+    )
+    scripts: dict[Peer, Any] = {THE_SERVER: lambda: serve(held)}
+    trainer = Trainer(model, state, strategy, partial(train, clients=clients))
+    for number in range(clients):
+        scripts[Peer(CLIENT, number)] = lambda number=number: answered(
+            participate(number, recipe, MemoryStore()), trainer
+        )
+    trace = simulate_peers(scripts, VirtualNetwork(), 0)
+    sent = trace.sent_bytes
+    ups = sum(nbytes for (_, to), nbytes in sent.items() if to == THE_SERVER)
+    return Run(between(moments)[1:], ups / rounds, (sum(sent.values()) - ups) / rounds, held.model.parameters)
+
+
+def flower_app(clients: int, mods: list[Any]) -> Any:
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+
+    def answer(message: Any, context: Any) -> Any:
+        model = make_model()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        told = Round(index=0, client=int(context.node_config["partition-id"]), local_epochs=1)
+        update = train(model, told, clients)
+        metrics = MetricRecord({"num-examples": update.samples, **update.metrics})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+    app = ClientApp(mods=mods)
+    app.train()(answer)
+    return app
+
+
+def on_flower(clients: int, rounds: int, up: str, down: str | None, ray: bool) -> Run:
+    """Flower's FedAvg, on a grid of ours or in its own simulation."""
+    from flwr.app import ArrayRecord
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+
+    from gossamer.federated.flower import CompressedStrategy, compression_mod, simulate
+
+    compressed = up != "Dense()"
+    strategy = FedAvg(fraction_evaluate=0.0)
+    if compressed:
+        strategy = CompressedStrategy(strategy, up, pull=down)
+    moments: list[float] = []
+    found: list[Any] = []
+
+    def main(grid: Any, context: Any) -> None:
+        def evaluated(index: int, arrays: Any) -> None:
+            moments.append(time.perf_counter())
+
+        first = ArrayRecord(make_model().state_dict())
+        found.append(strategy.start(grid, first, num_rounds=rounds, evaluate_fn=evaluated).arrays)
+
+    server = ServerApp()
+    server.main()(main)
+    app = flower_app(clients, [compression_mod(up)] if compressed else [])
+    if ray:
+        run_ray(server, app, clients)
+        plain = float(sum(len(array.data) for array in found[0].values()) * clients)
+        ups, downs = plain, plain
+    else:
+        traffic = simulate(server, app, clients).traffic
+        ups, downs = (sum(getattr(each, name) for each in traffic) / rounds for name in ("up_bytes", "down_bytes"))
+    if compressed:
+        ups, downs = (
+            sum(getattr(each, name) for each in strategy.traffic) / rounds for name in ("up_bytes", "down_bytes")
+        )
+    flat = torch.cat([torch.from_numpy(array.numpy()).reshape(-1) for array in found[0].values()])
+    return Run(between(moments)[1:], ups, downs, flat)
+
+
+def run_ray(server: Any, app: Any, clients: int) -> None:
+    from flwr.simulation import run_simulation
+
+    resources = {"num_cpus": 1, "num_gpus": 0}
+    init = {"include_dashboard": False, "object_store_memory": 100_000_000, "log_to_driver": False}
+    run_simulation(
+        server, app, num_supernodes=clients, backend_config={"client_resources": resources, "init_args": init}
+    )
+
+
+def alone(clients: int, rounds: int) -> list[float]:
+    """Seconds of a round's training, by all clients in a loop."""
+    model, moments = make_model(), [time.perf_counter()]
+    for _ in range(rounds):
+        for client in range(clients):
+            train(model, Round(index=0, client=client, local_epochs=1), clients)
+        moments.append(time.perf_counter())
+    return between(moments)[1:]
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def shown(seconds: list[float]) -> str:
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return f"{middle * 1e3:.0f} ({low * 1e3:.0f} to {high * 1e3:.0f})"
+
+
+def rows(clients: int, rounds: int, turns: int, ray: bool) -> list[list[str]]:
+    contestants: dict[tuple[str, str], Callable[[], Run]] = {}
+    for up, down in (("Dense()", None), (UP, DOWN)):
+        contestants[OWN, up] = partial(on_gossamer, clients, rounds, up, down)
+        contestants[GRID, up] = partial(on_flower, clients, rounds, up, down, ray=False)
+        if ray:
+            contestants[RAY, up] = partial(on_flower, clients, rounds, up, down, ray=True)
+    runs: dict[tuple[str, str], list[Run]] = {key: [] for key in contestants}
+    bare: list[float] = []
+    for turn in range(turns + 1):  # the first warms up
+        for key, contestant in contestants.items():
+            if key[0] == RAY and turn == 0:
+                continue
+            run = contestant()
+            if turn:
+                runs[key].append(run)
+        if turn:
+            bare += alone(clients, rounds)
+    page = [[str(clients), "training alone", "", shown(bare), "1", "", "", "", ""]]
+    for (name, up), found in runs.items():
+        own = runs[OWN, up][0].parameters
+        apart = max(float((each.parameters - own).abs().max()) for each in found)
+        seconds = [second for each in found for second in each.seconds]
+        page.append(
+            [
+                str(clients),
+                name,
+                "dense" if up == "Dense()" else f"{up}, down {DOWN}",
+                shown(seconds),
+                f"{statistics.median(seconds) / statistics.median(bare):.2f}",
+                f"{found[0].up / clients:,.0f}",
+                f"{found[0].down / clients:,.0f}",
+                f"{apart:.1e}",
+                f"{accuracy(found[0].parameters):.3f}",
+            ]
+        )
+    return page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--ray", action="store_true", help="Flower's own simulation too")
+    parser.add_argument("--quick", action="store_true")
+    chosen = parser.parse_args()
+    os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0")
+    torch.set_num_threads(1)
+    if chosen.quick:
+        chosen.clients, chosen.rounds, chosen.turns = [4], 4, 1
+    import flwr
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    heads = ["clients", "who", "what travels", "ms a round (quartiles)", "x training alone", "bytes up", "bytes down"]
+    found = [row for clients in chosen.clients for row in rows(clients, chosen.rounds, chosen.turns, chosen.ray)]
+    lines = [dict(zip([*heads, "largest difference", "accuracy"], row, strict=True)) for row in found]
+    print(markdown(lines, texts=3))
+    print(f"\nflwr {flwr.__version__}; bytes are those of a client and round. {provenance()}")
+
+
+if __name__ == "__main__":
+    main()
