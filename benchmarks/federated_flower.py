@@ -19,19 +19,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.provenance import provenance  # found only after the line above
+import itertools
+
+from benchmarks.federated_flower_program import accuracy, flower_app, make_model, train
+from benchmarks.provenance import ROOT, provenance  # found only after the line above
 from benchmarks.report import markdown
+
 from gossamer.core.peer_ops import Peer
-from gossamer.federated.client.functions import Round, Update
+from gossamer.federated.client.functions import Round
 from gossamer.federated.client.script import ClientRecipe, participate
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.client.trainer import Trainer, answered
@@ -47,7 +50,6 @@ from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.strategies.federated import FederatedStrategy
 
 UP, DOWN = "Chain(TopK(0.05), Int8())", "Int8()"
-BATCH, RATE = 16, 0.1
 OWN, GRID, RAY = "Gossamer", "Flower on Gossamer's grid", "Flower's simulation (Ray)"
 
 
@@ -60,44 +62,8 @@ class Run(NamedTuple):
     parameters: Tensor
 
 
-# -- the program: model, data and a device's training, the same for all ------------------------------------------------
-
-
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-
-
-@lru_cache
-def digits(clients: int) -> list[tuple[Tensor, Tensor]]:
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(1))
-    inputs, targets = torch.tensor(found.data / 16, dtype=torch.float32)[order], torch.tensor(found.target)[order]
-    return list(zip(inputs.tensor_split(clients), targets.tensor_split(clients), strict=True))
-
-
-def train(model: nn.Module, told: Round, clients: int) -> Update:
-    inputs, targets = digits(clients)[told.client or 0]
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for batch, wanted in told.batches(list(zip(inputs.split(BATCH), targets.split(BATCH), strict=True))):
-        optimizer.zero_grad()
-        loss = cross_entropy(model(batch), wanted)
-        loss.backward()
-        optimizer.step()
-    return Update(samples=len(inputs), metrics={"loss": loss.item()})
-
-
-def accuracy(flat: Tensor) -> float:
-    model = make_model()
-    nn.utils.vector_to_parameters(flat, model.parameters())
-    right = sum(int((model(inputs).argmax(1) == targets).sum()) for inputs, targets in digits(10))
-    return right / sum(len(targets) for _, targets in digits(10))
-
-
 def between(moments: list[float]) -> list[float]:
-    return [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(moments)]
 
 
 # -- contestants -------------------------------------------------------------------------------------------------------
@@ -131,23 +97,6 @@ def on_gossamer(clients: int, rounds: int, up: str, down: str | None) -> Run:
     sent = trace.sent_bytes
     ups = sum(nbytes for (_, to), nbytes in sent.items() if to == THE_SERVER)
     return Run(between(moments)[1:], ups / rounds, (sum(sent.values()) - ups) / rounds, held.model.parameters)
-
-
-def flower_app(clients: int, mods: list[Any]) -> Any:
-    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
-
-    def answer(message: Any, context: Any) -> Any:
-        model = make_model()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        told = Round(index=0, client=int(context.node_config["partition-id"]), local_epochs=1)
-        update = train(model, told, clients)
-        metrics = MetricRecord({"num-examples": update.samples, **update.metrics})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
-
-    app = ClientApp(mods=mods)
-    app.train()(answer)
-    return app
 
 
 def on_flower(clients: int, rounds: int, up: str, down: str | None, ray: bool) -> Run:
@@ -265,7 +214,8 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="Flower's own simulation too")
     parser.add_argument("--quick", action="store_true")
     chosen = parser.parse_args()
-    os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0")
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=paths)  # Ray's workers' too
     torch.set_num_threads(1)
     if chosen.quick:
         chosen.clients, chosen.rounds, chosen.turns = [4], 4, 1

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from gossamer.errors import GossamerError
 
-FLOOR = (1, 21)  # the first with strategies that exchange messages
+FLOOR = (1, 23)  # the oldest that the tests ran with
 TESTED = "1.41.0"
 
 

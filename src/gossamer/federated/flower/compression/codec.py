@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,13 +30,7 @@ class ContributionCodec:
     @classmethod
     def of(cls, recipe: str, seed: int = 0) -> ContributionCodec:
         """Of a compressor's text. Raises RecipeError for what devices cannot send."""
-        compressor = resolve(f"FedAvg() + {recipe}").compressor
-        if compressor.incremental or compressor.adapts:
-            raise RecipeError(
-                f"{recipe} sends changes to what it sent before, and a node's reply may be lost or left out: the next "
-                'one would mean nothing. Write a compressor whose messages stand alone, such as "TopK(0.01)".'
-            )
-        return cls(compressor, seed)
+        return cls(_compressor(recipe), seed)
 
     @property
     def text(self) -> str:
@@ -72,3 +67,15 @@ class ContributionCodec:
         at = contribution.contribution_context(self.seed, node, step)
         (found,) = shard_message.decode(self.compressor, payload, header.counts, [like], at)
         return found
+
+
+@lru_cache(maxsize=64)
+def _compressor(recipe: str) -> Compressor:
+    """The same object for the same text: it is asked for with every message."""
+    compressor = resolve(f"FedAvg() + {recipe}").compressor
+    if compressor.incremental or compressor.adapts:
+        raise RecipeError(
+            f"{recipe} sends changes to what it sent before, and a node's reply may be lost or left out: the next "
+            'one would mean nothing. Write a compressor whose messages stand alone, such as "TopK(0.01)".'
+        )
+    return compressor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ class PullCodec(NamedTuple):
 
     @classmethod
     def of(cls, recipe: str, seed: int = 0) -> PullCodec:
-        return cls(resolve(recipe).compressor, seed)
+        return cls(_compressor(recipe), seed)
 
     @property
     def stype(self) -> str:
@@ -118,3 +119,9 @@ def _links(pulled: Pulled) -> list[tuple[int, int, list[int]]]:
         raise ValueError("there are none")
     links: list[tuple[int, int, list[int]]] = found["links"]
     return links
+
+
+@lru_cache(maxsize=64)
+def _compressor(recipe: str) -> Compressor:
+    """The same object for the same text: it is asked for with every message."""
+    return resolve(recipe).compressor

@@ -2,4 +2,7 @@
 
 virtual_grid    VirtualGrid: in this process, in virtual time
 virtual_device  when a device answers: its link, speed and hours
+tcp_grid        TcpGrid and serve_node: nodes in other processes, over authenticated connections
+desk            letters for nodes that come and ask, each answered once
+messages        Flower's messages outside of Flower
 """

@@ -7,7 +7,6 @@ steps that the app made.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,20 +14,25 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.errors import require
+from gossamer.federated.flower.grid.messages import (
+    FIRST_NODE,
+    RUN,
+    SERVER_NODE,
+    called,
+    content_bytes,
+    copied,
+    identify_this_process,
+    unavailable,
+)
 from gossamer.federated.flower.grid.virtual_device import VirtualDevice
 from gossamer.federated.flower.traffic import RoundTraffic
 from gossamer.federated.population import DeviceProfile
-
-log = logging.getLogger(__name__)
-
-RUN, SERVER_NODE, FIRST_NODE = 1, 1, 1000
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there
             for node, each in self._devices.items()
         }
         self._coming: dict[str, Delivery] = {}
-        _identify_this_process()
+        identify_this_process()
 
     # What strategies and ServerApps ask.
 
@@ -130,7 +134,7 @@ class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there
             raise ValueError(f"there is no node {node}: ask get_node_ids()")
         name = str(uuid.uuid4())
         message.metadata.__dict__["_message_id"] = name  # as Flower's own grids do
-        message.content = RecordDict({key: _copied(each) for key, each in message.content.items()})
+        message.content = RecordDict({key: copied(each) for key, each in message.content.items()})
         down = content_bytes(message.content)
         reply, steps = self._answered(message)
         up = content_bytes(reply.content) if reply.has_content() else 0
@@ -145,20 +149,12 @@ class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there
         node = message.metadata.dst_node_id
         steps = StepCount()
         if self._devices[node].fails_next():
-            reply = Message(Error(ErrorCode.NODE_UNAVAILABLE, "the device did not finish"), reply_to=message)
+            reply = unavailable(message, "the device did not finish")
         else:
             with steps.counting():
-                reply = self._called(message, self.contexts[node])
+                reply = called(self._app, message, self.contexts[node])
         reply.metadata.__dict__["_message_id"] = str(uuid.uuid4())
         return reply, steps.count
-
-    def _called(self, message: Message, context: Context) -> Message:
-        try:
-            return self._app(message, context)
-        except Exception as error:
-            log.exception("The ClientApp of node %d raised", context.node_id)
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def simulate(
@@ -178,18 +174,6 @@ def simulate(
     return grid
 
 
-def content_bytes(content: RecordDict) -> int:
-    """Bytes of a message's records, as Flower counts them: arrays as they are serialized, metrics and config."""
-    return sum(int(record.count_bytes()) for record in content.values())
-
-
-def _copied(record: Any) -> Any:
-    """A record of the receiver's own: nothing that one side writes is seen by the other. Arrays are never written."""
-    if isinstance(record, ConfigRecord):
-        return ConfigRecord({key: list(each) if isinstance(each, list) else each for key, each in record.items()})
-    return record.copy()
-
-
 class StepCount:
     """Counts the steps of all torch optimizers."""
 
@@ -205,15 +189,3 @@ class StepCount:
             yield
         finally:
             hook.remove()
-
-
-def _identify_this_process() -> None:
-    """Newer Flower signs messages with the identity of the task that the process runs; outside of Flower there is
-    none."""
-    try:
-        from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:
-        return
-    for name, value in (("_run_id", RUN), ("_node_id", SERVER_NODE), ("_task_id", RUN)):
-        if getattr(TaskIdentity, name, None) is None:
-            setattr(TaskIdentity, name, value)
