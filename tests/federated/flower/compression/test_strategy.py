@@ -12,7 +12,14 @@ from support.federations import federate
 pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
+from flwr.clientapp.mod import fixedclipping_mod
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+)
 from support.flower_apps import first_arrays, flat_of, linear_app, replaced
 
 from gossamer.errors import LayoutError, LoopError, RecipeError
@@ -66,6 +73,24 @@ def test_dense_contributions_are_what_a_strategy_sees_without_the_wrapper(make: 
     assert torch.allclose(flat_of(wrapped.arrays), flat_of(plain.arrays), rtol=0, atol=1e-12)
     assert wrapped.train_metrics_clientapp.keys() == plain.train_metrics_clientapp.keys()
     assert wrapped.train_metrics_clientapp[4]["loss"] == pytest.approx(plain.train_metrics_clientapp[4]["loss"])
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_it_stands_around_flowers_own_wrappers_and_mods(where: str) -> None:
+    def trained(wrap: Any, mods: Any) -> torch.Tensor:
+        private = {
+            "server": DifferentialPrivacyServerSideFixedClipping,
+            "client": DifferentialPrivacyClientSideFixedClipping,
+        }[where](FedAvg(fraction_evaluate=0.0), noise_multiplier=0.0, clipping_norm=0.5, num_sampled_clients=3)
+        own = [fixedclipping_mod] if where == "client" else []
+        return flat_of(
+            wrap(private).start(VirtualGrid(linear_app([*mods, *own]), 3), first_arrays(), num_rounds=3).arrays
+        )
+
+    plain = trained(lambda strategy: strategy, [])
+    found = trained(lambda strategy: CompressedStrategy(strategy, "Dense()"), [compression_mod()])
+    assert torch.allclose(found, plain, rtol=0, atol=1e-12)
+    assert float((found - flat_of(first_arrays())).norm()) <= 1.5 + 1e-9  # three clipped rounds
 
 
 def test_nodes_without_the_mod_take_part() -> None:

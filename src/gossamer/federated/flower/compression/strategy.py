@@ -237,6 +237,7 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         not fit the model."""
         whose = f"node {number}"
         name, record = only_record(reply.content, whose)
+        self.traffic[-1].went_up(number, record_bytes(record), record_bytes(model.record))
         arrays = numpy_arrays(record, whose)
         if has_payload(record):
             difference = self.codec.decode(payload_of(record, whose), model.layout, number, self._step)
@@ -253,7 +254,6 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
                 raise MalformedError(f'{whose} sent no "{each}" such as the model has: {due.shape} of {due.dtype}')
         if len(arrays) != len(model.arrays):
             raise MalformedError(f"{whose} sent {len(arrays)} arrays, and the model has {len(model.arrays)}")
-        self.traffic[-1].went_up(number, record_bytes(record), record_bytes(model.record))
         reply.content[name] = array_record({each: arrays[each] for each in model.arrays})
 
     def _refuse(self, number: int, error: GossamerError) -> None:
