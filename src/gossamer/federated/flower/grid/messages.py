@@ -11,7 +11,6 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from google.protobuf.message import DecodeError
 
 from gossamer.errors import MalformedError
 
@@ -82,7 +81,7 @@ def content_from_bytes(data: bytes) -> RecordDict:
     """Raises MalformedError."""
     try:
         return recorddict_from_proto(ProtoRecordDict.FromString(data))
-    except (DecodeError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # protobuf's own, and whatever Flower's records refuse
         raise MalformedError(f"{len(data)} bytes are no content of a Flower message ({error})") from error
 
 
