@@ -6,6 +6,7 @@ upload        a contribution in parts of bounded size
 client        a device: the user's function, its hooks, feedback, and the device's script
 population    devices unlike each other: speed, link, hours
 script_file   the functions that a user's script marks
+flower        Flower: its programs on devices of ours, our compression in its programs (extra `flower`)
 server        rounds: selection, admission, sums, the next version
 """
 

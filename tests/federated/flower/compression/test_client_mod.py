@@ -18,8 +18,8 @@ from gossamer.federated.flower.compression.notes import (
     NOTE,
     PAYLOAD,
     RECORD,
-    Invitation,
     NodeAnswer,
+    NodeInvitation,
     from_text,
     to_text,
 )
@@ -36,7 +36,7 @@ def context() -> Context:
 
 
 def invited(kind: str = "train", **told: Any) -> Message:
-    note = note_record(to_text(Invitation(**{"run": "r", "recipe": RECIPE, "step": 0} | told)))
+    note = note_record(to_text(NodeInvitation(**{"run": "r", "recipe": RECIPE, "step": 0} | told)))
     return Message(RecordDict({"arrays": first_arrays(), RECORD: note}), 1000, kind)
 
 

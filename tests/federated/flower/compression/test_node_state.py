@@ -9,14 +9,14 @@ import torch
 from gossamer.errors import MalformedError
 from gossamer.federated.flower.compression.array_layout import ArrayLayout
 from gossamer.federated.flower.compression.node_state import KeptNote, NodeState
-from gossamer.federated.flower.compression.notes import Invitation
+from gossamer.federated.flower.compression.notes import NodeInvitation
 
 BEFORE, AFTER = ({"residual": torch.zeros(3)},), ({"residual": torch.ones(3)},)
 STATE = NodeState(KeptNote(run="r", recipe="c", step=4, version=2), BEFORE, AFTER, (torch.arange(3.0),))
 
 
-def told(**changed: object) -> Invitation:
-    return Invitation(**{"run": "r", "recipe": "c", "step": 5, "counted": 4} | changed)  # type: ignore[arg-type]
+def told(**changed: object) -> NodeInvitation:
+    return NodeInvitation(**{"run": "r", "recipe": "c", "step": 5, "counted": 4} | changed)  # type: ignore[arg-type]
 
 
 def test_feedback_moves_on_with_what_was_counted() -> None:

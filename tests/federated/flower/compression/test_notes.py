@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gossamer.errors import MalformedError
-from gossamer.federated.flower.compression.notes import MOST_LETTERS, Invitation, NodeAnswer, from_text, to_text
+from gossamer.federated.flower.compression.notes import MOST_LETTERS, NodeAnswer, NodeInvitation, from_text, to_text
 
 
 def test_what_is_written_is_read() -> None:
-    told = Invitation(run="r", recipe="TopK(density=0.1)", pull="Int8()", seed=2**53, step=3, counted=1, version=2)
-    assert from_text(to_text(told), Invitation, "it") == told
+    told = NodeInvitation(run="r", recipe="TopK(density=0.1)", pull="Int8()", seed=2**53, step=3, counted=1, version=2)
+    assert from_text(to_text(told), NodeInvitation, "it") == told
     answer = NodeAnswer(run="r", step=3, held=-1)
     assert from_text(to_text(answer), NodeAnswer, "it") == answer
 

@@ -17,8 +17,8 @@ from gossamer.federated.flower.compression.notes import (
     NOTE,
     PAYLOAD,
     RECORD,
-    Invitation,
     NodeAnswer,
+    NodeInvitation,
     from_text,
     to_text,
 )
@@ -73,14 +73,14 @@ def compression_mod(recipe: str | None = None) -> Mod:
     return compress
 
 
-def _invitation(message: Any) -> Invitation | None:
+def _invitation(message: Any) -> NodeInvitation | None:
     """What the wrapper wrote, taken out of the message, so that the app sees what its strategy sent.
 
     Raises LoopError where training was asked for without."""
     if message.has_content() and RECORD in message.content.config_records:
         text = message.content[RECORD].get(NOTE)
         del message.content[RECORD]
-        return from_text(text, Invitation, "the server")
+        return from_text(text, NodeInvitation, "the server")
     if message.metadata.message_type.partition(".")[0] == TRAIN:
         raise LoopError(
             "compression_mod() was asked to train by a strategy that reads no compressed contributions, so nothing "
@@ -90,7 +90,7 @@ def _invitation(message: Any) -> Invitation | None:
     return None
 
 
-def _given(told: Invitation, state: NodeState, message: Any) -> tuple[NodeState, ArrayLayout, Tensor]:
+def _given(told: NodeInvitation, state: NodeState, message: Any) -> tuple[NodeState, ArrayLayout, Tensor]:
     """The state with the model that came, its layout, and itself: (n,). The message then holds it as plain arrays."""
     name, record = only_record(message.content, "a message to a node")
     came = numpy_arrays(record, "a message to a node")
@@ -113,7 +113,7 @@ def _given(told: Invitation, state: NodeState, message: Any) -> tuple[NodeState,
 
 
 def _compressed(
-    told: Invitation, state: NodeState, reply: Any, layout: ArrayLayout, given: Tensor, node: int
+    told: NodeInvitation, state: NodeState, reply: Any, layout: ArrayLayout, given: Tensor, node: int
 ) -> NodeState:
     """The state once the contribution counted, which the reply then holds instead of arrays."""
     name, record = only_record(reply.content, "what the ClientApp returned")

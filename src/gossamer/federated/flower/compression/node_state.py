@@ -16,7 +16,7 @@ from gossamer.core.ops import Payload
 from gossamer.errors import MalformedError
 from gossamer.federated.flower.compression.array_layout import ArrayLayout
 from gossamer.federated.flower.compression.framing import PayloadHeader, frame, unframe
-from gossamer.federated.flower.compression.notes import Invitation, Since
+from gossamer.federated.flower.compression.notes import NodeInvitation, Since
 
 Residuals = tuple[dict[str, Tensor], ...]  # a compressor's state, by block
 STYPE = "gossamer.state.v1"
@@ -42,7 +42,7 @@ class NodeState:
     after: Residuals = ()  # what it owes if it was
     replica: Payload = ()  # (n,) of note.version, where versions travel compressed
 
-    def for_invitation(self, told: Invitation) -> NodeState:
+    def for_invitation(self, told: NodeInvitation) -> NodeState:
         """The state with which the invitation is answered: feedback is settled, and what is of another run is gone."""
         if (self.note.run, self.note.recipe) != (told.run, told.recipe):
             return NodeState(KeptNote(run=told.run, recipe=told.recipe))
@@ -51,7 +51,7 @@ class NodeState:
         owed = self.after if told.counted == self.note.step else self.before  # what was sent before is now given up
         return replace(self, note=msgspec.structs.replace(self.note, step=-1), before=owed, after=())
 
-    def holding(self, told: Invitation, layout: ArrayLayout, names: tuple[str, ...], flat: Tensor) -> NodeState:
+    def holding(self, told: NodeInvitation, layout: ArrayLayout, names: tuple[str, ...], flat: Tensor) -> NodeState:
         """The state once the whole model came: (n,). What feedback owes is of these arrays, or dropped."""
         text = layout.to_text()
         kept = self if self.note.arrays == text else replace(self, before=(), after=())

@@ -19,7 +19,7 @@ Since = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]  # -1: none yet
 Short = Annotated[str, msgspec.Meta(max_length=8192)]
 
 
-class Invitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeInvitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a node is told beside the model."""
 
     run: Short  # of the wrapper; what a node kept of another is dropped
@@ -39,10 +39,10 @@ class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     held: Since = -1  # the version that the node holds now
 
 
-Note = TypeVar("Note", Invitation, NodeAnswer)
+Note = TypeVar("Note", NodeInvitation, NodeAnswer)
 
 
-def to_text(note: Invitation | NodeAnswer) -> str:
+def to_text(note: NodeInvitation | NodeAnswer) -> str:
     return msgspec.json.encode(note).decode()
 
 

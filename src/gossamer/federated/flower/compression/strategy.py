@@ -21,8 +21,8 @@ from gossamer.federated.flower.compression.notes import (
     NOTE,
     PAYLOAD,
     RECORD,
-    Invitation,
     NodeAnswer,
+    NodeInvitation,
     from_text,
     to_text,
 )
@@ -161,7 +161,9 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         """The message with its model as it travels to this node, and what the node must know."""
         number = message.metadata.dst_node_id
         node = self._node(number)
-        told = Invitation(run=self._run, recipe=self.codec.text, seed=self.codec.seed, step=step, counted=node.counted)
+        told = NodeInvitation(
+            run=self._run, recipe=self.codec.text, seed=self.codec.seed, step=step, counted=node.counted
+        )
         record, given = model.record, model.flat
         if self.pull is not None and is_global:
             told, record, given = self._version_for(node, model, told, self.pull)
@@ -173,8 +175,8 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         return message
 
     def _version_for(
-        self, node: KnownNode, model: ModelSent, told: Invitation, pull: PullCodec
-    ) -> tuple[Invitation, ArrayRecord, Tensor]:
+        self, node: KnownNode, model: ModelSent, told: NodeInvitation, pull: PullCodec
+    ) -> tuple[NodeInvitation, ArrayRecord, Tensor]:
         if self._versions is None or self._versions.layout != model.layout:
             self._versions = Versions(pull, model.layout, model.flat)
             for each in self._nodes.values():

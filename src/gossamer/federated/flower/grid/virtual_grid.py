@@ -36,7 +36,7 @@ from gossamer.federated.population import DeviceProfile
 
 
 @dataclass(frozen=True)
-class Delivery:
+class ReplyUnderway:
     """A reply on its way."""
 
     arrived: float  # seconds of the virtual clock
@@ -76,7 +76,7 @@ class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there
             )
             for node, each in self._devices.items()
         }
-        self._coming: dict[str, Delivery] = {}
+        self._coming: dict[str, ReplyUnderway] = {}
         identify_this_process()
 
     # What strategies and ServerApps ask.
@@ -125,8 +125,8 @@ class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there
     def _arrived(self, wanted: Sequence[str]) -> list[Message]:
         """Replies that are there, in the order of their arrival."""
         there = [each for each in wanted if self._coming[each].arrived <= self.seconds]
-        deliveries = sorted((self._coming.pop(each) for each in there), key=lambda each: each.arrived)
-        return [each.reply for each in deliveries]
+        underway = sorted((self._coming.pop(each) for each in there), key=lambda each: each.arrived)
+        return [each.reply for each in underway]
 
     def _push(self, message: Message) -> str:
         node = message.metadata.dst_node_id
@@ -141,7 +141,7 @@ class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there
         times = self._devices[node].take(self.seconds, down, steps, up)
         self.traffic[-1].went_down(node, down, down)
         self.traffic[-1].went_up(node, up, up)
-        self._coming[name] = Delivery(times.arrived, reply)
+        self._coming[name] = ReplyUnderway(times.arrived, reply)
         return name
 
     def _answered(self, message: Message) -> tuple[Message, int]:
