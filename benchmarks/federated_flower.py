@@ -195,6 +195,7 @@ def rows(clients: int, rounds: int, turns: int, ray: bool) -> list[list[str]]:
             if key[0] == RAY and turn == 0:
                 continue
             run = contestant()
+            print(f"{clients} clients, turn {turn}: {key}", file=sys.stderr, flush=True)
             if turn:
                 runs[key].append(run)
         if turn:
@@ -247,9 +248,11 @@ def main() -> None:
         "what travels",
         "ms a round (quartiles)",
         "processor ms",
-        "x training",
+        "x training alone",
         "bytes up",
         "bytes down",
+        "largest difference",
+        "accuracy",
     ]
     found = [row for clients in chosen.clients for row in rows(clients, chosen.rounds, chosen.turns, chosen.ray)]
     lines = [dict(zip(heads, row, strict=True)) for row in found]
