@@ -71,6 +71,19 @@ def test_letters_of_a_node_that_is_gone_are_given_up() -> None:
     assert (1, 2) not in desk.answers
 
 
+def test_answers_that_nobody_waits_for_are_not_kept() -> None:
+    desk = MessageDesk()
+    for head in "abc":
+        desk.write(1, head, b"")
+    desk.react(arrived(1, pushed(1, 0)))
+    desk.forget(1, 0)
+    desk.forget(1, 1)
+    desk.react(arrived(1, pushed(1, 1)))
+    assert desk.answers == {}
+    desk.react(arrived(1, pushed(1, 2)))
+    assert list(desk.answers) == [(1, 2)]
+
+
 def arrived(node: int, op: Pull | Push, kind: str = CLIENT) -> Arrived:
     return Arrived(moment=0.0, token=7, sender=Peer(kind, node), op=op)
 

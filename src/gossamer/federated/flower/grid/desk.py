@@ -40,6 +40,7 @@ class MessageDesk:
         self._letters: dict[int, deque[Letter]] = defaultdict(deque)  # unanswered
         self._waiting: dict[int, list[int]] = defaultdict(list)  # tokens of asks for a letter
         self._written: dict[int, int] = defaultdict(int)  # letters, by node
+        self._forgotten: set[tuple[int, int]] = set()  # by node and letter: nobody waits for the answer
         self._ended = False
 
     def write(self, node: int, head: str, data: bytes) -> tuple[int, list[Reply]]:
@@ -51,6 +52,13 @@ class MessageDesk:
             return number, []
         self._letters[node].append(Letter(number, head, data))
         return number, self._handed(node)
+
+    def forget(self, node: int, number: int) -> None:
+        """Nobody waits for this answer any more; the node may still come to it."""
+        if (node, number) in self.answers:
+            del self.answers[node, number]
+        else:
+            self._forgotten.add((node, number))
 
     def end(self) -> list[Reply]:
         """There will be no more letters."""
@@ -92,7 +100,7 @@ class MessageDesk:
         if data is None:
             return NOT_USED
         letters.popleft()
-        self.answers[node, number] = data
+        self._came(node, number, data)
         return number
 
     def _left(self, node: int) -> None:
@@ -100,7 +108,13 @@ class MessageDesk:
         self._gone.add(node)
         self._waiting.pop(node, None)
         for letter in self._letters.pop(node, ()):
-            self.answers[node, letter.number] = None
+            self._came(node, letter.number, None)
+
+    def _came(self, node: int, number: int, data: bytes | None) -> None:
+        if (node, number) in self._forgotten:
+            self._forgotten.discard((node, number))
+        else:
+            self.answers[node, number] = data
 
 
 def answer_letters(number: int, answer: Callable[[str, bytes], bytes]) -> PeerScript:

@@ -90,7 +90,11 @@ class TcpGrid(Grid):  # type: ignore[misc]  # where types are checked, there is 
                 lambda: all(self._asked[name][0] in self._desk.answers for name in wanted),
                 None if until is None else max(until - time.monotonic(), 0.0),
             )
-        return self.pull_messages(wanted)
+            replies = self.pull_messages(wanted)
+            for name in wanted:
+                if name in self._asked:  # too late: nobody knows its name
+                    self._desk.forget(*self._asked.pop(name)[0])
+        return replies
 
     def _listen(self) -> PeerScript:
         while True:

@@ -118,7 +118,10 @@ class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there
         wanted = self.push_messages(messages)
         last = max((self._coming[each].arrived for each in wanted), default=self.seconds)
         self.seconds = max(self.seconds, min(last, until))
-        return self._arrived(wanted)
+        replies = self._arrived(wanted)
+        for each in wanted:
+            self._coming.pop(each, None)  # too late: nobody knows its name
+        return replies
 
     # Devices.
 
