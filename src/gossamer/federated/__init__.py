@@ -9,6 +9,7 @@ round_forecast  what a round costs, before anything runs
 script_file   the functions that a user's script marks
 privacy       clipping, noise, and what versions tell of a device
 secure        masks that cancel in the sum: the server learns that, and nothing of a device
+flower        Flower: its programs on devices of ours, our compression in its programs (extra `flower`)
 server        rounds: selection, admission, sums, the next version
 virtual       many thousand devices in virtual time, on one machine
 recipe_terms  the strategy and the compressors of a recipe's text

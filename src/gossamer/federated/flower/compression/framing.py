@@ -1,0 +1,108 @@
+"""Array framing: a payload as the bytes of one Flower Array, and back, without Flower.
+
+    magic (4) | bytes of the header, little-endian (4) | header, JSON | zeros to a multiple of 8 | tensors, each padded
+    to a multiple of 8
+
+Nothing is allocated by what a header claims: the tensors must fill the bytes that came exactly, and are views of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import torch
+
+from gossamer.compressors import Compressor, Feedback, Route
+from gossamer.core.json_text import read_json
+from gossamer.core.ops import Payload
+from gossamer.errors import MalformedError
+from gossamer.federated.messages import Count
+from gossamer.transports.wire.tensor_codec import ALIGNMENT, TensorSpec, decode_tensors, encode_tensors
+
+MAGIC = b"GSM1"
+PREFIX_BYTES = len(MAGIC) + 4
+MOST_HEADER_BYTES = 1 << 20
+STYPE = re.compile(r"gossamer\.([a-z0-9_]{1,64})\.v1")
+
+
+class PayloadHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a payload is, beside its numbers."""
+
+    recipe: str = ""  # the compressor's text
+    layout: str = ""  # fingerprint of the model's arrays
+    step: Count = 0  # up: the contribution's; down: the version that it leads to
+    counts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=4096)] = ()  # tensors, by block
+    about: str = ""  # how to read the payload, as JSON
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(max_length=65536)] = ()
+
+
+class FramedPayload(NamedTuple):
+    """A payload and what it is."""
+
+    header: PayloadHeader
+    payload: Payload
+
+
+def stype_of(noun: str) -> str:
+    """ "gossamer.topk.v1" for "TopK"."""
+    return f"gossamer.{noun.lower()}.v1"
+
+
+def is_ours(stype: str) -> bool:
+    """Whether an Array of this stype holds a payload of ours."""
+    return STYPE.fullmatch(stype) is not None
+
+
+def codec_noun(compressor: Compressor) -> str:
+    """The noun of what a user wrote, inside what a recipe put around it."""
+    while isinstance(compressor, Route | Feedback):
+        compressor = compressor.inner
+    return type(compressor).__name__
+
+
+def frame(header: PayloadHeader, payload: Payload) -> bytes:
+    """The bytes of an Array. header.tensors is filled in."""
+    specs, buffers = encode_tensors(payload)
+    text = msgspec.json.encode(msgspec.structs.replace(header, tensors=specs))
+    if len(text) > MOST_HEADER_BYTES:
+        raise ValueError(
+            f"a payload of {len(specs)} tensors needs a header of {len(text)} bytes, and none above "
+            f"{MOST_HEADER_BYTES} is read. Write a compressor that sends fewer tensors, such as TopK(0.01)"
+        )
+    start = PREFIX_BYTES + len(text)
+    prefix = MAGIC + len(text).to_bytes(4, "little") + text + bytes(-start % ALIGNMENT)
+    return b"".join([prefix, *buffers])
+
+
+def unframe(data: bytes) -> FramedPayload:
+    """What `frame` made. Raises MalformedError for anything else."""
+    if len(data) < PREFIX_BYTES or data[: len(MAGIC)] != MAGIC:
+        raise MalformedError(
+            f"an array of {len(data)} bytes is no payload of this version of Gossamer; nothing of it was used. Install "
+            "the same version everywhere"
+        )
+    size = int.from_bytes(data[len(MAGIC) : PREFIX_BYTES], "little")
+    end = PREFIX_BYTES + size
+    if size > MOST_HEADER_BYTES or end > len(data):
+        raise MalformedError(f"an array of {len(data)} bytes claims a header of {size}; nothing of it was used")
+    header = _header(data[PREFIX_BYTES:end])
+    start = end + -end % ALIGNMENT
+    wanted = sum(each.padded_bytes for each in header.tensors)
+    if start + wanted != len(data):
+        raise MalformedError(
+            f"an array describes tensors of {wanted} bytes and carries {max(len(data) - start, 0)}; nothing of it was "
+            "used. It was damaged on its way, or made by something else"
+        )
+    own = bytearray(memoryview(data)[start:])
+    received = torch.frombuffer(own, dtype=torch.uint8) if own else torch.empty(0, dtype=torch.uint8)
+    return FramedPayload(header, decode_tensors(header.tensors, received))
+
+
+def _header(text: bytes) -> PayloadHeader:
+    try:
+        found: Any = read_json(text)
+        return msgspec.convert(found, PayloadHeader, strict=True)
+    except (ValueError, msgspec.ValidationError, RecursionError) as error:
+        raise MalformedError(f"an array's header cannot be read ({error}); nothing of it was used") from error
