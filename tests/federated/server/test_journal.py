@@ -234,7 +234,6 @@ def test_a_journal_written_after_the_answers_is_caught(lazy: str) -> None:
         try:
             killed_after(done, last)
             check_conserved(done)
-            assert not [stamp for stamp in done.ledger.given if list(done.ledger.given).count(stamp) > 1]
             assert torch.equal(done.parameters, calm.parameters)
             assert len(done.ledger.given) == len(calm.ledger.given), "a device trained for nothing"
         except AssertionError:
