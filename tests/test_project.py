@@ -111,6 +111,7 @@ def test_a_class_name_with_two_meanings_is_seen(tmp_path: Path) -> None:
 
 # Tests that lie beside what they test, and are about several modules
 MIRROR_NO_MODULE = {
+    "federated/server/test_fault_seeds.py": "federations of every kind of rounds on bad networks",
     "parameter_server/test_faults.py": "servers and workers of every mode on bad networks",
     "parameter_server/test_laws.py": "laws of every mode of servers",
     "strategies/test_golden.py": "trajectories of several strategies",

@@ -24,7 +24,7 @@ from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import Journaled, RoundsJournal
 from gossamer.federated.server.reports import Committed
-from gossamer.federated.server.roster import Change
+from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.script import serve
 from gossamer.simulation import Trace, compute, simulate_peers
@@ -55,6 +55,19 @@ class WholeSteps(FedAvg):
 
 
 @dataclass(frozen=True, repr=False)
+class WholeMomentum(WholeSteps):
+    """The same with a memory on the server, which it publishes."""
+
+    @property
+    def shared_keys(self) -> Sequence[str]:
+        return ("velocity",)
+
+    def apply(self, parameters: Tensor, memory: Memory, means: Sequence[Tensor], cohort: CohortSummary) -> None:
+        memory["velocity"].add_(means[0].round())
+        parameters.sub_(memory["velocity"])
+
+
+@dataclass(frozen=True, repr=False)
 class Buffered(WholeSteps):
     """The same without rounds."""
 
@@ -74,9 +87,9 @@ class MemoryJournal(RoundsJournal):
 
     def __init__(self) -> None:
         self.state: dict[str, Any] | None = None
-        self.changes: list[Change] = []
+        self.changes: list[RosterChange] = []
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: RosterChange) -> None:
         self.changes.append(replace(change, ended=tuple(change.ended)))
 
     def committed(self, rounds: Journaled) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace as replaced
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 from support.federated_faults import FEATURES, SAMPLES, WholeNumbers, WholeSteps, check_conserved
-from torch import Tensor
+from torch import Tensor, nn
 
-from gossamer.core.peer_ops import Peer, PeerScript, Push
+from gossamer.core.layout import FlatTensors
+from gossamer.core.ops import payload_bytes
+from gossamer.core.peer_ops import Peer, PeerScript, Push, Stamp
 from gossamer.errors import MalformedError
+from gossamer.federated.client.contribution import contribution_context
 from gossamer.federated.messages import (
     CLIENT,
     FATE_UNKNOWN,
@@ -25,9 +29,14 @@ from gossamer.federated.messages import (
     Report,
     decode,
 )
-from gossamer.federated.server.admission import FEWEST, Admission, ContributionLimits
+from gossamer.federated.model_state import ModelState
+from gossamer.federated.server.admission import FEWEST, ContributionAdmission, ContributionLimits
+from gossamer.federated.server.global_model import GlobalModel
+from gossamer.parameter_server import shard_message
+from gossamer.recipes.recipe import resolve
 from gossamer.simulation import Trace, simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
+from gossamer.strategies.federated import FedAvg
 
 N = FEATURES + 1
 LIAR = 2
@@ -188,13 +197,13 @@ def test_a_device_that_diverges_says_so_and_takes_part_again() -> None:
 
 
 def test_a_norm_far_from_the_usual_is_refused_once_there_is_a_usual() -> None:
-    admission = Admission(ContributionLimits(largest_ratio=100.0))
+    admission = ContributionAdmission(ContributionLimits(largest_ratio=100.0))
     for size in range(1, FEWEST + 1):
         admission.check_blocks([torch.full((4,), float(size))])
     admission.check_blocks([torch.full((4,), 550.0)])
     with pytest.raises(MalformedError, match=r"above 1\.2e"):
         admission.check_blocks([torch.full((4,), 700.0)])
-    again = Admission(ContributionLimits(largest_ratio=100.0))
+    again = ContributionAdmission(ContributionLimits(largest_ratio=100.0))
     again.check_blocks([torch.full((4,), 700.0)])  # it knows of none
     again.load_state_dict(admission.state_dict())
     with pytest.raises(MalformedError):
@@ -229,4 +238,49 @@ def test_limits_are_above_zero(limits: dict[str, Any]) -> None:
 
 def test_an_honest_report_is_read() -> None:
     report = Report(samples=3, steps=1, layout="x")
-    assert Admission(ContributionLimits()).report(msgspec.json.encode(report).decode(), THE_SERVER, "x") == report
+    assert (
+        ContributionAdmission(ContributionLimits()).report(msgspec.json.encode(report).decode(), THE_SERVER, "x")
+        == report
+    )
+
+
+CODECS = ["Dense()", "Int8()", "Chain(TopK(0.05), Int8())", "PowerSGD(2)", "RandomK(0.1)", "TernGrad()", "OneBit()"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_whatever_comes_is_decoded_or_refused(codec: str) -> None:
+    """Wrong types, shapes, lengths and bits of every tensor of a message: numbers that are finite, or a refusal."""
+    recipe = "FedAvg()" if codec == "Dense()" else f"FedAvg() + {codec}"
+    compressor = resolve(recipe).compressor
+    state = ModelState.of(nn.Linear(64, 32))
+    model = GlobalModel(FedAvg(), compressor, None, state, torch.zeros(state.layout.numel))
+    at, block = contribution_context(0, 1, 0), FlatTensors(torch.randn(state.layout.numel), state.layout)
+    sent = shard_message.encode(compressor, [block], shard_message.initial_states(compressor, [block], at), [at])
+    assert model.contribution_bytes(0) == payload_bytes(sent.payload)
+    draw, refused = Random(codec), 0
+    for _ in range(60):
+        payload = [*sent.payload]
+        place = draw.randrange(len(payload))
+        payload[place] = spoiled(payload[place].clone(), draw)
+        try:
+            blocks = model.decode(Stamp(1, 0), tuple(payload), sent.counts)
+            assert [each.shape for each in blocks] == [block.flat.shape]
+            assert blocks[0].isfinite().all()
+        except MalformedError:
+            refused += 1
+    assert refused > 20
+
+
+def spoiled(tensor: Tensor, draw: Random) -> Tensor:
+    match draw.randrange(5):
+        case 0:
+            noise = torch.randint(0, 256, (tensor.nbytes,), dtype=torch.uint8)
+            return noise.view(tensor.dtype).reshape(tensor.shape)
+        case 1:
+            return tensor.reshape(-1)[: draw.randrange(tensor.numel())]
+        case 2:
+            return torch.cat([tensor.reshape(-1)] * 50)
+        case 3:
+            return tensor.to(draw.choice((torch.float64, torch.int32, torch.bool)))
+        case _:
+            return tensor.reshape(1, -1)

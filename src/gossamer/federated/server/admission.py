@@ -41,7 +41,7 @@ class ContributionLimits:
             require(value is None or value > 0, f"{name} is above 0, not {value}")
 
 
-class Admission:
+class ContributionAdmission:
     """Checks what devices send against limits, and against what others sent before."""
 
     def __init__(self, limits: ContributionLimits) -> None:

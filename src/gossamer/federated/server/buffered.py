@@ -60,6 +60,10 @@ class BufferedRounds(Rounds):
         """Also where all devices that have not left have reported, though the buffer is not full: no other can come."""
         return len(self.reported) >= self.buffer or self.all_reported()
 
+    def is_between_rounds(self) -> bool:
+        """A device that was refused waits for the next version, unless it is the only one that could report."""
+        return not self.roster.training
+
     def staleness_allowed(self, assignment: Assignment, staleness: int) -> bool:
         return self.most_staleness is None or staleness <= self.most_staleness
 

@@ -24,7 +24,7 @@ from gossamer import checkpoint
 from gossamer.core.json_text import read_json
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
-from gossamer.federated.server.roster import Assignment, Change
+from gossamer.federated.server.roster import Assignment, RosterChange
 from gossamer.parameter_server.journal import Log
 
 PARSING = (ValueError, TypeError, KeyError, LookupError, AttributeError, RuntimeError)
@@ -37,14 +37,14 @@ class Journaled(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def change(self, change: Change) -> None: ...
+    def change(self, change: RosterChange) -> None: ...
 
 
 class RoundsJournal(ABC):
     """Keeps what a killed server goes on from. Raises nothing: one that cannot write gives notice once."""
 
     @abstractmethod
-    def changed(self, change: Change) -> None:
+    def changed(self, change: RosterChange) -> None:
         """Assignments were made or ended; called before devices hear of them."""
 
     @abstractmethod
@@ -55,7 +55,7 @@ class RoundsJournal(ABC):
 class NoRoundsJournal(RoundsJournal):
     """Nothing is kept."""
 
-    def changed(self, change: Change) -> None: ...
+    def changed(self, change: RosterChange) -> None: ...
 
     def committed(self, rounds: Journaled) -> None: ...
 
@@ -67,7 +67,7 @@ class FileRoundsJournal(RoundsJournal):
         self._folder, self._number, self._log = folder, number, log
         self._failed = False
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: RosterChange) -> None:
         if self._log is None:
             return
         try:
@@ -154,7 +154,7 @@ def _restored(folder: Path, number: int, rounds: Journaled) -> FileRoundsJournal
     return FileRoundsJournal(folder, number, Log(path, end))
 
 
-def _changes(path: Path) -> Iterator[tuple[Change, int]]:
+def _changes(path: Path) -> Iterator[tuple[RosterChange, int]]:
     """All whole lines of a log, each with the offset of its end. A last one that is torn was never acted on.
 
     Raises ValueError for a whole line that is not what was written.
@@ -171,16 +171,16 @@ def _changes(path: Path) -> Iterator[tuple[Change, int]]:
         yield _parsed(text.decode()), end
 
 
-def _line(change: Change) -> bytes:
+def _line(change: RosterChange) -> bytes:
     assigned = {client: (each.round, each.first, each.version) for client, each in change.assigned.items()}
     text = json.dumps([change.next_round, change.given, assigned, list(change.ended)]).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def _parsed(text: str) -> Change:
+def _parsed(text: str) -> RosterChange:
     next_round, given, assigned, ended = read_json(text)
     found = {int(client): Assignment(*map(int, numbers)) for client, numbers in assigned.items()}
-    return Change(int(next_round), int(given), found, tuple(map(int, ended)))
+    return RosterChange(int(next_round), int(given), found, tuple(map(int, ended)))
 
 
 def _log_name(number: int) -> str:

@@ -31,7 +31,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Change:
+class RosterChange:
     """What changed between versions."""
 
     next_round: int
@@ -151,11 +151,11 @@ class Roster:
             self._review(client)
 
     def catch_up(self) -> None:
-        """Where devices know of later rounds than the server, which lost its journal, it goes on from theirs."""
-        if not self.assigned and self._first_round > self.next_round:
+        """Go on from the latest round that a device waits for: it was refused, or the server lost its journal."""
+        if self._first_round > self.next_round:
             self.advance()
 
-    def change(self, change: Change) -> None:
+    def change(self, change: RosterChange) -> None:
         """Make a change of before a restart again."""
         self.next_round, self.given = change.next_round, change.given
         self.assigned.update(change.assigned)

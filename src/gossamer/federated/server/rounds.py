@@ -46,12 +46,12 @@ from gossamer.federated.messages import (
     encode,
 )
 from gossamer.federated.privacy.privacy_guard import guard_for, private_selection
-from gossamer.federated.server.admission import Admission, ContributionLimits
+from gossamer.federated.server.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.contribution_sum import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
 from gossamer.federated.server.reports import Committed, Reported, refusal, told
-from gossamer.federated.server.roster import Assignment, Change, Roster
+from gossamer.federated.server.roster import Assignment, Roster, RosterChange
 from gossamer.federated.server.selection import SelectionPolicy
 from gossamer.federated.server.uploads import Uploads
 from gossamer.kernels import all_finite
@@ -76,7 +76,8 @@ class Rounds(ABC):
         on_commit: Callable[[Committed], Any] = lambda committed: None,
         return_seconds: float = 60.0,
     ) -> None:
-        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make.
+        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make. on_commit: told
+        of each version once it is journaled; one that was made just before a kill may never be told.
         return_seconds: after a restart, until devices that have a task and are not heard of count as gone."""
         self.model, self.clients, self.rounds, self.selection = model, clients, rounds, selection
         self.cohort = model.strategy.cohort(clients)
@@ -85,7 +86,7 @@ class Rounds(ABC):
         if self.guard is not None:
             self.selection = private_selection(self.guard, selection)
             limits = replace(limits, largest_ratio=None)  # one device would decide whether another's counts
-        self.admission = Admission(limits)
+        self.admission = ContributionAdmission(limits)
         self.config = dict(config or {})
         self.journal: RoundsJournal = journal or NoRoundsJournal()
         self.on_commit = on_commit
@@ -142,6 +143,10 @@ class Rounds(ABC):
     def open_anew(self, moment: float) -> None:
         """A version was made, or given up: what begins with that."""
 
+    @abstractmethod
+    def is_between_rounds(self) -> bool:
+        """Whether the next tasks may be of a later round than those before, though no version was made."""
+
     def is_hopeless(self, moment: float) -> bool:
         """Whether the reports that are there are given up, since too few others can come."""
         return False
@@ -193,7 +198,8 @@ class Rounds(ABC):
             yield from self._commit(moment)
         if not self.finished and self.is_hopeless(moment):
             yield from self._give_up(moment, "too few devices reported in time")
-        self.roster.catch_up()
+        if self.is_between_rounds():
+            self.roster.catch_up()
         chosen = [] if self.finished else self.assign(moment)
         while self.drew_nobody:
             yield from self._commit(moment)
@@ -335,7 +341,7 @@ class Rounds(ABC):
             self.uploads.drop(client)
 
     def _note(self, assigned: Mapping[int, Assignment] | None = None, ended: Sequence[int] = ()) -> None:
-        self.journal.changed(Change(self.next_round, self.roster.given, assigned or {}, ended))
+        self.journal.changed(RosterChange(self.next_round, self.roster.given, assigned or {}, ended))
 
     # Tasks.
 
@@ -416,7 +422,7 @@ class Rounds(ABC):
             self.guard.load_state_dict(state["privacy"])
             self.sum = sum_for(self.model.strategy, self.guard)
 
-    def change(self, change: Change) -> None:
+    def change(self, change: RosterChange) -> None:
         """Make a change again."""
         self.roster.change(change)
 

@@ -100,6 +100,9 @@ class SynchronousRounds(Rounds):
         nobody_left = moment >= self.deadline or self._open.isdisjoint(self.roster.training)
         return on_time >= self._enough or (nobody_left and len(self.reported) >= self._fewest)
 
+    def is_between_rounds(self) -> bool:
+        return not self._is_open
+
     def is_hopeless(self, moment: float) -> bool:
         return self._is_open and (moment >= self.deadline or self._open.isdisjoint(self.roster.training))
 
