@@ -55,6 +55,19 @@ class WholeSteps(FedAvg):
 
 
 @dataclass(frozen=True, repr=False)
+class WholeMomentum(WholeSteps):
+    """The same with a memory on the server, which it publishes."""
+
+    @property
+    def shared_keys(self) -> Sequence[str]:
+        return ("velocity",)
+
+    def apply(self, parameters: Tensor, memory: Memory, means: Sequence[Tensor], cohort: CohortSummary) -> None:
+        memory["velocity"].add_(means[0].round())
+        parameters.sub_(memory["velocity"])
+
+
+@dataclass(frozen=True, repr=False)
 class Buffered(WholeSteps):
     """The same without rounds."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from support.federated_faults import WholeNumbers
 
 from gossamer.core.peer_ops import Arrived, Elapsed, Peer, PeerScript, Reply
-from gossamer.federated.messages import CLIENT, THE_SERVER
+from gossamer.federated.messages import THE_SERVER
 
 
 class Killed(BaseException):
@@ -38,14 +38,13 @@ class Desk:
         for peer, script in scripts.items():
             self.clients[peer] = script()
             self._resume(peer, None)
-        server, waits = None, False
+        server = None
         while self.clients:
             try:
                 if server is None:
-                    server, waits = start(), False
+                    server = start()
                     next(server)
-                    waits = self._hear(server, Elapsed(moment=self.moment))
-                assert waits
+                    self._hear(server, Elapsed(moment=self.moment))
                 self.moment += 1
                 assert self.undelivered, f"nothing can happen any more: {self.asks}"
                 peer = self.undelivered.pop(random.randrange(len(self.undelivered)))
@@ -57,7 +56,7 @@ class Desk:
                 server = None
                 self.undelivered = sorted(self.asks)
 
-    def _hear(self, server: PeerScript, event: Any) -> bool:
+    def _hear(self, server: PeerScript, event: Any) -> None:
         op = server.send(event)
         self._count()
         while isinstance(op, Reply):
@@ -67,7 +66,6 @@ class Desk:
                 self._resume(peer, op.answer)
             op = server.send(None)
             self._count()
-        return True
 
     def _count(self) -> None:
         self.ops += 1
@@ -87,6 +85,3 @@ def killed_after(done: WholeNumbers, ops: float) -> Desk:
     desk = Desk(done, ops)
     desk.run()
     return desk
-
-
-CLIENTS = [Peer(CLIENT, number) for number in range(4)]

@@ -53,7 +53,7 @@ def calm_bits(name: str) -> list[float]:
     return calm.parameters.tolist()
 
 
-@pytest.mark.parametrize("block", blocks(225), ids=block_name)
+@pytest.mark.parametrize("block", blocks(200), ids=block_name)
 def test_whatever_happens_each_contribution_counts_once(block: range) -> None:
     """Devices and the server are killed and started again; where everyone takes part, the outcome is the same bits."""
     for seed in block:

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 from support.fake_disk import watched
-from support.federated_faults import SAMPLES, Buffered, MemoryJournal, WholeNumbers, WholeSteps, check_conserved, sparse
+from support.federated_faults import (
+    SAMPLES,
+    Buffered,
+    MemoryJournal,
+    WholeMomentum,
+    WholeNumbers,
+    check_conserved,
+    sparse,
+)
 from support.killed_server import Desk, Killed, killed_after
 
 from gossamer.compressors import TopK
@@ -29,7 +37,7 @@ def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def everyone(**options: Any) -> WholeNumbers:
-    strategy = WholeSteps(fraction=1.0, pull=TopK(density=0.2))
+    strategy = WholeMomentum(fraction=1.0, pull=TopK(density=0.2))
     return WholeNumbers(strategy, sparse(), rounds=2, options={"fewest": len(SAMPLES)}, **options)
 
 
@@ -226,9 +234,10 @@ def test_a_journal_written_after_the_answers_is_caught(lazy: str) -> None:
         try:
             killed_after(done, last)
             check_conserved(done)
-            assert not [stamp for stamp in done.ledger.given if list(done.ledger.given).count(stamp) > 1]
             assert torch.equal(done.parameters, calm.parameters)
             assert len(done.ledger.given) == len(calm.ledger.given), "a device trained for nothing"
         except AssertionError:
             caught += 1
-    assert caught
+        if caught > 2:
+            return
+    raise AssertionError(f"killed after any op, it was seen {caught} times only")

@@ -76,7 +76,8 @@ class Rounds(ABC):
         on_commit: Callable[[Committed], Any] = lambda committed: None,
         return_seconds: float = 60.0,
     ) -> None:
-        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make.
+        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make. on_commit: told
+        of each version once it is journaled; one that was made just before a kill may never be told.
         return_seconds: after a restart, until devices that have a task and are not heard of count as gone."""
         self.model, self.clients, self.rounds = model, clients, rounds
         self.privacy = RoundsPrivacy(model, clients, selection, admission)
