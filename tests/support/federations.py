@@ -16,11 +16,12 @@ from gossamer.federated.client.store import ClientStore, MemoryStore
 from gossamer.federated.client.trainer import Trainer, answered
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.model_state import ModelState
+from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.rounds import Committed, Rounds
+from gossamer.federated.server.reports import Committed
+from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.script import serve
 from gossamer.federated.server.selection import Uniform
-from gossamer.federated.server.synchronous import SynchronousRounds
 from gossamer.recipes.recipe import resolve
 from gossamer.simulation import Trace, simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
@@ -78,7 +79,7 @@ def federate(
     net: VirtualNetwork | None = None,
     seed: int = 0,
     part_bytes: int = 1 << 20,
-    policy: type[Rounds] = SynchronousRounds,
+    policy: Callable[..., Rounds] = rounds_for,
     **options: Any,
 ) -> Federation:
     """Run it over simulated peers, and check that nobody wrote to what travels."""

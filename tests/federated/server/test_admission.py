@@ -17,6 +17,7 @@ from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import payload_bytes
 from gossamer.core.peer_ops import Peer, PeerScript, Push, Stamp
 from gossamer.errors import MalformedError
+from gossamer.federated.client.contribution import contribution_context
 from gossamer.federated.messages import (
     CLIENT,
     FATE_UNKNOWN,

@@ -113,6 +113,19 @@ def test_a_device_that_asks_again_begins_from_the_newest_version() -> None:
     assert hand.receipts == {0: 1, 1: 2}
 
 
+def test_a_device_that_was_refused_waits_for_a_version_unless_all_others_wait_for_it() -> None:
+    hand = ByHand(rounds_of(Buffered(fraction=1.0, buffer=2), 3))
+    hand.ask(0, 1, 2)
+    hand.leave(2)
+    hand.report(0)
+    hand.report(1, samples=0)
+    assert hand.receipts == {1: NOT_COUNTED}
+    hand.ask(1)
+    assert hand.tasks[1].round == 1
+    hand.report(1)
+    assert hand.receipts == {0: 1, 1: 1}
+
+
 @pytest.mark.parametrize("buffer", [1, 3])
 def test_it_comes_to_an_end(buffer: int) -> None:
     done = WholeNumbers(Buffered(fraction=1.0, buffer=buffer), rounds=8, train_seconds=some_seconds)
