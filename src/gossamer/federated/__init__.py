@@ -7,6 +7,7 @@ client        a device: the user's function, its hooks, feedback, and the device
 population    devices unlike each other: speed, link, hours
 script_file   the functions that a user's script marks
 privacy       clipping, noise, and what versions tell of a device
+secure        masks that cancel in the sum: the server learns that, and nothing of a device
 server        rounds: selection, admission, sums, the next version
 """
 

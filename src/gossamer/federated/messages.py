@@ -21,10 +21,18 @@ THE_SERVER = Peer(SERVER, 0)
 TASK, PART, REPORT = "task", "part", "report"  # keys of asks
 PART_BYTES = 1 << 20
 FATE_UNKNOWN, NOT_COUNTED = -2, -1  # versions of a receipt: parts are missing; too late, or refused
+GO_ON = -3  # version of a receipt: a phase of a round under masks has ended, and the next begins
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Scalar = bool | int | float | str | None
+
+
+class SecureTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """That a round is summed under masks, and what all devices of its cohort have alike."""
+
+    members: tuple[Count, ...]  # numbers of its devices, ascending
+    ranges: tuple[Finite, ...]  # of entries times weights, by block of a contribution
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +45,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     finished: bool = False  # the federation has ended, and there is nothing to do
     seed: Count = 0  # of this device's part in this round
     refused: str = ""  # why there is none, and never will be
+    secure: SecureTask | None = None  # how the contribution is to be masked; None: it goes as it is
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,10 +70,10 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     missing: tuple[Count, ...] = ()  # parts that the server does not have, any more or yet
 
 
-Told = TypeVar("Told", Task, Report, Fate)
+Told = TypeVar("Told", bound=msgspec.Struct)
 
 
-def encode(told: Task | Report | Fate) -> str:
+def encode(told: msgspec.Struct) -> str:
     return msgspec.json.encode(told).decode()
 
 

@@ -6,5 +6,6 @@ contribution    compresses what was learned, with feedback, for the server
 store           what a device keeps between rounds, in memory
 directory_store the same on disk
 script          the device's script: ask for a task, train, send, hear what became of it
+delivery        sends a contribution in parts, and again what got lost
 trainer         answers the script's Train by the user's function
 """

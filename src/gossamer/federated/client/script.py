@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
@@ -15,25 +15,17 @@ from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Pull, Push, Stamp
-from gossamer.errors import MismatchError, NotFinite
+from gossamer.errors import AttachError, MalformedError, MismatchError, NotFinite
 from gossamer.federated.client import contribution as contributions
+from gossamer.federated.client.delivery import upload as upload
 from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
-from gossamer.federated.messages import (
-    FATE_UNKNOWN,
-    PART,
-    PART_BYTES,
-    REPORT,
-    TASK,
-    THE_SERVER,
-    Fate,
-    Report,
-    Task,
-    decode,
-    encode,
-)
+from gossamer.federated.messages import GO_ON, PART_BYTES, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.privacy.device_noise import private_report
-from gossamer.federated.upload import cut
+from gossamer.federated.secure.agreement import Agreement
+from gossamer.federated.secure.device import DeviceSecrets, masked_report, nothing_to_reveal, upload_masked
+from gossamer.federated.secure.private_fixed_point import fixed_point_of
+from gossamer.federated.secure.roster import Identity, IdentityRoster
 from gossamer.parameter_server.delta_chain import Replica
 from gossamer.strategies.federated import FederatedStrategy, LocalWork
 from gossamer.strategies.federated.base import Memory
@@ -70,6 +62,18 @@ class ClientRecipe:
     state: ModelState
     seed: int = 0
     part_bytes: int = PART_BYTES
+    roster: IdentityRoster | None = None  # of all devices, where contributions are masked
+    identity: Identity | None = None  # this device's; None: the roster's, where that is simulated
+
+    def enrolled(self, number: int) -> tuple[IdentityRoster, Identity]:
+        """The roster, and this device's identity. Raises AttachError where either is missing."""
+        identity = self.identity if self.identity is not None or self.roster is None else self.roster.identity(number)
+        if self.roster is None or identity is None:
+            raise AttachError(
+                f"{self.strategy!r} masks contributions, and client {number} has no identity that others know, or no "
+                "roster of theirs. Give every machine the same roster file, and the device the identity that is in it."
+            )
+        return self.roster, identity
 
 
 ClientScript = Generator[Any, Any, int]
@@ -84,7 +88,7 @@ def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> Client
     while True:
         state = store.load()
         if state.pending is not None:  # this device was restarted
-            counted += yield from _deliver(recipe, store, state)
+            counted += yield from _deliver(recipe, store, state, begun=True)
             continue
         replica = _replica(recipe, state)
         pulled = yield Pull(of=THE_SERVER, key=TASK, known=replica.version, at_least=state.round + 1)
@@ -119,6 +123,8 @@ def _contribute(
     blocks, memory = recipe.strategy.contribute(
         anchor - trained.flat, trained.work, shared, _memory(recipe, state, anchor)
     )
+    if recipe.strategy.secure is not None or task.secure is not None:
+        return (yield from _contribute_masked(number, recipe, store, state, task, trained, blocks, memory))
     stamp = Stamp(number, task.round, task.version)
     report = Report(
         samples=trained.work.samples,
@@ -139,49 +145,91 @@ def _contribute(
             at,
             recipe.strategy.privacy,
         )
-    except NotFinite as error:  # training diverged: the next round begins from other parameters
-        report = msgspec.structs.replace(report, failed=str(error)[:300])
-        yield Push(to=THE_SERVER, key=REPORT, stamp=stamp, about=encode(report))
-        store.save(replace(state, round=task.round))
-        return False
+    except NotFinite as error:
+        return (yield from _fail(store, replace(state, round=task.round), stamp, report, error))
     report = msgspec.structs.replace(report, counts=encoded.counts)
     state = replace(state, pending=PendingContribution(stamp, report, encoded.payload, encoded.counted))
     store.save(state)
     return (yield from _deliver(recipe, store, state))
 
 
-def _deliver(recipe: ClientRecipe, store: ClientStore, state: ClientState) -> Generator[Any, Any, bool]:
+def _deliver(
+    recipe: ClientRecipe, store: ClientStore, state: ClientState, begun: bool = False
+) -> Generator[Any, Any, bool]:
     """Send the contribution whose fate is not known, and remember it; whether it was counted."""
     pending = state.pending
     assert pending is not None
-    fate_version = yield from upload(pending.stamp, pending.report, pending.payload, recipe.part_bytes)
+    fate_version = yield from upload(pending.stamp, pending.report, pending.payload, recipe.part_bytes, begun)
+    if fate_version == GO_ON:  # its secrets of that round are gone, and others do without
+        fate_version = yield from nothing_to_reveal(pending.stamp)
     was_counted = fate_version >= 0
     store.save(pending.counted if was_counted else replace(state, round=pending.stamp.step, pending=None))
     return was_counted
 
 
-def upload(stamp: Stamp, report: Report, payload: Payload, part_bytes: int = PART_BYTES) -> Generator[Any, Any, int]:
-    """Send a contribution, in parts where it is long; returns the version that it was counted in, or NOT_COUNTED.
+def _contribute_masked(
+    number: int,
+    recipe: ClientRecipe,
+    store: ClientStore,
+    state: ClientState,
+    task: Task,
+    trained: Trained,
+    blocks: Sequence[Tensor],
+    memory: Memory,
+) -> Generator[Any, Any, bool]:
+    """Encode and mask a contribution, in phases with the rest of the cohort; whether it was counted.
 
-    Each part is acknowledged by itself, so what a broken connection costs is one part.
+    That it is masked is this device's own business: a server that asks for it as it is gets nothing. memory: what the
+    strategy's becomes once this counts.
     """
-    parts = cut(payload, part_bytes)
-    for number, part in enumerate(parts):
-        receipt = yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(part,), about=str(number))
-        if receipt.version != FATE_UNKNOWN:  # it counted before, or the round is over
-            return int(receipt.version)
-    if parts:
-        report = msgspec.structs.replace(
-            report, parts=len(parts), shapes=tuple(tuple(tensor.shape) for tensor in payload)
+    secure, layout = recipe.strategy.secure, recipe.state.fingerprint()
+    if secure is None or task.secure is None or task.round <= state.round:
+        raise MalformedError(f"{THE_SERVER} wants client {number}'s update without masks, or twice; it was not sent")
+    form = fixed_point_of(recipe.strategy, recipe.compressor, recipe.state, recipe.seed)
+    agreement = Agreement.of(form, task.secure, task.round, task.version, layout)
+    roster, identity = recipe.enrolled(number)
+    stamp, report = Stamp(number, task.round, task.version), masked_report(layout)
+    privacy, work = recipe.strategy.privacy, trained.work
+    is_private = privacy is not None and privacy.on_device  # then weights would tell how much data there is
+    try:
+        encoded = form.encode(
+            blocks,
+            1.0 if is_private else recipe.strategy.weight(work, 0),
+            1 if is_private else work.steps,
+            agreement.ranges,
+            survivors=agreement.survivors,
+            client=number,
+            index=task.round,
+            residuals=state.residuals,
         )
-    while True:
-        receipt = yield Push(
-            to=THE_SERVER, key=REPORT, stamp=stamp, payload=() if parts else payload, about=encode(report)
-        )
-        if receipt.version != FATE_UNKNOWN:
-            return int(receipt.version)
-        for number in decode(receipt.about, Fate, THE_SERVER).missing:
-            yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(parts[number],), about=str(number))
+    except NotFinite as error:
+        return (yield from _fail(store, replace(state, round=task.round), stamp, report, error))
+    counted = replace(
+        state,
+        round=task.round,
+        residuals=encoded.residuals,
+        residual_version=state.version,
+        memory=dict(memory),
+    )
+
+    def keep(payload: Payload) -> None:
+        store.save(replace(state, pending=PendingContribution(stamp, report, payload, counted)))
+
+    fewest = agreement.survivors if is_private else 0
+    secrets = DeviceSecrets(agreement, number, identity, roster, fewest)
+    version = yield from upload_masked(secrets, stamp, report, encoded.integers, keep, recipe.part_bytes)
+    store.save(counted if version >= 0 else replace(state, round=task.round, pending=None))
+    return version >= 0
+
+
+def _fail(
+    store: ClientStore, state: ClientState, stamp: Stamp, report: Report, error: NotFinite
+) -> Generator[Any, Any, bool]:
+    """Training diverged: the server is told, and the next round begins from other parameters."""
+    report = msgspec.structs.replace(report, failed=str(error)[:300])
+    yield Push(to=THE_SERVER, key=REPORT, stamp=stamp, about=encode(report))
+    store.save(state)
+    return False
 
 
 def _replica(recipe: ClientRecipe, state: ClientState) -> Replica:

@@ -28,6 +28,17 @@ class ContributionSum(ABC):
         self._weight += weight
         self._steps += weight * steps
 
+    def add_total(self, sums: Sequence[Tensor], weight: float, steps: float, count: int) -> None:
+        """Add what `count` contributions came to elsewhere. sums: (n,) each, of contributions times weights; weight:
+        theirs together; steps: the sum of theirs times weights. Raises TypeError where single ones must be seen."""
+        self._add_sums(sums)
+        self.count += count
+        self._weight += weight
+        self._steps += steps
+
+    def _add_sums(self, sums: Sequence[Tensor]) -> None:
+        raise TypeError("an aggregator that compares contributions cannot take their sum")
+
     def summary(self, clients: int) -> CohortSummary:
         return CohortSummary(contributions=self.count, clients=clients, steps=self._steps / self._weight)
 
@@ -55,6 +66,9 @@ class StreamedMean(ContributionSum):
             self._sums = tuple(torch.zeros_like(block) for block in blocks)
         for into, block in zip(self._sums, blocks, strict=True):
             into.add_(block, alpha=weight)
+
+    def _add_sums(self, sums: Sequence[Tensor]) -> None:
+        self._add(sums, 1.0)
 
     def means(self) -> tuple[Tensor, ...]:
         return tuple(each / self._weight for each in self._sums)

@@ -1,13 +1,16 @@
-"""Rounds from a strategy: makes the rounds that it asks for, synchronous or buffered."""
+"""Rounds from a strategy: makes the rounds that it asks for, synchronous, under masks, or buffered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from typing import Any
 
 from gossamer.errors import RecipeError
 from gossamer.federated.messages import Scalar
+from gossamer.federated.secure.roster import IdentityRoster
+from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.admission import ContributionLimits
 from gossamer.federated.server.buffered import BufferedRounds
 from gossamer.federated.server.global_model import GlobalModel
@@ -17,6 +20,7 @@ from gossamer.federated.server.selection import SelectionPolicy, Uniform
 from gossamer.federated.server.synchronous import SynchronousRounds
 
 FOR_BUFFERED = {"task_seconds": inf}
+FOR_MASKED = {"phase_seconds": inf}  # beside those of synchronous ones
 FOR_SYNCHRONOUS = {
     "round_seconds": inf,
     "over_selection": 0.0,
@@ -37,15 +41,18 @@ def rounds_for(
     config: Mapping[str, Scalar] | None = None,
     on_commit: Callable[[Committed], Any] = lambda committed: None,
     return_seconds: float = 60.0,
+    identities: IdentityRoster | None = None,
     **options: Any,
 ) -> Rounds:
-    """BufferedRounds where the model's strategy is asynchronous, else SynchronousRounds.
+    """BufferedRounds where the model's strategy is asynchronous, SecureRounds where it masks contributions, else
+    SynchronousRounds.
 
-    options: what these have of their own. One that the other kind has may be given as what it is by default. Raises
-    RecipeError for another.
+    identities: of the devices, where contributions are masked. options: what these have of their own. One that the
+    other kind has may be given as what it is by default. Raises RecipeError for another.
     """
-    is_buffered = model.strategy.asynchronous
+    is_buffered, is_masked = model.strategy.asynchronous, model.strategy.secure is not None
     mine, other = (FOR_BUFFERED, FOR_SYNCHRONOUS) if is_buffered else (FOR_SYNCHRONOUS, FOR_BUFFERED)
+    mine, other = mine | (FOR_MASKED if is_masked else {}), other | FOR_MASKED
     wrong = [name for name, value in options.items() if name not in mine and other.get(name, object()) != value]
     if wrong:
         raise RecipeError(
@@ -53,7 +60,14 @@ def rounds_for(
             f"{'waits for no round' if is_buffered else 'waits for rounds'}. It takes {', '.join(mine)}: leave "
             f"{wrong[0]} out."
         )
-    kind = BufferedRounds if is_buffered else SynchronousRounds
+    kind: Callable[..., Rounds] = BufferedRounds if is_buffered else SynchronousRounds
+    if is_masked:
+        if identities is None:
+            raise RecipeError(
+                f"{model.strategy!r} masks contributions, and the server knows no identities of devices. Give it the "
+                "roster file that all of them read, or leave secure out."
+            )
+        kind = partial(SecureRounds, roster=identities)
     return kind(
         model,
         clients=clients,

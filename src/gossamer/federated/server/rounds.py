@@ -41,6 +41,7 @@ from gossamer.federated.messages import (
     Fate,
     Report,
     Scalar,
+    SecureTask,
     Task,
     encode,
 )
@@ -91,6 +92,7 @@ class Rounds(ABC):
         self.deadline = inf  # at which something is to be done though nothing has happened
         self.sum = self.privacy.new_sum()
         self.drew_nobody = False  # a cohort without a device was drawn, of which a version is made: of noise alone
+        self.secure_task: SecureTask | None = None  # how this round's contributions are masked
         self._return_seconds = return_seconds
 
     @property
@@ -104,12 +106,6 @@ class Rounds(ABC):
     @property
     def finished(self) -> bool:
         return self.model.version >= self.rounds or self.privacy.exhausted
-
-    @property
-    def why_finished(self) -> str:
-        """Why no round begins any more; empty while one may."""
-        made_all = f"all {self.rounds} rounds were made" if self.model.version >= self.rounds else ""
-        return made_all or self.privacy.why
 
     @property
     def due(self) -> float:
@@ -361,6 +357,7 @@ class Rounds(ABC):
                 chain=pulled.about,
                 config=self.config,
                 seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
+                secure=self.secure_task,
             )
             yield Reply(token=token, answer=replace(pulled, about=encode(task)))
 

@@ -1,0 +1,172 @@
+"""Agreement: what a server and the devices of one round under masks have to have alike, and the keys that they publish.
+
+Phases, each a push of every device whose receipt comes when the phase ends: KEYS (public keys, signed), SHARES (shares
+of its two secrets for each neighbor, sealed), the report with the masked vector, REVEAL (one share a neighbor).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.core import rng
+from gossamer.core.ops import Payload
+from gossamer.errors import MalformedError
+from gossamer.federated.messages import Count, SecureTask
+from gossamer.federated.secure.fixed_point import FixedPoint
+from gossamer.federated.secure.graph import Neighbors, mask_graph, shares_needed
+from gossamer.federated.secure.primitives import TAG_BYTES
+from gossamer.federated.secure.ring import Ring
+from gossamer.federated.secure.roster import Identity, IdentityRoster
+from gossamer.federated.secure.shamir import SHARE_BYTES
+from gossamer.strategies.federated.secure_aggregation import SecureAggregation
+
+KEYS, SHARES, REVEAL = "secure keys", "secure shares", "secure reveal"  # keys of pushes
+FEWEST_MEMBERS = 3  # of fewer, one could subtract its own part from the sum and see the other's
+SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose rows a payload has, in its order."""
+
+    clients: tuple[Count, ...]
+
+
+class Survivors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of a device and of those that it shares masks with, once the vectors are there."""
+
+    active: tuple[Count, ...]  # sent theirs: a share of the seed of their own mask is asked for
+    dropped: tuple[Count, ...]  # did not: a share of the key of the masks that they share
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One round's terms. Their hash goes into all signatures and keys: who was told others agrees with nobody."""
+
+    secure: SecureAggregation
+    index: int  # of the round
+    version: int
+    members: tuple[int, ...]
+    ranges: tuple[float, ...]
+    count: int  # numbers of a message
+    federation: str  # fingerprint of the model and the seed
+
+    def __post_init__(self) -> None:
+        """Raises MalformedError."""
+        if len(self.members) < FEWEST_MEMBERS or any(a >= b for a, b in pairwise(self.members)):
+            raise MalformedError(
+                f"round {self.index} has the cohort {list(self.members[:10])}: masks hide a device among others, "
+                f"at least {FEWEST_MEMBERS} together and each named once, ascending"
+            )
+        if not self.ranges or not all(0 < each < 1e300 for each in self.ranges):
+            raise MalformedError(f"round {self.index} has the ranges {list(self.ranges[:10])}, which are above 0")
+
+    @classmethod
+    def of(cls, form: FixedPoint, task: SecureTask, index: int, version: int, layout: str) -> Agreement:
+        """Of a round. layout: fingerprint of the model's state. Raises MalformedError."""
+        if len(task.ranges) != form.blocks:
+            raise MalformedError(f"round {index} has {len(task.ranges)} ranges for {form.blocks} blocks")
+        count, federation = form.count, f"{layout} {form.seed} {form.compressor!r}"
+        return cls(form.secure, index, version, task.members, task.ranges, count, federation)
+
+    @cached_property
+    def context(self) -> bytes:
+        text = "\x1f".join(repr(getattr(self, item.name)) for item in fields(self))
+        return hashlib.sha256(f"gossamer secure aggregation 1\x1f{text}".encode()).digest()
+
+    @cached_property
+    def ring(self) -> Ring:
+        return Ring(self.secure.bits, len(self.members))
+
+    @cached_property
+    def graph(self) -> Neighbors:
+        return mask_graph(self.members, self.secure.neighbors, rng.address(self.federation, self.index))
+
+    @cached_property
+    def _places(self) -> Mapping[int, int]:
+        return {client: place for place, client in enumerate(self.members, 1)}
+
+    def place(self, client: int) -> int:
+        """Of its shares: 1 and above."""
+        return self._places[client]
+
+    def shares_needed(self, holders: int) -> int:
+        """Of a secret that so many devices hold shares of."""
+        return shares_needed(self.secure.threshold, holders)
+
+    @property
+    def survivors(self) -> int:
+        """Devices that every sum has at least, where they share the noise of its privacy."""
+        return max(int(self.secure.threshold * len(self.members)), FEWEST_MEMBERS)
+
+    def fewest_around(self, client: int) -> int:
+        """Devices, itself among them, without which none gives anything away: half of its neighbors, and of a whole
+        cohort at least FEWEST_MEMBERS."""
+        around = len(self.graph[client]) + 1
+        return max(ceil(around / 2), FEWEST_MEMBERS if around == len(self.members) else 2)
+
+    def purpose(self, what: bytes, *clients: int) -> bytes:
+        """Of a key of so many devices in this round."""
+        return b"".join([what, b" ", self.context, *(each.to_bytes(8, "big") for each in clients)])
+
+
+@dataclass(frozen=True)
+class PublishedKeys:
+    """What a device publishes for one round. Signed, so that the server cannot put keys of its own in their place."""
+
+    sealing: bytes  # X25519: shares for this device are sealed with it
+    masking: bytes  # X25519: masks are agreed on with it
+    commitment: bytes  # to the seed of its own mask
+    signature: bytes = b""
+
+    LENGTHS = (32, 32, 32, 64)
+
+    @property
+    def row(self) -> bytes:
+        return self.sealing + self.masking + self.commitment + self.signature
+
+    @classmethod
+    def of_row(cls, row: bytes) -> PublishedKeys:
+        ends = np.cumsum((0, *cls.LENGTHS)).tolist()
+        return cls(*(row[start:end] for start, end in pairwise(ends)))
+
+    def signed(self, agreement: Agreement, client: int, identity: Identity) -> PublishedKeys:
+        message = self._message(agreement, client)
+        return PublishedKeys(self.sealing, self.masking, self.commitment, identity.sign(message))
+
+    def check(self, agreement: Agreement, client: int, roster: IdentityRoster) -> None:
+        """Raises MalformedError, naming the client, unless its identity signed them for this round."""
+        roster.check(client, self._message(agreement, client), self.signature)
+
+    def _message(self, agreement: Agreement, client: int) -> bytes:
+        return agreement.purpose(b"keys", client) + self.sealing + self.masking + self.commitment
+
+
+ROW_BYTES = sum(PublishedKeys.LENGTHS)
+
+
+def rows_payload(rows: Sequence[bytes], width: int) -> Payload:
+    """Rows of so many bytes as one tensor: (rows, width) uint8."""
+    return (torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, width) if rows else _none(width),)
+
+
+def payload_rows(payload: Payload, count: int, width: int, sender: str) -> list[bytes]:
+    """The rows of a payload. Raises MalformedError, naming the sender, where it has others."""
+    shapes = [(tuple(each.shape), each.dtype) for each in payload]
+    if shapes != [((count, width), torch.uint8)]:
+        raise MalformedError(f"{sender} sent {shapes[:4]}, and {count} rows of {width} bytes were due")
+    whole = payload[0].contiguous().numpy().tobytes()
+    return [whole[start : start + width] for start in range(0, count * width, width)]
+
+
+def _none(width: int) -> Tensor:
+    return torch.empty((0, width), dtype=torch.uint8)

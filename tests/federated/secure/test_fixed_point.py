@@ -1,0 +1,114 @@
+"""Fixed point: rounding is right on average, and sums of integers stand for sums of contributions and weights."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gossamer.compressors import Compressor, Dense, Feedback, RandomK
+from gossamer.core.layout import Layout
+from gossamer.errors import LoopError, MalformedError, NotFinite
+from gossamer.federated.secure.fixed_point import CohortTotal, FixedPoint
+from gossamer.strategies.federated import SecureAggregation
+
+LAYOUT = Layout.of({"w": (20, 30), "b": (7,)})
+N = LAYOUT.numel
+
+
+def form(compressor: Compressor | None = None, blocks: int = 1, **fields: float | int | None) -> FixedPoint:
+    secure = SecureAggregation(**fields)  # type: ignore[arg-type]
+    return FixedPoint(secure, compressor or Dense(), LAYOUT, torch.float64, blocks)
+
+
+def numbers(client: int, block: int = 0) -> Tensor:
+    return torch.randn(N, generator=torch.Generator().manual_seed(client + 100 * block), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("bits", [2, 5, 16, 32])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_sum_of_messages_stands_for_the_sum_of_contributions(bits: int, blocks: int) -> None:
+    own = form(blocks=blocks, bits=bits)
+    ranges = (40.0, 80.0)[:blocks]
+    total = np.zeros(own.count, np.int64)
+    for client in range(4):
+        message = own.encode(
+            [numbers(client, block) for block in range(blocks)], client + 1, 3 * client, ranges, client=client, index=5
+        )
+        assert len(message.integers) == own.count
+        assert np.abs(message.integers).max() <= 2 ** (bits - 1) - 1
+        total += message.integers
+    found = own.decode(total, ranges, 4, 5)
+    assert (found.weight, found.steps) == (10.0, 2 * 3 + 3 * 6 + 4 * 9)
+    for block in range(blocks):
+        want = sum((client + 1) * numbers(client, block) for client in range(4))
+        step = ranges[block] / (2 ** (bits - 1) - 1)
+        assert (found.sums[block] - want).abs().max() <= 4 * step
+    assert found.too_large == (0,) * blocks
+
+
+def test_rounding_is_right_on_average_and_drawn_anew() -> None:
+    own = form(bits=4)
+    value, rounds = 0.3, 400
+    found = [
+        own.encode([torch.full((N,), value)], 1, 1, (1.0,), client=0, index=index).integers[:N] / 7
+        for index in range(rounds)
+    ]
+    low = np.floor(value * 7) / 7
+    chance = value * 7 - np.floor(value * 7)
+    deviation = sqrt(chance * (1 - chance)) / 7 / sqrt(rounds * N)
+    assert abs(np.mean(found) - value) < 4.5 * deviation + 1e-7
+    assert abs(low - value) > 100 * deviation  # the twin: always down
+    again = own.encode([torch.full((N,), value)], 1, 1, (1.0,), client=0, index=0).integers[:N] / 7
+    assert again.tolist() == found[0].tolist()
+    other = own.encode([torch.full((N,), value)], 1, 1, (1.0,), client=1, index=0).integers[:N] / 7
+    assert other.tolist() != found[0].tolist()
+
+
+def test_flags_and_ranges() -> None:
+    own = form(blocks=2)
+    total = np.zeros(own.count, np.int64)
+    for client in range(3):
+        blocks = [torch.full((N,), 2.0 if client else 0.5), torch.full((N,), 0.01)]
+        total += own.encode(blocks, 1, 1, own.first_ranges, client=client, index=0).integers
+    found = own.decode(total, own.first_ranges, 3, 0)
+    assert (found.too_large, found.narrow) == ((2, 0), (0, 3))
+    assert own.ranges_after((1.0, 1.0), found, 3) == (8.0, 1 / 8)
+    assert own.ranges_after((1.0, 1.0), found, 9) == (1.0, 1.0)  # two of nine are fewer than a quarter
+    assert form(blocks=2, clip=0.5).ranges_after((0.5, 0.5), found, 3) == (0.5, 0.5)
+    assert form(clip=0.5).first_ranges == (0.5,)
+
+
+def test_what_is_cut_off_is_kept_by_feedback() -> None:
+    for compressor in (Feedback(Dense()), Feedback(RandomK(0.25))):
+        own = form(compressor, bits=5)
+        block, owed = numbers(1), numbers(2)
+        message = own.encode([block], 3, 1, (0.5,), client=0, index=0, residuals=({"residual": owed},))
+        read = own.decode(message.integers, (0.5,), 1, 0).sums[0] / 3
+        assert torch.allclose(read + message.residuals[0]["residual"], block + owed, atol=1e-12, rtol=0)
+    assert form().encode([numbers(1)], 1, 1, (1.0,), client=0, index=0).residuals == ()
+
+
+def test_weights_that_cannot_be_are_refused() -> None:
+    own = form()
+    with pytest.raises(LoopError, match="Client 7 weighs"):
+        own.encode([numbers(0)], 2.0**31, 1, (1.0,), client=7, index=0)
+    with pytest.raises(NotFinite):
+        own.encode([numbers(0) / 0], 1, 1, (1.0,), client=7, index=0)
+    for tail, devices in ((0, 1), (1, 2)):
+        total = np.zeros(own.count, np.int64)
+        total[N] = 1024 * tail
+        with pytest.raises(MalformedError, match="one of them lies"):
+            own.decode(total, (1.0,), 2000 * devices, 0)
+
+
+def test_a_small_weight_counts_and_steps_are_cut() -> None:
+    own = form()
+    read: CohortTotal = own.decode(
+        own.encode([numbers(0)], 1e-9, 2**30, (1.0,), client=0, index=0).integers, (1.0,), 1, 0
+    )
+    assert read.weight == 1 / 1024
+    assert read.steps == (2**20 - 1) / 1024
