@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from gossamer.errors import MalformedError
-from gossamer.federated.secure.ring import Ring
+from gossamer.federated.secure.ring import SumRing
 
 
 @pytest.mark.parametrize("bits", [2, 3, 8, 16, 31, 32])
 @pytest.mark.parametrize("summands", [1, 2, 3, 5, 100, 128, 10_000])
 def test_a_sum_at_the_limit_does_not_overflow(bits: int, summands: int) -> None:
-    ring = Ring(bits, summands)
+    ring = SumRing(bits, summands)
     assert ring.width <= bits + ceil(log2(summands))
     for most in (ring.largest, -ring.largest):
         each = ring.wrapped(np.full(1, most))
@@ -24,10 +24,10 @@ def test_a_sum_at_the_limit_does_not_overflow(bits: int, summands: int) -> None:
 
 @pytest.mark.parametrize(("bits", "summands"), [(8, 3), (16, 100), (32, 100)])
 def test_a_ring_one_bit_smaller_would_overflow(bits: int, summands: int) -> None:
-    ring = Ring(bits, summands)
+    ring = SumRing(bits, summands)
     most = summands * ring.largest
     assert 2 ** (ring.width - 2) <= most < 2 ** (ring.width - 1)
-    smaller = Ring(bits, 1)
+    smaller = SumRing(bits, 1)
     assert smaller.centered(np.array([most % 2**smaller.width], smaller.dtype)).tolist() != [most]
 
 
@@ -35,7 +35,7 @@ def test_a_ring_one_bit_smaller_would_overflow(bits: int, summands: int) -> None
 @pytest.mark.parametrize("bits", [2, 7, 8, 9, 16, 17, 32])
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
 def test_packed_numbers_come_back(bits: int, summands: int, count: int) -> None:
-    ring = Ring(bits, summands)
+    ring = SumRing(bits, summands)
     vector = np.random.default_rng(count).integers(0, 2**63, count).astype(ring.dtype)
     packed = ring.packed(vector)
     assert len(packed) == ring.wire_bytes(count) <= count * ring.width / 8 + 7
@@ -43,7 +43,7 @@ def test_packed_numbers_come_back(bits: int, summands: int, count: int) -> None:
 
 
 def test_every_bit_of_the_bytes_tells_something() -> None:
-    ring = Ring(16, 100)
+    ring = SumRing(16, 100)
     assert (ring.width, ring.wire_bytes(10**6)) == (23, 2_875_000)
     packed = ring.packed(np.zeros(16, ring.dtype))
     seen = set()
@@ -55,7 +55,7 @@ def test_every_bit_of_the_bytes_tells_something() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    ring = Ring(8, 5)
+    ring = SumRing(8, 5)
     for wrong in (128, -128):
         with pytest.raises(ValueError, match="overflow"):
             ring.wrapped(np.array([0, wrong]))
@@ -63,4 +63,4 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(MalformedError, match="masked numbers of 11 bits are 11 bytes"):
             ring.unpacked(packed, 8)
     with pytest.raises(ValueError, match="leave 64 bits"):
-        Ring(32, 2**33)
+        SumRing(32, 2**33)

@@ -25,7 +25,7 @@ from gossamer.federated.messages import Count, SecureTask
 from gossamer.federated.secure.fixed_point import FixedPoint
 from gossamer.federated.secure.graph import Neighbors, mask_graph, shares_needed
 from gossamer.federated.secure.primitives import TAG_BYTES
-from gossamer.federated.secure.ring import Ring
+from gossamer.federated.secure.ring import SumRing
 from gossamer.federated.secure.roster import Identity, IdentityRoster
 from gossamer.federated.secure.shamir import SHARE_BYTES
 from gossamer.strategies.federated.secure_aggregation import SecureAggregation
@@ -84,8 +84,8 @@ class Agreement:
         return hashlib.sha256(f"gossamer secure aggregation 1\x1f{text}".encode()).digest()
 
     @cached_property
-    def ring(self) -> Ring:
-        return Ring(self.secure.bits, len(self.members))
+    def ring(self) -> SumRing:
+        return SumRing(self.secure.bits, len(self.members))
 
     @cached_property
     def graph(self) -> Neighbors:

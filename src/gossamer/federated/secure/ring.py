@@ -18,7 +18,7 @@ MOST_BITS = 64
 
 
 @dataclass(frozen=True)
-class Ring:
+class SumRing:
     """Integers modulo 2^width, held in the smallest unsigned numbers that have as many bits.
 
     A summand lies between -(2^(bits-1) - 1) and 2^(bits-1) - 1, so a sum of `summands` of them is at most

@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from gossamer.errors import AttachError, MalformedError
@@ -129,7 +130,13 @@ class SimulatedRoster(IdentityRoster):
     seed: int = 0
 
     def public(self, client: int) -> bytes:
-        return self.identity(client).public
+        return _simulated(self.seed, client)[1]
 
     def identity(self, client: int) -> Identity:
-        return Identity(hashlib.sha256(f"simulated identity {self.seed} {client}".encode()).digest())
+        return _simulated(self.seed, client)[0]
+
+
+@lru_cache(maxsize=1 << 14)
+def _simulated(seed: int, client: int) -> tuple[Identity, bytes]:
+    identity = Identity(hashlib.sha256(f"simulated identity {seed} {client}".encode()).digest())
+    return identity, identity.public
