@@ -137,7 +137,7 @@ def federation(text: str, devices: int, rounds: int) -> None:
     began = time.perf_counter()
     simulate_peers(scripts, VirtualNetwork(), 0)
     taken = time.perf_counter() - began
-    print(f"  {taken / rounds:.3f} s a round, training included; {server.why_finished}")
+    print(f"  {taken / rounds:.3f} s a round, training included; {server.privacy.why or 'all rounds were made'}")
 
 
 def main(devices: int, rounds: int, entries: int) -> None:

@@ -76,11 +76,11 @@ def test_the_federation_ends_at_its_budget_and_says_why(net: VirtualNetwork | No
     assert len(run.commits) < 60
     assert epsilons(run)[-1] <= 6.0
     assert epsilons(run) == sorted(epsilons(run))
-    assert "the privacy budget is spent" in run.rounds.why_finished
+    assert "the privacy budget is spent" in run.rounds.privacy.why
     parts = [sum(client in each.reports for each in run.commits) for client in range(4)]
     assert epsilons(run)[-1] == gaussian_epsilon(2.0, max(parts), 0.01)
     assert gaussian_epsilon(2.0, max(parts) + 1, 0.01) > 6.0
-    assert federate(recipe, clients=4, rounds=2).rounds.why_finished == "all 2 rounds were made"
+    assert federate(recipe, clients=4, rounds=2).rounds.privacy.why == ""
 
 
 def test_cohorts_are_drawn_by_coins_and_an_empty_one_makes_a_version() -> None:

@@ -109,12 +109,6 @@ class Rounds(ABC):
         return self.model.version >= self.rounds or self.privacy.exhausted
 
     @property
-    def why_finished(self) -> str:
-        """Why no round begins any more; empty while one may."""
-        made_all = f"all {self.rounds} rounds were made" if self.model.version >= self.rounds else ""
-        return made_all or self.privacy.why
-
-    @property
     def due(self) -> float:
         """The moment at which something is to be done though nothing has happened."""
         return inf if self.finished else min(self.deadline, self.roster.unheard_until)
