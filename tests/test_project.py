@@ -23,7 +23,7 @@ from support.paths import ROOT
 
 import gossamer
 from gossamer.compressors import Feedback
-from gossamer.recipes.catalog import NOUNS
+from gossamer.recipes.catalog import NESTED, NOUNS, within
 from gossamer.recipes.recipe import resolve
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -111,6 +111,8 @@ def test_a_class_name_with_two_meanings_is_seen(tmp_path: Path) -> None:
 
 # Tests that lie beside what they test, and are about several modules
 MIRROR_NO_MODULE = {
+    "federated/test_laws.py": "laws of every federated strategy, over whole federations",
+    "federated/test_laws_refused.py": "commands and calls that are not for federations",
     "parameter_server/test_faults.py": "servers and workers of every mode on bad networks",
     "parameter_server/test_laws.py": "laws of every mode of servers",
     "strategies/test_golden.py": "trajectories of several strategies",
@@ -211,8 +213,10 @@ def test_recipes_in_the_list_are_real() -> None:
     terms = _recipe_terms(read("docs/recipes.md"))
     assert {term.split("(")[0] for term in terms} == set(NOUNS)
     for term in terms:
-        beside = "Gossip() + " if NOUNS[term.split("(")[0]].kind == "topology" else ""
-        resolve(beside + re.sub(r"\b[XY]\b", "Int8()", term))
+        noun = NOUNS[term.split("(")[0]]
+        beside = "Gossip() + " if noun.kind == "topology" else ""
+        text = re.sub(r"\b[XY]\b", "Int8()", term)
+        resolve(within(text, noun) if noun.kind in NESTED else beside + text)
 
 
 def contributed() -> dict[str, Any]:

@@ -12,11 +12,11 @@ from gossamer import strategies as whens
 from gossamer.compressors import Dense, Feedback, Float4, PowerSGD, Route, TopK
 from gossamer.compressors.int8 import Int8
 from gossamer.errors import RecipeError
-from gossamer.recipes.catalog import NOUNS, PRESETS, describe
+from gossamer.recipes.catalog import NESTED, NOUNS, PRESETS, describe
 from gossamer.recipes.parser import parse
 from gossamer.recipes.recipe import KINDS, Recipe, resolve
 from gossamer.recipes.validation import LONGEST_TEXT
-from gossamer.strategies import EveryStep
+from gossamer.strategies import EveryStep, federated
 from gossamer.topologies import Complete
 
 leaves = st.one_of(
@@ -321,7 +321,7 @@ def test_construction_refuses_what_text_refuses(density):
 
 
 def test_the_nouns_are_every_concrete_class():
-    exported = {*compressors.__all__, *whens.__all__, *topologies.__all__}
+    exported = {*compressors.__all__, *whens.__all__, *topologies.__all__, *federated.__all__}
     rules = {
         "AGREED",
         "AVERAGE",
@@ -333,28 +333,32 @@ def test_the_nouns_are_every_concrete_class():
         "MomentRounds",
         "AveragingStage",
         "AveragingStrategy",
+        "CohortSummary",
+        "FederatedStage",
+        "FederatedStrategy",
         "GossipStage",
         "GossipStrategy",
         "GradientStage",
+        "LocalWork",
         "PeriodicSchedule",
         "ServerStage",
         "ServerStrategy",
         "Stage",
         "SyncRound",
     }
-    assert exported - set(NOUNS) == {"Codec", "Compressor", "Strategy", "Topology"} | rules
-    assert {noun.kind for noun in NOUNS.values()} == set(KINDS)
+    assert exported - set(NOUNS) == {"Codec", "Compressor", "Strategy", "Topology", "Aggregator", "Privacy"} | rules
+    assert {noun.kind for noun in NOUNS.values()} == {*KINDS, *NESTED}
 
 
 def test_every_described_example_can_be_pasted():
     described = describe()
-    assert [text.rpartition(" + ")[2].partition("(")[0] for text, _ in described] == list(NOUNS)
-    for (text, sentence), noun in zip(described, NOUNS.values(), strict=True):
-        assert isinstance(parse(text).terms[-1], noun)
+    for (text, sentence), (name, noun) in zip(described, NOUNS.items(), strict=True):
+        assert f"{name}(" in text
+        assert any(type(term) is noun for term in parse(text).terms[-1].held())
         resolve(text)
         assert sentence.endswith(".")
         assert "\n" not in sentence
-    assert [line for kind in KINDS for line in describe(kind)] == described
+    assert sorted(line for kind in (*KINDS, *NESTED) for line in describe(kind)) == sorted(described)
 
 
 @pytest.mark.parametrize("world", [None, 2, 64])

@@ -13,6 +13,7 @@ stacks.py             where every rank was, in Python, when last it was asked
 checkpoint.py         lists a directory of checkpoints, and exports one
 compare.py            the same training with several recipes
 advise.py             gossamer advise: which recipe reaches the loss first, and what it costs
+explain_federated.py  a round of a federation, for explain.py
 explain.py, rehearse.py  predictions: of a recipe, of a model and machines that are elsewhere
 simulate.py           gossamer simulate: all workers of a script in this process, in virtual time
 simulated_costs.py    gossamer simulate --shapes: what thousands of workers would cost, calculated

@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 
 from gossamer.cli.console import table, wide_console
-from gossamer.cli.options import Command, output_option, readable_recipe
+from gossamer.cli.options import Command, output_option, session_recipe
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
@@ -52,7 +52,7 @@ def target_option(help_text: str) -> Callable[[Command], Command]:
 def different_recipes(context: click.Context, option: click.Parameter, recipes: tuple[str, ...]) -> tuple[str, ...]:
     """Each readable, and no two the same once they are resolved."""
     seen: dict[str, str] = {}
-    recipes = tuple(map(readable_recipe, recipes))
+    recipes = tuple(map(session_recipe, recipes))
     for text in recipes:
         resolved = repr(resolve(text))
         if resolved in seen:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from gossamer.auto.explanation import ladder_text
+from gossamer.cli.explain_federated import NO_STEP_TIME, explain_federated
 from gossamer.cli.options import output_option
 from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
@@ -27,7 +28,7 @@ from gossamer.profiling.synthetic_shapes import assumed
 from gossamer.profiling.user_script import attached_by
 from gossamer.recipes.advice_reference import read_recipe
 from gossamer.recipes.recipe import Recipe, automatic, resolve
-from gossamer.strategies import AveragingStage, GradientStage, PeriodicSchedule, Strategy, SyncRound
+from gossamer.strategies import AveragingStage, FederatedStage, GradientStage, PeriodicSchedule, Strategy, SyncRound
 from gossamer.transports.mesh.collective_selector import AUTO
 
 ASSUMED_PARAMETERS = 10_000_000
@@ -94,11 +95,18 @@ def explain(
 
     SCRIPT is run with its ARGS until it calls gossamer.attach: its model is then priced, and nothing is sent. It also
     makes some steps, alone, which say what line hides them; with --network their time on that network is foretold.
+    With a federated RECIPE, SCRIPT is one of `gossamer federate`, and --workers counts its clients.
     """
     _refuse_contradictions(recipe, script, parameters, network, step_seconds)
     try:
         recipe = read_recipe(recipe)
         resolved = resolve(recipe, workers)
+        if isinstance(resolved.strategy.steady_stage, FederatedStage):
+            if network is not None or step_seconds is not None or own_machines:
+                raise click.UsageError(NO_STEP_TIME)
+            told, record = explain_federated(resolved, script, arguments, parameters or ASSUMED_PARAMETERS, workers)
+            _tell(told, record, json_file)
+            return
         model, attached = _model(resolved, script, arguments, parameters)
         traffic = estimate_traffic(resolved, attached, workers=workers)
         step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines)
@@ -116,6 +124,13 @@ def explain(
         click.echo(f"\n{NOT_PREDICTABLE}")
     if json_file is not None:
         json_file.write_text(json.dumps(_record(resolved, model, traffic, step), indent=2) + "\n")
+
+
+def _tell(lines: list[str], record: dict[str, Any], json_file: Path | None) -> None:
+    for line in lines:
+        click.echo(line, file=sys.stdout)
+    if json_file is not None:
+        json_file.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _refuse_contradictions(

@@ -13,13 +13,14 @@ from typing import Any
 
 import click
 
-from gossamer.errors import RecipeError
+from gossamer.errors import AttachError, RecipeError
 from gossamer.exporters.destination import FORMS, read_destination
 from gossamer.launch.job import interfaces
 from gossamer.launch.rendezvous import split_endpoint
 from gossamer.network import Network, read_network
 from gossamer.recipes.advice_reference import read_recipe
 from gossamer.recipes.recipe import resolve
+from gossamer.strategies import FederatedStage
 from gossamer.transports.mesh.collective_selector import AUTO, check_wish
 
 Command = Callable[..., Any]
@@ -37,6 +38,23 @@ def readable_recipe(text: str) -> str:
         resolve(text)
     except RecipeError as error:
         raise click.BadParameter(str(error)) from None
+    return text
+
+
+def check_session_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """As check_recipe, for workers that attach sessions."""
+    return None if text is None else session_recipe(text)
+
+
+def session_recipe(text: str) -> str:
+    """As readable_recipe, and refused where it is for devices to which no session is attached."""
+    text = readable_recipe(text)
+    stage = resolve(text).strategy.steady_stage
+    if isinstance(stage, FederatedStage):
+        try:
+            stage.refuse()
+        except AttachError as error:
+            raise click.BadParameter(str(error)) from None
     return text
 
 

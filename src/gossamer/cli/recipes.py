@@ -8,7 +8,7 @@ import click
 
 from gossamer.cli.console import beside, columns, wrapped
 from gossamer.recipes.auto import Auto
-from gossamer.recipes.catalog import PRESETS, describe, example_of
+from gossamer.recipes.catalog import NESTED, PRESETS, describe, example_of
 from gossamer.recipes.recipe import KINDS, resolve
 
 
@@ -20,6 +20,8 @@ def recipes() -> None:
     """
     for kind in KINDS:
         _print_group(f"{kind} (default {getattr(resolve(None), kind)!r})", describe(kind))
+    for kind, default in NESTED.items():
+        _print_group(f"{kind} of a federated strategy (default {default!r})", describe(kind))
     _print_group("preset", [(name, repr(resolve(preset))) for name, preset in PRESETS.items()])
     chosen = (Auto.__doc__ or "").partition("\n")[0]
     _print_group("chosen while training", [("auto", chosen), (example_of(Auto), "The same, within bounds.")])

@@ -17,7 +17,7 @@ import click
 
 from gossamer import rehearsal
 from gossamer.cli.emulation import enter
-from gossamer.cli.options import output_option, readable_recipe
+from gossamer.cli.options import output_option, session_recipe
 from gossamer.cli.run import run
 from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import estimate_step_time, is_predictable
@@ -39,7 +39,7 @@ FORWARD_SHARE = 1 / 3  # backward has about twice the multiply-adds of forward
 def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, Recipe]:
     """Recipes by their texts. Refuses two that are the same recipe: they would be one row twice."""
     found: dict[str, Recipe] = {}
-    for text in map(readable_recipe, texts):
+    for text in map(session_recipe, texts):
         recipe = resolve(text)
         if twin := next((other for other, known in found.items() if known == recipe), None):
             raise click.BadParameter(f"{text} and {twin} are the same recipe, {recipe!r}. Leave out one of them.")

@@ -33,7 +33,7 @@ from gossamer.cli.options import (
     Machines,
     check_collective,
     check_installed,
-    check_recipe,
+    check_session_recipe,
     emulation_option,
     log_to_option,
     machine_options,
@@ -86,7 +86,7 @@ WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not
     help="Processes of their own that hold the parameters; a worker that a signal ends is then lost alone. One that "
     "ends with an error or an exit code still ends all.",
 )
-@click.option("--recipe", callback=check_recipe, help="How the workers talk; beats the script's own.")
+@click.option("--recipe", callback=check_session_recipe, help="How the workers talk; beats the script's own.")
 @click.option("--collective", callback=check_collective, help=f"How means are taken: {', '.join(WISHES)}.")
 @output_option("json", "Write the run's record there.")
 @output_option("plot", "Draw the run's curves (PNG).")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
-from typing import ClassVar
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, ClassVar
 
 
 class Term:
@@ -12,6 +12,7 @@ class Term:
     and so may all leading fields that are terms and have no default."""
 
     kind: ClassVar[str]
+    beside: ClassVar[str] = ""  # arguments that one within a strategy cannot go without, as "secure=..."
 
     def __add__(self, other: Term | Terms) -> Terms:
         return Terms((self,)) + other
@@ -27,13 +28,18 @@ class Term:
     def __repr__(self) -> str:
         shown: list[str] = []
         bare = True  # terms that lead need no name
-        for item in fields(self):  # type: ignore[arg-type]
+        for item in ordered_fields(type(self)):
             value = getattr(self, item.name)
             default = item.default_factory() if item.default_factory is not MISSING else item.default
             bare = bare and isinstance(value, Term) and (default is MISSING or not shown)
             if value != default:
                 shown.append(repr(value) if bare else f"{item.name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def ordered_fields(noun: type[Term]) -> tuple[Field[Any], ...]:
+    """A term's fields as they are written: what may come without its name, then what may not."""
+    return tuple(sorted(fields(noun), key=lambda item: item.kw_only is True))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,6 +5,7 @@ model_state   what of a model travels, as one flat tensor
 upload        a contribution in parts of bounded size
 client        a device: the user's function, its hooks, feedback, and the device's script
 population    devices unlike each other: speed, link, hours
+round_forecast  what a round costs, before anything runs
 script_file   the functions that a user's script marks
 recipe_terms  the strategy and the compressors of a recipe's text
 secure        masks that cancel in the sum: the server learns that, and nothing of a device

@@ -65,6 +65,11 @@ class ModelState:
     def parameter_names(self) -> tuple[str, ...]:
         return self.layout.names[: self.parameters]
 
+    @property
+    def trained(self) -> int:
+        """How many of its numbers are parameters'; the others, behind them, are buffers'."""
+        return sum(self.layout.sizes[: self.parameters])
+
     def fingerprint(self) -> str:
         return self.layout.fingerprint() + str(self.dtype).removeprefix("torch.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import MISSING, is_dataclass
 from inspect import isabstract
 
@@ -11,14 +12,23 @@ from gossamer.compressors.int8 import Int8
 from gossamer.compressors.topk import Sparse
 from gossamer.core.term import Term, Terms
 from gossamer.recipes.fields import fields_of, hints_of, positional_count
-from gossamer.strategies import DiLoCo
+from gossamer.strategies import DiLoCo, FedAvg, federated
 from gossamer.topologies import Topology
 
 NOUNS: dict[str, type[Term]] = {
     name: noun
-    for module in (strategies, compressors, topologies)
+    for module in (strategies, compressors, topologies, federated)
     for name, noun in ((name, getattr(module, name)) for name in module.__all__)
-    if isinstance(noun, type) and issubclass(noun, Term) and is_dataclass(noun) and not isabstract(noun)
+    if isinstance(noun, type)
+    and issubclass(noun, Term)
+    and is_dataclass(noun)
+    and not isabstract(noun)
+    and ABC not in noun.__bases__
+}
+
+# Kinds of terms that stand within a federated strategy, as the argument of that name: what goes without saying.
+NESTED = {
+    item.name: item.default for item in fields_of(FedAvg) if any(noun.kind == item.name for noun in NOUNS.values())
 }
 
 # About a quarter, a seventh and a hundredth of the bytes, by terms that go with any optimizer, after what was measured.
@@ -43,8 +53,15 @@ EXAMPLES: dict[type, object] = {float: 0.01, int: 4, Compressor: _sparse, Sparse
 
 
 def _pasted(noun: type[Term]) -> str:
-    """Its example, beside a strategy that can use it: not all neighbors can agree on one mean."""
+    """Its example, in or beside a strategy that can use it: not all neighbors can agree on one mean."""
+    if noun.kind in NESTED:
+        return within(example_of(noun), noun)
     return "Gossip() + " * (issubclass(noun, Topology) and not noun().agrees) + example_of(noun)
+
+
+def within(text: str, noun: type[Term]) -> str:
+    """A nested term's text within a strategy."""
+    return f"{FedAvg.__name__}({', '.join(filter(None, (f'{noun.kind}={text}', noun.beside)))})"
 
 
 def example_of(noun: type[Term]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field
 from functools import cache
 from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from gossamer.core.term import Term
+from gossamer.core.term import Term, ordered_fields
 
 
 def signature(noun: type[Term]) -> str:
@@ -29,7 +29,7 @@ ACCEPTED: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def fields_of(noun: type[Term]) -> tuple[Field[Any], ...]:
-    return fields(noun)  # type: ignore[arg-type]
+    return ordered_fields(noun)
 
 
 def hints_of(noun: type[Term]) -> Mapping[str, tuple[Any, ...]]:

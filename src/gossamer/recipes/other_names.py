@@ -50,16 +50,7 @@ OTHER_NAMES = (
         "ParameterServer('async')",
         "its workers write to one memory, and here each has its own",
     ),
-    OtherName(("FedAvg", "federated averaging", "parallel SGD", "local"), "McMahan et al. 2017", "LocalSGD(period=8)"),
-    OtherName(
-        ("FedProx",),
-        "Li et al. 2020",
-        "LocalSGD(period=8)",
-        "its proximal term belongs to your loss, mu/2 |w - w0|^2 with w0 the last mean",
-    ),
-    OtherName(
-        ("SCAFFOLD",), "Karimireddy et al. 2020", "LocalSGD(period=8)", "no control variates correct the workers' drift"
-    ),
+    OtherName(("parallel SGD", "local"), "Stich 2018", "LocalSGD(period=8)"),
     OtherName(
         ("PostLocalSGDOptimizer", "PostLocalSGDState", "post_localSGD_hook"),
         "PyTorch",
@@ -70,10 +61,7 @@ OTHER_NAMES = (
     OtherName(
         ("BMUF", "block momentum"), "Chen & Huo 2016", "DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5)"
     ),
-    OtherName(("SlowMo", "FedAvgM", "FedOpt", "OpenDiLoCo"), "an outer momentum", "DiLoCo(period=20)"),
-    OtherName(
-        ("FedAdam", "FedYogi", "FedAdagrad"), "Reddi et al. 2021", "DiLoCo(period=20)", "its outer step is Adam's"
-    ),
+    OtherName(("SlowMo", "OpenDiLoCo"), "an outer momentum", "DiLoCo(period=20)"),
     OtherName(("Streaming DiLoCo",), "Douillard et al. 2025", "DiLoCo(period=100, fragments=4, delay=5)"),
     OtherName(
         ("EASGD", "elastic averaging SGD", "elastic averaging"),
@@ -83,6 +71,39 @@ OTHER_NAMES = (
     ),
     OtherName(("async_model_average", "Moshpit", "overlap local SGD"), "Bagua and others", "DelayedAveraging(delay=4)"),
     OtherName(("delayed gradients", "pipe SGD", "one-step delay"), "Pipe-SGD", "EveryStep(delay=1)"),
+    # -- devices that keep their data
+    OtherName(
+        ("federated", "federated averaging", "federated learning"), "McMahan et al. 2017", "FedAvg(fraction=0.1)"
+    ),
+    OtherName(("FedSGD",), "McMahan et al. 2017", "FedAvg(fraction=1.0, local_steps=1)"),
+    OtherName(("FedAvgM", "server momentum"), "Hsu et al. 2019", "FedOpt('torch.SGD', learning_rate=1.0, beta1=0.9)"),
+    OtherName(("FedAdam",), "Reddi et al. 2021", "FedOpt('adam')"),
+    OtherName(("FedYogi",), "Reddi et al. 2021", "FedOpt('yogi')"),
+    OtherName(("FedAdagrad",), "Reddi et al. 2021", "FedOpt('adagrad')"),
+    OtherName(("async FedAvg", "Papaya", "buffered aggregation"), "Nguyen et al. 2022", "FedBuff(buffer=10)"),
+    OtherName(
+        ("FedAsync",),
+        "Xie et al. 2019",
+        "FedBuff(buffer=1)",
+        "its server mixes a device's whole parameters into its own, and here differences are added",
+    ),
+    OtherName(
+        ("q-FedAvg", "q-FFL", "qFedAvg", "AFL", "agnostic federated learning"),
+        "Li et al. 2020; Mohri et al. 2019",
+        "FedAvg(fraction=0.1)",
+        "nothing weighs devices by their loss, so that the worst off would count more",
+    ),
+    OtherName(("FedDyn",), "Acar et al. 2021", "SCAFFOLD()", "it changes a device's loss by another rule"),
+    OtherName(("Krum",), "Blanchard et al. 2017", "FedAvg(aggregator=MultiKrum(outliers=0.2))"),
+    OtherName(("coordinate-wise median", "FedMedian"), "Yin et al. 2018", "FedAvg(aggregator=Median())"),
+    OtherName(("FedTrimmedAvg", "trimmed average"), "Flower", "FedAvg(aggregator=TrimmedMean(share=0.1))"),
+    OtherName(
+        ("Bulyan", "RFA", "geometric median"),
+        "El Mhamdi et al. 2018; Pillutla et al. 2022",
+        "FedAvg(aggregator=MultiKrum(outliers=0.2))",
+        "its rule is another one",
+    ),
+    OtherName(("SecAgg",), "Bonawitz et al. 2017", "FedAvg(secure=SecureAggregation())"),
     # -- with whom
     OtherName(
         ("decentralized", "decentralised", "D-PSGD", "decentralized SGD"), "Lian et al. 2017", "Gossip() + Ring()"

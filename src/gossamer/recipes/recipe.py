@@ -14,7 +14,7 @@ from gossamer.recipes.auto import Auto
 from gossamer.recipes.compression_choice import cheapest
 from gossamer.recipes.nodes import compress_between_nodes, sharing_workers
 from gossamer.recipes.parser import parse
-from gossamer.recipes.validation import LONGEST_TEXT, check_pair, check_term, check_type
+from gossamer.recipes.validation import LONGEST_TEXT, check_pair, check_place, check_term, check_type
 from gossamer.strategies import EveryStep, Strategy
 from gossamer.topologies import Complete, Topology
 
@@ -51,6 +51,7 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     chosen: dict[str, Any] = {}
     for term in () if automatic(recipe) else _terms(recipe):
         check_type(term)
+        check_place(term, KINDS)
         if term.kind in chosen:
             first = chosen[term.kind]
             raise RecipeError(

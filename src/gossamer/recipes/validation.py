@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC
+from collections.abc import Collection
+from inspect import isabstract
+
 from gossamer.compressors import Compressor, Feedback, Route
 from gossamer.core.layout import Slot
 from gossamer.core.term import Term
 from gossamer.errors import RecipeError
-from gossamer.recipes.catalog import example_of
+from gossamer.recipes.catalog import NESTED, example_of, within
 from gossamer.recipes.fields import ACCEPTED, fields_of, hints_of, signature
 from gossamer.strategies import Strategy
 
@@ -21,6 +25,16 @@ def check_type(term: object) -> None:
         return
     hint = f"Write {term.__name__}(...), with brackets." if isinstance(term, type) else "Write 'TopK(density=0.01)'."
     raise RecipeError(f"{term!r} is no part of a recipe: terms such as TopK(density=0.01) and texts are. {hint}")
+
+
+def check_place(term: Term, kinds: Collection[str]) -> None:
+    """Check that a term may stand at the top of a recipe, beside others of such kinds."""
+    if term.kind not in kinds:
+        where = within(repr(term), type(term)) if term.kind in NESTED else " + ".join(("EveryStep()", "Dense()"))
+        raise RecipeError(
+            f"{term!r} stands within a federated strategy, as its {term.kind}, and beside other terms it would say "
+            f"nothing of who it is for. Write {where}."
+        )
 
 
 def check_term(term: Term, above: tuple[Term, ...]) -> None:
@@ -88,7 +102,7 @@ def _check_continued(strategy: Strategy, compressor: Compressor) -> None:
 def check_argument(noun: type[Term], name: str, value: object) -> None:
     options = hints_of(noun)[name]
     if not any(_is(value, option) for option in options):
-        wanted = " or ".join(ACCEPTED[o][1] if o in ACCEPTED else f"a {o.__name__.lower()}" for o in options)
+        wanted = " or ".join(ACCEPTED[option][1] if option in ACCEPTED else _named(option) for option in options)
         raise RecipeError(
             f"{name} of {noun.__name__} is {wanted}, not {value!r}: {signature(noun)}. Write {example_of(noun)}."
         )
@@ -96,6 +110,13 @@ def check_argument(noun: type[Term], name: str, value: object) -> None:
         raise RecipeError(
             f"{name} of {noun.__name__} is not finite, or too large for 64 bits. Write {example_of(noun)}."
         )
+
+
+def _named(noun: type) -> str:
+    """A kind of terms, or a term that is one of a kind."""
+    if not isabstract(noun) and ABC not in noun.__bases__:
+        return f"{noun.__name__}(...)"
+    return f"a{'n' * (noun.__name__[0] in 'AEIOU')} {noun.__name__.lower()}"
 
 
 def _is(value: object, option: type) -> bool:

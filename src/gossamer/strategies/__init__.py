@@ -31,7 +31,17 @@ from gossamer.strategies.base import (
 from gossamer.strategies.delayed_averaging import DelayedAveraging
 from gossamer.strategies.diloco import DiLoCo
 from gossamer.strategies.every_step import EveryStep
-from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FedAvg, LocalPrivacy
+from gossamer.strategies.federated import (
+    SCAFFOLD,
+    CentralPrivacy,
+    DistributedPrivacy,
+    FedAvg,
+    FedBuff,
+    FedNova,
+    FedOpt,
+    FedProx,
+    LocalPrivacy,
+)
 from gossamer.strategies.gossip import Gossip
 from gossamer.strategies.local_sgd import LocalSGD, PostLocalSGD
 from gossamer.strategies.moment_rounds import AVERAGE, KEEP, NEVER, RESET, MomentRounds
@@ -45,6 +55,7 @@ __all__ = [
     "KEEP",
     "NEVER",
     "RESET",
+    "SCAFFOLD",
     "AveragingStage",
     "AveragingStrategy",
     "CentralPrivacy",
@@ -53,6 +64,10 @@ __all__ = [
     "DistributedPrivacy",
     "EveryStep",
     "FedAvg",
+    "FedBuff",
+    "FedNova",
+    "FedOpt",
+    "FedProx",
     "FederatedStage",
     "Gossip",
     "GossipStage",

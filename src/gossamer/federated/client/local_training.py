@@ -4,24 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gossamer.core.layout import FlatTensors
+from gossamer.core.layout import FlatTensors, Layout
+from gossamer.errors import LoopError
 from gossamer.federated.model_state import ModelState
 from gossamer.strategies.federated import FederatedStrategy
 from gossamer.strategies.federated.base import Memory
+
+
+class _References(NamedTuple):
+    """What gradients are corrected by, where they are computed."""
+
+    anchor: FlatTensors
+    shared: Mapping[str, FlatTensors]
+    memory: Mapping[str, FlatTensors]
+
+
+class _Stepped(NamedTuple):
+    """A parameter of the model in an optimizer."""
+
+    parameter: nn.Parameter
+    name: str
+    learning_rate: float
 
 
 class LocalTraining:
     """One device's training in one round.
 
     The user's loop is left as it is. Each step of any optimizer that holds a parameter of the model is counted, and its
-    gradients are changed just before it, as FedProx and SCAFFOLD want it.
+    gradients are changed just before it, as FedProx and SCAFFOLD want it. Where a strategy follows from how the loop
+    steps, a loop that steps otherwise is refused with LoopError: what it sent would not be what the strategy averages.
     """
 
     def __init__(
@@ -33,22 +51,30 @@ class LocalTraining:
         shared: Memory,
         memory: Memory,
     ) -> None:
-        self.steps = 0
-        self._rates = 0.0
         self._strategy, self._state = strategy, state
         self._names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._anchor = FlatTensors(anchor, state.layout)
-        self._shared = {key: FlatTensors(flat, state.layout) for key, flat in shared.items()}
-        self._memory = {key: FlatTensors(flat, state.layout) for key, flat in memory.items()}
+        self._steps = dict.fromkeys(self._names.values(), 0)
+        self._rates = dict.fromkeys(self._names.values(), 0.0)
+        here = _References(
+            FlatTensors(anchor, state.layout), _packed(shared, state.layout), _packed(memory, state.layout)
+        )
+        self._anchor = here.anchor
+        self._references = {anchor.device: here}
+
+    @property
+    def steps(self) -> int:
+        """That parameters made: of those that made the most."""
+        return max(self._steps.values(), default=0)
 
     @property
     def learning_rate(self) -> float:
         """The mean over the steps, weighted alike."""
-        return self._rates / max(self.steps, 1)
+        return sum(self._rates.values()) / max(sum(self._steps.values()), 1)
 
     @contextmanager
     def watching(self) -> Iterator[LocalTraining]:
-        """Hooks on every optimizer's steps, while the user's loop runs."""
+        """Hooks on every optimizer's steps, while the user's loop runs. Raises LoopError where it stepped in a way that
+        the strategy cannot follow."""
         before = register_optimizer_step_pre_hook(self._before_step)
         after = register_optimizer_step_post_hook(self._after_step)
         try:
@@ -56,10 +82,11 @@ class LocalTraining:
         finally:
             before.remove()
             after.remove()
+        self._check_steps()
 
-    def _ours(self, optimizer: Optimizer) -> list[tuple[nn.Parameter, str, float]]:
+    def _ours(self, optimizer: Optimizer) -> list[_Stepped]:
         return [
-            (parameter, self._names[parameter], float(group["lr"]))
+            _Stepped(parameter, self._names[parameter], float(group["lr"]))
             for group in optimizer.param_groups
             for parameter in group["params"]
             if parameter in self._names
@@ -67,23 +94,105 @@ class LocalTraining:
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not (self._strategy.changes_gradients or self._strategy.why_plain_sgd):
+            return
+        ours = self._ours(optimizer)
+        if not ours:
+            return
+        self._check_optimizer(optimizer)
         if not self._strategy.changes_gradients:
             return
-        for parameter, name, _ in self._ours(optimizer):
-            if parameter.grad is not None:
-                self._strategy.correct(
-                    parameter.grad,
-                    parameter,
-                    self._anchor[name],
-                    _views(self._shared, name),
-                    _views(self._memory, name),
+        self._check_step(optimizer, (*args[1:], *kwargs.values()))
+        for parameter, name, _ in ours:
+            if parameter.grad is None:  # its loss has no part in it, and everyone's may
+                parameter.grad = torch.zeros_like(parameter)
+            if parameter.grad.is_sparse:
+                raise LoopError(
+                    f"{name} has a sparse gradient, and {self._strategy!r} changes all of its entries. Write "
+                    "nn.Embedding(..., sparse=False)."
                 )
+            anchor, shared, memory = self._references_on(parameter.device)
+            self._strategy.correct(parameter.grad, parameter, anchor[name], _views(shared, name), _views(memory, name))
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ours = self._ours(optimizer)
-        if ours:
-            self.steps += 1
-            self._rates += sum(rate for *_, rate in ours) / len(ours)
+        for _, name, learning_rate in self._ours(optimizer):
+            self._steps[name] += 1
+            self._rates[name] += learning_rate
+
+    def _references_on(self, device: torch.device) -> _References:
+        if device not in self._references:
+            (here, *_) = self._references.values()
+            self._references[device] = _References(
+                _moved(here.anchor, device),
+                {key: _moved(packed, device) for key, packed in here.shared.items()},
+                {key: _moved(packed, device) for key, packed in here.memory.items()},
+            )
+        return self._references[device]
+
+    # What a strategy cannot follow.
+
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
+        why = self._strategy.why_plain_sgd
+        plain = isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
+        if why is not None and not plain:
+            with_momentum = " with momentum" * isinstance(optimizer, SGD)
+            raise LoopError(
+                f"{why}, and {type(optimizer).__name__}{with_momentum} goes another. Write torch.optim.SGD("
+                f"model.parameters(), lr=0.1), or train by a recipe for which any optimizer will do, such as "
+                "FedProx(mu=0.01)."
+            )
+
+    def _check_step(self, optimizer: Optimizer, arguments: tuple[Any, ...]) -> None:
+        """Refuse steps whose gradients are not those that lie there before."""
+        name = type(optimizer).__name__
+        if any(callable(each) for each in arguments):
+            raise LoopError(
+                f"{name}.step was given a closure, which computes gradients after {self._strategy!r} has changed them. "
+                "Call loss.backward() and then optimizer.step()."
+            )
+        if getattr(optimizer, "grad_scale", None) is not None:
+            raise LoopError(
+                f"{name} takes the scale out of gradients by itself, after {self._strategy!r} has changed them. Call "
+                "scaler.unscale_(optimizer) before scaler.step(optimizer)."
+            )
+        if any(group.get("maximize") for group in optimizer.param_groups):
+            raise LoopError(
+                f"{name} goes up its gradients, and {self._strategy!r} changes them for who goes down. Leave "
+                "maximize=True out, and call (-loss).backward()."
+            )
+
+    def _check_steps(self) -> None:
+        """Refuse a loop whose steps were not seen, or were not alike for all parameters."""
+        strategy, own = self._strategy, {name: each for each, name in self._names.items()}
+        if not (strategy.changes_gradients or strategy.why_plain_sgd):
+            return
+        moved = {name for name, each in own.items() if not self._steps[name] and self._has_moved(name, each)}
+        if moved:
+            raise LoopError(
+                f"{min(moved)} was trained without a step of a torch optimizer, and {type(strategy).__name__} follows "
+                "from what is done at each. Write optimizer.step() in place of what changes it, or FedAvg()."
+            )
+        seen = {name for name, steps in self._steps.items() if steps}
+        counts = {self._steps[name] for name in seen} if strategy.why_plain_sgd else set()
+        rates = {self._rates[name] for name in seen} if strategy.uses_learning_rate else set()
+        if max(len(counts), len(rates)) > 1:
+            raise LoopError(
+                f"parameters were trained with several learning rates or numbers of steps, and "
+                f"{strategy.why_plain_sgd}, which is one for all of them. Put all parameters into one group of one "
+                "optimizer, or write FedProx(mu=0.01)."
+            )
+
+    def _has_moved(self, name: str, parameter: nn.Parameter) -> bool:
+        with torch.no_grad():
+            return not torch.equal(parameter, self._anchor[name].to(parameter.device, parameter.dtype))
+
+
+def _packed(memory: Memory, layout: Layout) -> Mapping[str, FlatTensors]:
+    return {key: FlatTensors(flat, layout) for key, flat in memory.items()}
+
+
+def _moved(packed: FlatTensors, device: torch.device) -> FlatTensors:
+    return FlatTensors(packed.flat.to(device), packed.layout)
 
 
 def _views(memory: Mapping[str, FlatTensors], name: str) -> Memory:

@@ -19,7 +19,7 @@ class ContributionSum(ABC):
 
     def __init__(self) -> None:
         self.count = 0
-        self._weight, self._steps = 0.0, 0.0
+        self._weight, self._steps, self._square_steps = 0.0, 0.0, 0.0
 
     def add(self, blocks: Sequence[Tensor], weight: float, steps: int) -> None:
         """blocks: (n,) each, which may be kept or overwritten. weight: above 0."""
@@ -27,6 +27,7 @@ class ContributionSum(ABC):
         self.count += 1
         self._weight += weight
         self._steps += weight * steps
+        self._square_steps += weight * steps**2
 
     def add_total(self, sums: Sequence[Tensor], weight: float, steps: float, count: int) -> None:
         """Add what `count` contributions came to elsewhere. sums: (n,) each, of contributions times weights; weight:
@@ -40,7 +41,13 @@ class ContributionSum(ABC):
         raise TypeError("an aggregator that compares contributions cannot take their sum")
 
     def summary(self, clients: int) -> CohortSummary:
-        return CohortSummary(contributions=self.count, clients=clients, steps=self._steps / self._weight)
+        return CohortSummary(
+            contributions=self.count,
+            clients=clients,
+            steps=self._steps / self._weight,
+            square_steps=self._square_steps / self._weight,
+            mean_weight=self._weight / self.count,
+        )
 
     def share_below(self) -> float | None:
         """The share of contributions whose norm was at most the clip, with noise; None where none is clipped."""

@@ -75,8 +75,11 @@ class GlobalModel:
         }
 
     def apply(self, means: Sequence[Tensor], cohort: CohortSummary) -> int:
-        """Make and publish the next version; returns its number."""
+        """Make and publish the next version; returns its number. Averaged buffers are averaged, whatever a strategy
+        makes of parameters: an optimizer would make variances negative."""
+        buffers = self.parameters[self.state.trained :] - means[0][self.state.trained :]
         self.strategy.apply(self.parameters, self.memory, means, cohort)
+        self.parameters[self.state.trained :] = buffers
         self.public.publish(self.version + 1, self._public_blocks())
         return self.version
 

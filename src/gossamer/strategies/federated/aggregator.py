@@ -20,6 +20,12 @@ class Aggregator(Term, ABC):
         """Whether it is a weighted sum, so that contributions may be added as they arrive, and under masks."""
         return False
 
+    @property
+    def by_entry(self) -> bool:
+        """Whether it compares what devices say of one entry, so that a device that says nothing of it counts as one
+        that says zero."""
+        return False
+
     @abstractmethod
     def combine(self, contributions: Tensor, weights: Tensor) -> Tensor:
         """One contribution of many. contributions: (k, n), at least float32; weights: (k,), positive. Returns (n,)."""

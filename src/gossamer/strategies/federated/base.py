@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Dense
+from gossamer.compressors import Compressor
 from gossamer.errors import RecipeError, require
 from gossamer.gossip.rules import Memory as Memory
 from gossamer.strategies.base import FederatedStage, Stage, Strategy
 from gossamer.strategies.federated.aggregator import Aggregator, WeightedMean
+from gossamer.strategies.federated.combinations import check_pull, few_entries
 from gossamer.strategies.federated.privacy import Privacy
 from gossamer.strategies.federated.secure_aggregation import SecureAggregation
 from gossamer.topologies import Complete, Topology
@@ -36,9 +37,11 @@ class CohortSummary:
     contributions: int  # that were combined
     clients: int  # of the whole federation
     steps: float  # weighted mean over the contributions
+    square_steps: float | None = None  # weighted mean of their squares; None: all made equally many
+    mean_weight: float = 1.0  # of a contribution
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FederatedStrategy(Strategy, ABC):
     """Rounds of a server and devices that hold their own data.
 
@@ -111,6 +114,17 @@ class FederatedStrategy(Strategy, ABC):
         """Whether `correct` does anything."""
         return False
 
+    @property
+    def why_plain_sgd(self) -> str | None:
+        """Why devices have to train by SGD without momentum; None: they may by any optimizer."""
+        return None
+
+    @property
+    def uses_learning_rate(self) -> bool:
+        """Whether a contribution follows from the device's learning rate, so that it has to be one for all
+        parameters."""
+        return False
+
     def correct(self, gradient: Tensor, parameters: Tensor, anchor: Tensor, shared: Memory, memory: Memory) -> None:
         """Change a gradient in place before a step of the device's optimizer. All: views (m,) of the same elements.
 
@@ -122,7 +136,7 @@ class FederatedStrategy(Strategy, ABC):
     ) -> tuple[tuple[Tensor, ...], Memory]:
         """The contribution after local training, and what the device's memory becomes once it counts.
 
-        pseudo_gradient: (n,), which may be overwritten.
+        pseudo_gradient: (n,), which may be overwritten. shared, memory: only read.
         """
         return (pseudo_gradient,), memory
 
@@ -150,12 +164,62 @@ class FederatedStrategy(Strategy, ABC):
         """Overwrite `parameters` and `memory` with the next version. means: `contribution_count` tensors (n,)."""
         parameters.sub_(means[0])
 
+    # What does not go together.
+
     def check(self, compressor: Compressor, topology: Topology) -> None:
         if topology != Complete():
             raise RecipeError(
                 f"with {self!r} devices talk to the server only, so {topology!r} would change nothing. Leave it out."
             )
-        if self.pull is not None and self.pull == Dense():
-            raise RecipeError("pull=Dense() is what goes without saying: leave it out.")
+        if self.pull is not None:
+            check_pull(self.pull)
+        refused = self._refused_aggregator(compressor) or self._refused_secure(compressor)
+        if refused:
+            raise RecipeError(refused)
         if self.privacy is not None:
-            self.privacy.check(self, compressor)
+            getattr(self.privacy, "check", _nothing)(self, compressor)
+
+    def _refused_aggregator(self, compressor: Compressor) -> str | None:
+        """Why its aggregator does not go together with the rest, and the line to write instead."""
+        linear = replace(self, aggregator=WeightedMean())
+        if self.contribution_count > 1 and not self.aggregator.is_linear:
+            return (
+                f"{self.aggregator!r} leaves out what some devices sent, and with {type(self).__name__} the server "
+                f"keeps the sum of what all devices remember, which would no longer be one. Write {linear!r}, or "
+                f"FedAvg(aggregator={self.aggregator!r})."
+            )
+        sparse = few_entries(compressor) if self.aggregator.by_entry else None
+        if sparse is not None:
+            return (
+                f"{sparse!r} sends few entries, so of any one entry most devices send nothing, which is what "
+                f"{self.aggregator!r} takes for the truth: the model would stand still. Write {self!r} + Int8(), or "
+                f"{replace(self, aggregator=WeightedMean())!r} + {sparse!r}."
+            )
+        if self.secure is not None and not self.aggregator.is_linear:
+            return (
+                f"{self.aggregator!r} compares what single devices sent, and under {self.secure!r} the server learns "
+                f"their sum only. Write {linear!r}, or {replace(self, secure=None)!r}."
+            )
+        return None
+
+    def _refused_secure(self, compressor: Compressor) -> str | None:
+        """Why masks do not go together with the rest, and the line to write instead."""
+        if self.secure is None:
+            return None
+        plain = replace(self, secure=None)
+        if self.asynchronous:
+            return (
+                f"{self.secure!r} hides devices in a cohort whose masks cancel, and with {type(self).__name__} each "
+                f"device reports by itself, to no cohort. Write FedAvg(secure={self.secure!r}), or {plain!r}."
+            )
+        if self.needs_steps:
+            return (
+                f"{type(self).__name__} weighs by how many steps each device made, and under {self.secure!r} the "
+                f"server learns sums only. Write FedAvg(secure={self.secure!r}), or {plain!r}."
+            )
+        refused: str | None = getattr(self.secure, "refuses", _nothing)(compressor)
+        return refused
+
+
+def _nothing(*_: object) -> None:
+    """The answer of a term that does not ask about compressors."""

@@ -16,3 +16,5 @@ class FedAvg(FederatedStrategy):
     bytes:  a round and device: the compressor's message up; down 4 N, or the pull compressor's links since its version
     source: McMahan et al. 2017, AISTATS (and its erratum: m sums over the cohort, not over all)
     """
+
+    fraction: float = 0.1  # of all clients that train in a round

@@ -1,0 +1,208 @@
+"""Hooks on a device's own loop: what is counted, what is changed, and loops that cannot be followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from gossamer.errors import LoopError
+from gossamer.federated.client.local_training import LocalTraining
+from gossamer.federated.model_state import ModelState
+from gossamer.strategies.federated import SCAFFOLD, FedAvg, FederatedStrategy, FedNova, FedProx
+
+Loop = Callable[[nn.Module], Any]
+
+
+def trained(strategy: FederatedStrategy, loop: Loop, model: nn.Module | None = None, **memory: float) -> LocalTraining:
+    """A device's round of that loop. memory: numbers that shared and own tensors are full of."""
+    model = model or nn.Linear(2, 1, dtype=torch.float64)
+    state = ModelState.of(model)
+    anchor = state.read(model).flat
+    full = {key: torch.full_like(anchor, value) for key, value in memory.items()}
+    shared = {key: full.get("shared", torch.zeros_like(anchor)) for key in strategy.shared_keys}
+    own = {key: full.get("own", torch.zeros_like(anchor)) for key in strategy.memory_keys}
+    local = LocalTraining(strategy, state, model, anchor, shared, own)
+    with local.watching():
+        loop(model)
+    return local
+
+
+def stepped(make: Callable[[Any], Optimizer], count: int = 1) -> Loop:
+    def loop(model: nn.Module) -> None:
+        optimizer = make(model.parameters())
+        for _ in range(count):
+            optimizer.zero_grad()
+            sum((each.sum() for each in model.parameters()), torch.zeros(())).backward()
+            optimizer.step()
+
+    return loop
+
+
+def sgd(parameters: Any, **options: Any) -> SGD:
+    return SGD(parameters, **{"lr": 0.5, **options})
+
+
+def test_steps_and_learning_rates_are_counted() -> None:
+    def decaying(model: nn.Module) -> None:
+        optimizer = sgd(model.parameters())
+        for rate in (0.5, 0.25, 0.0):
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+
+    local = trained(FedAvg(), decaying)
+    assert (local.steps, local.learning_rate) == (3, 0.25)
+
+
+def test_an_optimizer_for_each_half_makes_no_twice_as_many_steps() -> None:
+    def halves(model: nn.Module) -> None:
+        for optimizer in [sgd([each]) for each in model.parameters()]:
+            optimizer.step()
+
+    assert trained(FedNova(), halves).steps == 1
+
+
+def test_other_models_are_left_alone() -> None:
+    def other(model: nn.Module) -> None:
+        weight = nn.Parameter(torch.ones(2))
+        weight.grad = torch.ones(2)
+        Adam([weight], lr=0.5).step()
+
+    assert trained(SCAFFOLD(), other).steps == 0
+
+
+def test_hooks_are_gone_afterwards() -> None:
+    model = nn.Linear(2, 1)
+    local = trained(SCAFFOLD(), stepped(sgd), model)
+    stepped(Adam)(model)
+    assert local.steps == 1
+
+
+def moved(strategy: FederatedStrategy, loop: Loop, **memory: float) -> Tensor:
+    model = nn.Linear(2, 1, dtype=torch.float64)
+    before = torch.cat([each.detach().flatten() for each in model.parameters()])
+    trained(strategy, loop, model, **memory)
+    return torch.cat([each.detach().flatten() for each in model.parameters()]) - before
+
+
+def test_gradients_are_corrected_before_each_step() -> None:
+    """Of 1 each, by rate 1/2: c - c_k = 3 - 1; a spring of 2 draws back by what was gone, 2 (-1/2)."""
+    assert torch.allclose(moved(SCAFFOLD(), stepped(sgd), shared=3.0, own=1.0), torch.tensor(-1.5).double())
+    assert torch.allclose(moved(FedProx(2.0), stepped(sgd, 2)), torch.tensor(-0.5).double())
+    assert torch.allclose(moved(FedAvg(), stepped(sgd, 2)), torch.tensor(-1.0).double())
+
+
+def test_what_a_loss_has_no_part_in_is_corrected_too() -> None:
+    def only_the_bias(model: nn.Module) -> None:
+        assert isinstance(model, nn.Linear)
+        optimizer = sgd(model.parameters())
+        model.bias.sum().backward()
+        optimizer.step()
+
+    found = moved(SCAFFOLD(), only_the_bias, shared=3.0, own=1.0)
+    assert torch.allclose(found, torch.tensor([-1.0, -1.0, -1.5]).double())
+
+
+def test_any_optimizer_does_for_a_spring() -> None:
+    assert trained(FedProx(0.5), stepped(lambda parameters: AdamW(parameters, lr=0.1), 3)).steps == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda parameters: sgd(parameters, momentum=0.9), "SGD with momentum"),
+        (lambda parameters: sgd(parameters, momentum=0.9, nesterov=True), "SGD with momentum"),
+        (lambda parameters: Adam(parameters), "Adam"),
+    ],
+)
+@pytest.mark.parametrize("strategy", [SCAFFOLD(), FedNova()], ids=repr)
+def test_other_optimizers_than_plain_sgd_are_refused(
+    strategy: FederatedStrategy, make: Callable[[Any], Optimizer], names: str
+) -> None:
+    with pytest.raises(
+        LoopError, match=rf"{names} goes another. Write torch.optim.SGD\(model.parameters\(\), lr=0.1\)"
+    ):
+        trained(strategy, stepped(make))
+    assert trained(FedAvg(), stepped(make)).steps == 1
+
+
+def test_weight_decay_is_part_of_the_loss() -> None:
+    assert trained(SCAFFOLD(), stepped(lambda parameters: sgd(parameters, weight_decay=0.1))).steps == 1
+
+
+def groups(*rates: float) -> Loop:
+    def loop(model: nn.Module) -> None:
+        optimizer = sgd([{"params": [each], "lr": rate} for each, rate in zip(model.parameters(), rates, strict=True)])
+        optimizer.step()
+
+    return loop
+
+
+def test_several_learning_rates_are_refused_where_one_is_divided_by() -> None:
+    with pytest.raises(LoopError, match="Put all parameters into one group of one optimizer"):
+        trained(SCAFFOLD(), groups(0.5, 0.25))
+    assert trained(SCAFFOLD(), groups(0.5, 0.5)).steps == 1
+    assert trained(FedNova(), groups(0.5, 0.25)).steps == 1
+
+
+def unseen(model: nn.Module) -> None:
+    with torch.no_grad():
+        for each in model.parameters():
+            each -= 0.1
+
+
+@pytest.mark.parametrize("strategy", [SCAFFOLD(), FedNova(), FedProx(0.1)], ids=repr)
+def test_training_without_an_optimizer_is_refused(strategy: FederatedStrategy) -> None:
+    with pytest.raises(LoopError, match=r"without a step of a torch optimizer, .* Write optimizer.step\(\)"):
+        trained(strategy, unseen)
+    assert trained(FedAvg(), unseen).steps == 0
+    assert trained(strategy, lambda model: None).steps == 0
+
+
+def closure(model: nn.Module) -> None:
+    optimizer = sgd(model.parameters())
+
+    def again() -> float:
+        stepped(sgd, 0)(model)
+        return 0.0
+
+    optimizer.step(again)
+
+
+def test_gradients_that_appear_after_they_were_changed_are_refused() -> None:
+    with pytest.raises(LoopError, match=r"was given a closure, .* Call loss.backward\(\) and then optimizer.step\(\)"):
+        trained(FedProx(0.1), closure)
+    assert trained(FedProx(0.0), closure).steps == 1
+    with pytest.raises(LoopError, match="maximize=True out"):
+        trained(FedProx(0.1), stepped(lambda parameters: sgd(parameters, maximize=True)))
+
+    def scaled(model: nn.Module) -> None:
+        optimizer = sgd(model.parameters())
+        optimizer.grad_scale = torch.tensor(8.0)  # type: ignore[attr-defined]  # as GradScaler does with fused ones
+        optimizer.step()
+
+    with pytest.raises(LoopError, match=r"scaler.unscale_\(optimizer\)"):
+        trained(SCAFFOLD(), scaled)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+
+    def loop(model: nn.Module) -> None:
+        optimizer = sgd(model.parameters())
+        model(torch.tensor([1])).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(LoopError, match="sparse=False"):
+        trained(FedProx(0.1), loop, model)
+    assert trained(FedAvg(), loop, nn.Embedding(4, 2, sparse=True)).steps == 1
+
+
+def test_gradients_of_half_precision_are_corrected_in_it() -> None:
+    model = nn.Linear(2, 1, dtype=torch.bfloat16)
+    assert trained(SCAFFOLD(), stepped(sgd), model, shared=3.0, own=1.0).steps == 1
+    assert all(each.grad is not None and (each.grad == 3.0).all() for each in model.parameters())
