@@ -21,7 +21,7 @@ from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import RoundsJournal
 from gossamer.federated.server.reports import Committed
-from gossamer.federated.server.roster import Change
+from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.script import serve
 from gossamer.federated.server.selection import Uniform
 from gossamer.recipes.recipe import resolve
@@ -55,9 +55,9 @@ class InMemory(RoundsJournal):
 
     def __init__(self) -> None:
         self._state: dict[str, Any] | None = None
-        self._changes: list[Change] = []
+        self._changes: list[RosterChange] = []
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: RosterChange) -> None:
         self._changes.append(deepcopy(change))
 
     def committed(self, rounds: Any) -> None:
