@@ -108,6 +108,7 @@ def measure(clients: int, args: argparse.Namespace) -> dict[str, Any]:
         on_disk = sum(file.stat().st_size for file in Path(states).iterdir())
     return {
         "clients": clients,
+        "cohort": simulation.cohort,
         "parameters": simulation.parameters,
         "seconds": time.perf_counter() - began,
         "round": statistics.median(each.seconds for each in run.rounds[WARM_UP:]),
@@ -141,7 +142,7 @@ def main() -> None:
         command += ["--recipe", args.recipe, *["--loop"] * args.loop]
         found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
         print(
-            f"{clients:,} devices, {args.rounds} rounds of {COHORT}: {found['recipe']}, "
+            f"{clients:,} devices, {args.rounds} rounds, {found['cohort']} devices train at once: {found['recipe']}, "
             f"{found['parameters']:,} numbers, trained {found['training']}\n"
             f"  {seconds_text(found['seconds'])} in all; {found['round']:.3f} s a round (median after {WARM_UP}), the "
             f"first {found['first']:.2f} s; {found['events']:.0f} events a round\n"

@@ -130,6 +130,13 @@ def test_what_was_being_sent_is_sent_again_the_next_day() -> None:
         assert found.up_bytes == sent
 
 
+def test_bytes_are_counted_when_they_were_sent_though_devices_are_trained_together() -> None:
+    profiles = [DeviceProfile(seconds_per_step=1.0 + client) for client in range(6)]
+    found = run("FedBuff(buffer=2, fraction=1.0, local_steps=9)", rounds=1, profiles=profiles)
+    assert found.rounds[0].up_bytes == {0: 40, 1: 40}
+    assert sorted(found.rounds[0].down_bytes) == list(range(6))
+
+
 def test_masked_contributions_add_up() -> None:
     plain, masked = (
         run(f"FedAvg(fraction=1.0{also})", clients=4) for also in ("", ", secure=SecureAggregation(clip=100.0)")

@@ -79,6 +79,7 @@ class VirtualFederation:
         self._live: dict[int, ClientScript] = {}
         self._stays: dict[int, int] = {}  # by device that ever left: how often, to know what belongs to a stay before
         self._leaves: dict[int, float] = {}  # by live device: when its hours end
+        self._sending: dict[int, tuple[int, float]] = {}  # by device: the bytes under way, and since when
         self._untrained: dict[int, tuple[Train, float]] = {}  # by device: what it is to train, and since when
         self._new: Pull = next(participate(0, recipe, MemoryStore()))  # of a device that was never chosen
         self._last_version = 0.0
@@ -183,6 +184,7 @@ class VirtualFederation:
         if self._stay(client) != stay:
             return
         self._stays[client] = stay + 1
+        self._count_sent(client)
         self._forget(client)
         self._asked.pop(self._tokens.pop(client, 0), None)
         if away_seconds < inf:
@@ -225,16 +227,22 @@ class VirtualFederation:
 
     def _ask(self, client: int, op: Ask, moment: float) -> None:
         nbytes = payload_bytes(op.payload) if isinstance(op, Push) else 0
-        if nbytes:
-            self.counted.up[client] = self.counted.up.get(client, 0) + nbytes
+        self._sending[client] = nbytes, moment
         self.clock.at(moment + self._profile(client).up_seconds(nbytes), self._arrive, client, self._stay(client), op)
 
     def _arrive(self, client: int, stay: int, op: Ask) -> None:
         if self._stay(client) != stay:
             return
+        self._count_sent(client)
         token = next(self._numbers)
         self._asked[token], self._tokens[client] = client, token
         self._hear(Arrived(moment=self.clock.now, token=token, sender=Peer(CLIENT, client), op=op))
+
+    def _count_sent(self, client: int) -> None:
+        """What a device was sending has arrived, or is lost. What it had not begun to send is not counted."""
+        nbytes, moment = self._sending.pop(client, (0, 0.0))
+        if nbytes and moment <= self.clock.now:
+            self.counted.up[client] = self.counted.up.get(client, 0) + nbytes
 
     # Training: put off until the first result can be missed, so that many devices are trained together.
 

@@ -12,7 +12,8 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """A version that was made. Bytes are of payloads, since the version before; also of who was not counted."""
+    """A version that was made. Bytes are of payloads that arrived or were lost since the version before, also of
+    devices that were not counted."""
 
     version: int  # from 1
     virtual_seconds: float  # since the beginning
