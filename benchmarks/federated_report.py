@@ -104,7 +104,7 @@ def draw(record: Record, rows: Sequence[Row], path: Path) -> None:
     from matplotlib.figure import Figure
 
     strategies = [each for each in STYLES if any(row[0] == each for row in rows)]
-    figure: Any = Figure(figsize=(4.1 * len(strategies), 4.3), layout="constrained", dpi=130)
+    figure: Any = Figure(figsize=(max(4.1 * len(strategies), 6.0), 4.7), layout="constrained", dpi=130)
     every = figure.subplots(1, len(strategies), sharey=True, sharex=True, squeeze=False)[0]
     for axes, strategy in zip(every, strategies, strict=True):
         for row in rows:
@@ -118,7 +118,9 @@ def draw(record: Record, rows: Sequence[Row], path: Path) -> None:
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     every[0].set_ylabel(f"accuracy on unseen digits, mean of {SMOOTHED} rounds")
-    every[0].legend(fontsize=7.5, frameon=False, loc="lower right")
+    handles = {name: line for axes in every for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    columns = max(len(strategies), 1)
+    figure.legend(handles.values(), handles, loc="outside lower left", fontsize=7.5, frameon=False, ncols=columns)
     figure.savefig(path)
 
 
@@ -133,7 +135,8 @@ def _curve(axes: Any, made: Run, compressor: str) -> None:
     raw = [point[3] for point in made["points"]]
     windows = [raw[max(0, count - SMOOTHED) : count] for count in range(1, len(raw) + 1)]
     smooth = [sum(window) / len(window) for window in windows]
-    label = compressor.replace("density=", "")
+    name = compressor.partition(", rest=")[0].removeprefix("Route(").replace("density=", "")
+    label = f"{name}, biases too" if compressor.startswith("Route(") else name
     axes.plot(across, smooth, color=COLORS.get(compressor, "#555555"), linewidth=1.7, label=label)
     if made["reached"]:
         axes.plot(across[-1:], smooth[-1:], "o", color=COLORS.get(compressor, "#555555"), markersize=5)

@@ -86,7 +86,7 @@ def test_one_sort_is_everybody(tmp_path: Path) -> None:
         ("[[devices]]\nfailure = nan", "failure is nan"),
         ("[[devices]]\nfailure = true", "failure is True"),
         ("[[devices]]\nshare = 0.5", "add up to 0.5"),
-        ("[[devices]]\nshare = 0.5\n[[devices]]", "of some sorts"),
+        ("[[devices]]\nshare = 0.5\n[[devices]]", "share of some devices"),
         ("[[devices]]\nshare = 0.5\n[[devices]]\ncount = 2", "one of both"),
         ('[[devices]]\nshare = "half"', "number 1: share is above 0.*'half'"),
         ("[[devices]]\ncount = 0", "count is how many"),

@@ -89,16 +89,12 @@ def _counts(sorts: Sequence[Mapping[str, Any]], count: int, file: Path) -> list[
     """How many devices there are of each sort."""
     by_count, by_share = ["count" in sort for sort in sorts], ["share" in sort for sort in sorts]
     if any(by_count) and any(by_share):
-        raise DeviceProfileError(
-            f"{file} says count of some devices and share of others: write one of both in all of them"
-        )
+        raise DeviceProfileError(f"{file} says count of some devices and share of others: write one of both in all")
     if any(by_count):
         return _first(sorts, count, file)
     shares = [sort.get("share", 1 / len(sorts)) for sort in sorts]
     if any(by_share) != all(by_share):
-        raise DeviceProfileError(
-            f"{file} says the share of some sorts of devices and not of others: write share in all"
-        )
+        raise DeviceProfileError(f"{file} says the share of some devices and not of others: write share in all")
     for number, share in enumerate(shares, 1):
         if not _is_number(share) or not 0 < share <= 1:
             raise DeviceProfileError(
