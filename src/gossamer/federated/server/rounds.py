@@ -29,7 +29,7 @@ from gossamer.core.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.errors import CheckpointError, MalformedError
+from gossamer.errors import MalformedError
 from gossamer.events import notice
 from gossamer.federated.messages import (
     CLIENT,
@@ -47,7 +47,7 @@ from gossamer.federated.messages import (
 from gossamer.federated.server.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.contribution_sum import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
+from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal, refuse_others
 from gossamer.federated.server.reports import Committed, Reported, refusal, told
 from gossamer.federated.server.roster import Assignment, Roster, RosterChange
 from gossamer.federated.server.selection import SelectionPolicy
@@ -55,6 +55,7 @@ from gossamer.federated.server.uploads import Uploads
 from gossamer.kernels import all_finite
 from gossamer.strategies.federated import LocalWork
 
+KEPT = ("model", "roster", "selection", "admission")  # by a journal
 MOST_AHEAD = 1 << 20  # rounds that a device may remember and the server does not
 
 
@@ -74,8 +75,8 @@ class Rounds(ABC):
         on_commit: Callable[[Committed], Any] = lambda committed: None,
         return_seconds: float = 60.0,
     ) -> None:
-        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make. on_commit: told
-        of each version once it is journaled; one that was made just before a kill may never be told.
+        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make. on_commit: is
+        told of each version once it is journaled; of one that was made just before a kill perhaps never.
         return_seconds: after a restart, until devices that have a task and are not heard of count as gone."""
         self.model, self.clients, self.rounds, self.selection = model, clients, rounds, selection
         self.cohort = model.strategy.cohort(clients)
@@ -370,26 +371,13 @@ class Rounds(ABC):
     # What a journal keeps.
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "identity": self._identity(),
-            "model": self.model.state_dict(),
-            "roster": self.roster.state_dict(),
-            "selection": self.selection.state_dict(),
-            "admission": self.admission.state_dict(),
-        }
+        return {"identity": self._identity()} | {name: getattr(self, name).state_dict() for name in KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises CheckpointError for the state of another federation."""
-        for what, mine in self._identity().items():
-            if state["identity"][what] != mine:
-                raise CheckpointError(
-                    f"This journal is of a federation whose {what} was {state['identity'][what]}, and this one's is "
-                    f"{mine}, so its devices would not understand. Begin anew in an empty directory."
-                )
-        self.model.load_state_dict(state["model"])
-        self.roster.load_state_dict(state["roster"])
-        self.selection.load_state_dict(state["selection"])
-        self.admission.load_state_dict(state["admission"])
+        refuse_others(state["identity"], self._identity())
+        for name in KEPT:
+            getattr(self, name).load_state_dict(state[name])
 
     def change(self, change: RosterChange) -> None:
         """Make a change again."""
