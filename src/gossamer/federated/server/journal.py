@@ -16,7 +16,7 @@ import os
 import shutil
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,6 +136,16 @@ def keep(directory: str | os.PathLike[str], rounds: Journaled) -> bool:
     rounds.journal = begun = FileRoundsJournal(folder, 0, None)
     begun.committed(rounds)
     return False
+
+
+def refuse_others(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where a journal's federation is not this one."""
+    for what, value in mine.items():
+        if kept[what] != value:
+            raise CheckpointError(
+                f"This journal is of a federation whose {what} was {kept[what]}, and this one's is {value}, so its "
+                "devices would not understand. Begin anew in an empty directory."
+            )
 
 
 def _restored(folder: Path, number: int, rounds: Journaled) -> FileRoundsJournal:

@@ -29,7 +29,7 @@ from gossamer.core.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.errors import CheckpointError, MalformedError
+from gossamer.errors import MalformedError
 from gossamer.events import notice
 from gossamer.federated.messages import (
     CLIENT,
@@ -47,7 +47,7 @@ from gossamer.federated.messages import (
 )
 from gossamer.federated.server.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
+from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal, refuse_others
 from gossamer.federated.server.reports import Committed, Reported, refusal, told
 from gossamer.federated.server.roster import Assignment, Roster, RosterChange
 from gossamer.federated.server.rounds_privacy import RoundsPrivacy
@@ -76,8 +76,8 @@ class Rounds(ABC):
         on_commit: Callable[[Committed], Any] = lambda committed: None,
         return_seconds: float = 60.0,
     ) -> None:
-        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make. on_commit: told
-        of each version once it is journaled; one that was made just before a kill may never be told.
+        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make. on_commit: is
+        told of each version once it is journaled; of one that was made just before a kill perhaps never.
         return_seconds: after a restart, until devices that have a task and are not heard of count as gone."""
         self.model, self.clients, self.rounds = model, clients, rounds
         self.privacy = RoundsPrivacy(model, clients, selection, admission)
@@ -385,12 +385,7 @@ class Rounds(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises CheckpointError for the state of another federation."""
-        for what, mine in self._identity().items():
-            if state["identity"][what] != mine:
-                raise CheckpointError(
-                    f"This journal is of a federation whose {what} was {state['identity'][what]}, and this one's is "
-                    f"{mine}, so its devices would not understand. Begin anew in an empty directory."
-                )
+        refuse_others(state["identity"], self._identity())
         for name in KEPT:
             getattr(self, name).load_state_dict(state[name])
         self.sum = self.privacy.new_sum()
