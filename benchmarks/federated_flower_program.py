@@ -17,9 +17,14 @@ from gossamer.federated.client.functions import Round, Update
 BATCH, RATE = 16, 0.1
 
 
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
+def network() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def make_model() -> nn.Module:
+    """The first version, the same everywhere."""
+    torch.manual_seed(0)
+    return network()
 
 
 @lru_cache
@@ -55,7 +60,7 @@ def flower_app(clients: int, mods: list[Any]) -> Any:
     from flwr.clientapp import ClientApp
 
     def answer(message: Any, context: Any) -> Any:
-        model = make_model()
+        model = network()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         told = Round(index=0, client=int(context.node_config["partition-id"]), local_epochs=1)
         update = train(model, told, clients)
