@@ -89,7 +89,7 @@ def on_gossamer(clients: int, rounds: int, up: str, down: str | None) -> Run:
     resolved = resolve(f"FedAvg(fraction=1.0{inside}) + {up}")
     strategy = resolved.strategy
     assert isinstance(strategy, FederatedStrategy)
-    pull = None if strategy.pull is None else resolve(strategy.pull).compressor
+    pull = strategy.pull_compressor
     model = make_model()
     state = ModelState.of(model)
     recipe = ClientRecipe(strategy=strategy, compressor=resolved.compressor, pull=pull, state=state)

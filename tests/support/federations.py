@@ -86,7 +86,7 @@ def federate(
     resolved = resolve(recipe)
     strategy = resolved.strategy
     assert isinstance(strategy, FederatedStrategy)
-    pull = None if strategy.pull is None else resolve(strategy.pull).compressor
+    pull = strategy.pull_compressor
     model = model_of()
     state = ModelState.of(model)
     everyone = ClientRecipe(

@@ -6,27 +6,26 @@ from typing import NamedTuple
 
 from gossamer.compressors import Compressor
 from gossamer.errors import RecipeError
-from gossamer.recipes.recipe import resolve
+from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.strategies.federated import FederatedStrategy
 
 
 class RecipeTerms(NamedTuple):
     """What a recipe says of a federation."""
 
-    text: str  # of the completed recipe
+    recipe: Recipe  # completed
     strategy: FederatedStrategy
     compressor: Compressor  # of contributions
     pull: Compressor | None  # of differences between versions
 
 
-def recipe_terms(text: str) -> RecipeTerms:
+def recipe_terms(written: str | Recipe) -> RecipeTerms:
     """Raises RecipeError."""
-    recipe = resolve(text)
+    recipe = resolve(written)
     strategy = recipe.strategy
     if not isinstance(strategy, FederatedStrategy):
         raise RecipeError(
-            f"{text} trains with all workers in step, and a federation has devices that come and go. Begin its recipe "
-            "with a federated strategy, such as FedAvg(fraction=0.1)."
+            f"{written} trains with all workers in step, and a federation has devices that come and go. Begin its "
+            "recipe with a federated strategy, such as FedAvg(fraction=0.1)."
         )
-    pull = None if strategy.pull is None else resolve(strategy.pull).compressor
-    return RecipeTerms(repr(recipe), strategy, recipe.compressor, pull)
+    return RecipeTerms(recipe, strategy, recipe.compressor, strategy.pull_compressor)

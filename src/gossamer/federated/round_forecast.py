@@ -12,7 +12,7 @@ from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import payload_bytes
 from gossamer.parameter_server import shard_message
-from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.recipes.recipe import Recipe
 from gossamer.strategies.federated import FederatedStrategy, SecureAggregation
 
 STEADY = 2**40  # a round after any warm-up
@@ -62,7 +62,7 @@ def forecast_round(recipe: Recipe, layout: Layout, dtype: torch.dtype, clients: 
     if strategy.secure is not None:
         up_bytes = _masked_bytes(strategy.secure, recipe.compressor, flat, cohort) * strategy.contribution_count
     whole_bytes = tensors * flat.flat.nbytes
-    pull = None if strategy.pull is None else resolve(strategy.pull).compressor
+    pull = strategy.pull_compressor
     link_bytes = None if pull is None else _message(pull, flat, tensors)[0]
     memory = len(strategy.memory_keys) * flat.flat.nbytes
     kept = strategy.contribution_count * (1 if strategy.aggregator.is_linear else cohort)

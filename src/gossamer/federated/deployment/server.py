@@ -99,7 +99,7 @@ class FederationServer:
         state = ModelState.of(model)
         identity = FederationIdentity(
             federation=secrets.token_hex(8),
-            recipe=terms.text,
+            recipe=repr(terms.recipe),
             clients=settings.clients,
             seed=settings.seed,
             layout=state.fingerprint(),
@@ -115,7 +115,7 @@ class FederationServer:
             )
             self.resumed = journal is not None and keep(journal, self.rounds)
             self.report = RoundReport(
-                {key: getattr(settings, key) for key in ("clients", "rounds", "seed")} | {"recipe": terms.text},
+                {key: getattr(settings, key) for key in ("clients", "rounds", "seed")} | {"recipe": repr(terms.recipe)},
                 say,
                 None if journal is None else journal / "rounds.jsonl",
             )

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from gossamer.compressors import Compressor
 from gossamer.core import rng
-from gossamer.errors import LoopError, RecipeError, require
+from gossamer.errors import LoopError, require
 from gossamer.federated.client.functions import ClientFunction, Round, Update
 from gossamer.federated.client.script import ClientRecipe
 from gossamer.federated.messages import Scalar
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.population import DeviceProfile
+from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
@@ -30,7 +29,7 @@ from gossamer.federated.virtual.seeding import generators_kept, seed_everything
 from gossamer.federated.virtual.stop_condition import StopCondition
 from gossamer.federated.virtual.training import DeviceTraining
 from gossamer.federated.virtual.training_choice import training_of
-from gossamer.recipes.recipe import Recipe, resolve
+from gossamer.recipes.recipe import Recipe
 from gossamer.strategies.federated import FederatedStrategy
 
 Profiles = Sequence[DeviceProfile] | Callable[[int], DeviceProfile] | None
@@ -110,7 +109,7 @@ class Simulation:
         self._until = None if until is None else StopCondition.read(until)
         self.on_round, self._evaluate, self._seed = on_round, evaluate, seed
         profile = _profile_of(profiles, clients)
-        terms = _Terms.of(recipe)
+        terms = recipe_terms(recipe)
         with generators_kept():
             seed_everything(rng.address(seed, "model"))
             made = model if isinstance(model, nn.Module) else model()
@@ -202,28 +201,6 @@ class Simulation:
                 'gossamer.federated.Update(samples=len(data), metrics={"accuracy": accuracy})`.'
             )
         return {name: float(value) for name, value in update.metrics.items()}
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """A resolved recipe of a federation."""
-
-    recipe: Recipe
-    strategy: FederatedStrategy
-    compressor: Compressor
-    pull: Compressor | None = field(default=None)
-
-    @classmethod
-    def of(cls, recipe: str | Recipe) -> _Terms:
-        resolved = resolve(recipe)
-        strategy = resolved.strategy
-        if not isinstance(strategy, FederatedStrategy):
-            raise RecipeError(
-                f"{strategy!r} is a strategy of workers that hold one data set together, and devices of a federation "
-                "keep their own. Write FedAvg(fraction=0.1)"
-            )
-        pull = None if strategy.pull is None else resolve(strategy.pull).compressor
-        return cls(resolved, strategy, resolved.compressor, pull)
 
 
 def _training(

@@ -10,7 +10,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
+from gossamer.compressors import Compressor, Route
 from gossamer.errors import RecipeError, require
 from gossamer.gossip.rules import Memory as Memory
 from gossamer.strategies.base import FederatedStage, Stage, Strategy
@@ -92,6 +92,12 @@ class FederatedStrategy(Strategy, ABC):
     def epochs(self) -> int | None:
         """Passes over a device's data; None where steps are counted."""
         return None if self.local_steps is not None else self.local_epochs or 1
+
+    @property
+    def pull_compressor(self) -> Compressor | None:
+        """`pull` for tensors of every shape. Without feedback: what one difference loses is in the next, and with both
+        it would be sent twice."""
+        return self.pull if self.pull is None or self.pull.handles_every_shape else Route(self.pull)
 
     def cohort(self, clients: int) -> int:
         """How many of so many clients train in a round."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -221,6 +221,8 @@ class DistributedPrivacy(Privacy):
 
     The server knows who takes part, so sampling makes nothing smaller; and devices trust that t are honest.
     """
+
+    beside: ClassVar[str] = "secure=SecureAggregation()"
 
     clip: float = 1.0  # S
     mechanism: str = SKELLAM
