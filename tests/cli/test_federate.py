@@ -108,7 +108,7 @@ def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--recipe", "EveryStep()"], "is a strategy of workers"),
+        (["--recipe", "EveryStep()"], "trains with all workers in step"),
         (["--until", "accuracy"], "is no metric compared with a number"),
         (["--until", "accuracy>0.9"], "nothing tells 'accuracy'"),
         (["--profiles", "tiny.py"], "cannot be read as device profiles"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from random import Random
 
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import GossamerError
@@ -18,6 +18,7 @@ from gossamer.transports.wire.connection_state import ReceivedFrame
 from gossamer.transports.wire.frames import Message
 
 FIRST_BACKOFF_SECONDS = 0.02
+_jitter = Random()  # the script's own generator stays as it is
 
 
 @dataclass
@@ -150,7 +151,7 @@ class PeerState:
     def dial_later(self, now: float) -> None:
         self.is_dialing, self.dialing = False, None
         # By chance, so that peers that lost the same server do not all come back at the same moment.
-        self.redial_at = now + self._backoff_seconds * random.uniform(0.5, 1.0)
+        self.redial_at = now + self._backoff_seconds * _jitter.uniform(0.5, 1.0)
         self._backoff_seconds = min(2 * self._backoff_seconds, self.longest_backoff_seconds)
 
     def is_gone(self, now: float, dead_after_seconds: float) -> bool:
