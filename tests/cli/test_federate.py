@@ -67,7 +67,9 @@ def test_a_script_is_simulated_and_recorded(script: Path) -> None:
     record = script.with_name("record.json")
     code, shown, aside = federated(script, "--json", str(record), "--profiles", str(script.with_name("phones.toml")))
     assert code == 0, aside
-    assert "6 devices, 3 a round, 4 rounds; 4 numbers in the model; devices train up to 64 in one call" in aside
+    assert "6 devices, 3 a round, 4 rounds; 4 numbers in the model; devices train up to 64 in one call" in " ".join(
+        aside.split()
+    )
     header, row = shown.strip().splitlines()
     assert header.split()[-1] == "error"
     assert row.split()[0] == "4"
