@@ -32,7 +32,7 @@ from gossamer.federated.privacy.gaussian_noise import gaussian
 from gossamer.federated.privacy.integer_contribution import integers
 from gossamer.federated.privacy.privacy_guard import PrivacyGuard
 from gossamer.federated.privacy.random_bits import SystemBits
-from gossamer.federated.server.contribution_sum import PrivateSum, StreamedMean
+from gossamer.federated.server.contributions.contribution_sum import PrivateSum, StreamedMean
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.script import serve
 from gossamer.federated.server.selection import Uniform
@@ -41,7 +41,7 @@ from gossamer.recipes.recipe import resolve
 from gossamer.simulation import simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy
-from gossamer.strategies.federated.privacy_loss import sampled_gaussian_epsilon
+from gossamer.strategies.federated.privacy.loss import sampled_gaussian_epsilon
 
 RECIPES = (
     "FedAvg(fraction=0.25, local_epochs=5)",

@@ -38,9 +38,9 @@ from gossamer.federated.secure.agreement import (
 from gossamer.federated.secure.cohort import SecureCohort
 from gossamer.federated.secure.device import DeviceSecrets
 from gossamer.federated.secure.fixed_point import FixedPoint
-from gossamer.federated.secure.masks import add_mask
+from gossamer.federated.secure.masking.masks import add_mask
+from gossamer.federated.secure.masking.shamir import SHARE_BYTES
 from gossamer.federated.secure.roster import SimulatedRoster
-from gossamer.federated.secure.shamir import SHARE_BYTES
 from gossamer.strategies.federated import SecureAggregation
 
 SECONDS: dict[str, float] = defaultdict(float)

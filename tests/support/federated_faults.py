@@ -20,10 +20,10 @@ from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.client.trainer import Answer
 from gossamer.federated.messages import CLIENT, THE_SERVER, Report
 from gossamer.federated.model_state import ModelState
+from gossamer.federated.server.contributions.reports import Committed
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import Journaled, RoundsJournal
-from gossamer.federated.server.reports import Committed
 from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.script import serve

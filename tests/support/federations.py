@@ -16,9 +16,9 @@ from gossamer.federated.client.store import ClientStore, MemoryStore
 from gossamer.federated.client.trainer import Trainer, answered
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.model_state import ModelState
+from gossamer.federated.server.contributions.reports import Committed
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.reports import Committed
 from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.script import serve
 from gossamer.federated.server.selection import Uniform

@@ -25,9 +25,9 @@ from gossamer.federated.secure.agreement import (
 )
 from gossamer.federated.secure.cohort import SecureCohort
 from gossamer.federated.secure.device import DeviceSecrets
-from gossamer.federated.secure.ring import Integers
+from gossamer.federated.secure.masking.ring import Integers
+from gossamer.federated.secure.masking.shamir import SHARE_BYTES
 from gossamer.federated.secure.roster import SimulatedRoster
-from gossamer.federated.secure.shamir import SHARE_BYTES
 from gossamer.strategies.federated import SecureAggregation
 
 

@@ -18,9 +18,9 @@ from gossamer.federated.model_state import ModelState
 from gossamer.federated.secure.agreement import KEYS, REVEAL, SHARES
 from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.secure.rounds import SecureRounds
+from gossamer.federated.server.contributions.reports import Committed
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import RoundsJournal
-from gossamer.federated.server.reports import Committed
 from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.script import serve
 from gossamer.federated.server.selection import Uniform

@@ -35,7 +35,7 @@ class SecureTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ranges: tuple[Finite, ...]  # of entries times weights, by block of a contribution
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a device is to do. The payload beside it brings its replica to `version`."""
 
     round: Count  # the contribution's stamp; ascends for every device
@@ -48,7 +48,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     secure: SecureTask | None = None  # how the contribution is to be masked; None: it goes as it is
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a device did."""
 
     samples: Count
@@ -63,7 +63,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     failed: str = ""  # why there is no contribution, so that nobody waits for it
 
 
-class Fate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Fate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What became of a contribution, in the receipt of its report."""
 
     refused: str = ""  # why it does not count, where it was not merely late

@@ -8,7 +8,7 @@ import torch
 from gossamer.federated.privacy.adaptive_clip import next_clip
 from gossamer.federated.privacy.privacy_guard import PrivacyGuard
 from gossamer.federated.privacy.random_bits import SeededBits
-from gossamer.federated.server.contribution_sum import PrivateSum
+from gossamer.federated.server.contributions.contribution_sum import PrivateSum
 from gossamer.strategies.federated import CentralPrivacy
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gossamer.federated.privacy.integer_noise import integer_noise
 from gossamer.federated.privacy.random_bits import SeededBits
-from gossamer.strategies.federated.privacy import DISCRETE_GAUSSIAN, SKELLAM
+from gossamer.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SKELLAM
 
 COUNT = 200_000
 LARGEST_Z = 4.5

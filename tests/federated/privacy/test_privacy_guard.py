@@ -14,7 +14,7 @@ from gossamer.federated.privacy.privacy_guard import PrivacyGuard, guard_for, pr
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 from gossamer.recipes.recipe import resolve
 from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FedAvg, LocalPrivacy, SecureAggregation
-from gossamer.strategies.federated.privacy_loss import gaussian_epsilon
+from gossamer.strategies.federated.privacy.loss import gaussian_epsilon
 
 
 def guard_of(privacy: CentralPrivacy, **options: bool) -> PrivacyGuard:

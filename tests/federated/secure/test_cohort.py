@@ -15,8 +15,8 @@ from gossamer.federated.messages import REPORT
 from gossamer.federated.secure import cohort as cohorts
 from gossamer.federated.secure.agreement import KEYS, REVEAL, ROW_BYTES, SHARES, rows_payload
 from gossamer.federated.secure.cohort import Phase
+from gossamer.federated.secure.masking.shamir import SHARE_BYTES
 from gossamer.federated.secure.roster import Identity
-from gossamer.federated.secure.shamir import SHARE_BYTES
 
 
 @pytest.mark.parametrize("bits", [2, 9, 32])

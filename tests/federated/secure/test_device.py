@@ -17,8 +17,8 @@ from gossamer.errors import MalformedError
 from gossamer.federated.messages import GO_ON, REPORT
 from gossamer.federated.secure import device
 from gossamer.federated.secure.agreement import ROW_BYTES, SEALED_BYTES, PublishedKeys, Survivors
-from gossamer.federated.secure.masks import add_mask
-from gossamer.federated.secure.shamir import SHARE_BYTES
+from gossamer.federated.secure.masking.masks import add_mask
+from gossamer.federated.secure.masking.shamir import SHARE_BYTES
 
 COUNT = 20_000
 

@@ -14,7 +14,7 @@ from gossamer.compressors import TopK
 from gossamer.core.peer_ops import Peer, Push, Receipt
 from gossamer.federated.client.store import ClientState, MemoryStore
 from gossamer.federated.messages import CLIENT, NOT_COUNTED, REPORT, THE_SERVER, Report, decode
-from gossamer.federated.server.reports import Reported
+from gossamer.federated.server.contributions.reports import Reported
 from gossamer.federated.server.rounds import Rounds
 from gossamer.simulation.faulty_network import VirtualNetwork
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer.federated.server.contribution_sum import sum_for
+from gossamer.federated.server.contributions.contribution_sum import sum_for
 from gossamer.strategies.federated import FedBuff, LocalWork
 
 WORK = LocalWork(samples=100, steps=7)

@@ -132,7 +132,7 @@ def _contribute(
         learning_rate=trained.work.learning_rate,
         metrics={name: value for name, value in trained.metrics.items() if isfinite(value)},
         layout=recipe.state.fingerprint(),
-        train_seconds=trained.seconds,
+        train_seconds=round(trained.seconds, 4),
     )
     report = private_report(report, recipe.strategy.privacy)
     at = contributions.contribution_context(recipe.seed, number, task.round)

@@ -24,10 +24,10 @@ from gossamer.federated.model_state import ModelState
 from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.federated.script_file import ScriptFile
 from gossamer.federated.secure.roster import IdentityRoster
+from gossamer.federated.server.contributions.reports import Committed
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import keep
-from gossamer.federated.server.reports import Committed
 from gossamer.federated.server.rounds import Rounds
 from gossamer.runtime.peer_thread import PeerThread
 from gossamer.transports.rpc.endpoint import TcpEndpoint

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gossamer.errors import require
 from gossamer.federated.privacy.random_bits import RandomBits
-from gossamer.strategies.federated.integer_grid import SPARE, TAIL, WIDEST
-from gossamer.strategies.federated.privacy import DISCRETE_GAUSSIAN, SKELLAM
+from gossamer.strategies.federated.privacy.integer_grid import SPARE, TAIL, WIDEST
+from gossamer.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SKELLAM
 
 DIGITS = 60
 PIECE = 1 << 18  # integers at once

@@ -17,7 +17,7 @@ from gossamer.federated.privacy.poisson_selection import PoissonSelection
 from gossamer.federated.privacy.random_bits import RandomBits, SystemBits
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy, Privacy
-from gossamer.strategies.federated.privacy import remembers
+from gossamer.strategies.federated.privacy.terms import remembers
 
 
 class PrivacyGuard:

@@ -11,10 +11,7 @@ rounds       SecureRounds: synchronous rounds in these phases
 fixed_point  weighted contributions as whole numbers under one scale for all
 private_fixed_point  the same under DistributedPrivacy: clipped, and with a share of noise each
 linear_code  what of a contribution travels, so that sums of messages mean something
-ring         integers that no sum can leave, and their bytes
-masks        adds and takes away streams of uniform numbers
+masking      keys, masks, shares, and the ring that sums stay in
 graph        who shares masks with whom
-shamir       secrets in shares
 roster       identities of devices, pinned by a file
-primitives   X25519, HKDF, ChaCha20, of the package `cryptography`
 """

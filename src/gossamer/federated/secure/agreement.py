@@ -24,10 +24,10 @@ from gossamer.errors import MalformedError
 from gossamer.federated.messages import Count, SecureTask
 from gossamer.federated.secure.fixed_point import FixedPoint
 from gossamer.federated.secure.graph import Neighbors, mask_graph, shares_needed
-from gossamer.federated.secure.primitives import TAG_BYTES
-from gossamer.federated.secure.ring import SumRing
+from gossamer.federated.secure.masking.primitives import TAG_BYTES
+from gossamer.federated.secure.masking.ring import SumRing
+from gossamer.federated.secure.masking.shamir import SHARE_BYTES
 from gossamer.federated.secure.roster import Identity, IdentityRoster
-from gossamer.federated.secure.shamir import SHARE_BYTES
 from gossamer.strategies.federated.secure_aggregation import SecureAggregation
 
 KEYS, SHARES, REVEAL = "secure keys", "secure shares", "secure reveal"  # keys of pushes

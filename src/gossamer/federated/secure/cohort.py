@@ -25,11 +25,11 @@ from gossamer.federated.secure.agreement import (
     rows_payload,
 )
 from gossamer.federated.secure.device import NO_SHARE, mask_key
-from gossamer.federated.secure.masks import add_mask, pairwise_sign
-from gossamer.federated.secure.primitives import AgreementKey, commitment
-from gossamer.federated.secure.ring import Integers
+from gossamer.federated.secure.masking.masks import add_mask, pairwise_sign
+from gossamer.federated.secure.masking.primitives import AgreementKey, commitment
+from gossamer.federated.secure.masking.ring import Integers
+from gossamer.federated.secure.masking.shamir import SHARE_BYTES, join, share_at
 from gossamer.federated.secure.roster import IdentityRoster
-from gossamer.federated.secure.shamir import SHARE_BYTES, join, share_at
 
 MOST_TRIES = 64  # sets of holders, where shares do not fit together
 

@@ -29,17 +29,17 @@ from gossamer.federated.secure.agreement import (
     payload_rows,
     rows_payload,
 )
-from gossamer.federated.secure.masks import add_mask, pairwise_sign
-from gossamer.federated.secure.primitives import (
+from gossamer.federated.secure.masking.masks import add_mask, pairwise_sign
+from gossamer.federated.secure.masking.primitives import (
     KEY_BYTES,
     AgreementKey,
     commitment,
     opened,
     sealed,
 )
-from gossamer.federated.secure.ring import Integers
+from gossamer.federated.secure.masking.ring import Integers
+from gossamer.federated.secure.masking.shamir import SHARE_BYTES, split
 from gossamer.federated.secure.roster import Identity, IdentityRoster
-from gossamer.federated.secure.shamir import SHARE_BYTES, split
 
 NO_SHARE = b"\xff" * SHARE_BYTES  # in the place of one that could not be opened: no number of the field
 Shares = tuple[bytes, bytes]  # of a device's seed, and of its masking key

@@ -21,7 +21,7 @@ from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout
 from gossamer.errors import LoopError, MalformedError, NotFinite
 from gossamer.federated.secure.linear_code import LinearCode, has_feedback, linear_code
-from gossamer.federated.secure.ring import Integers
+from gossamer.federated.secure.masking.ring import Integers
 from gossamer.kernels import all_finite
 from gossamer.kernels.reference.counter_rng import uniform
 from gossamer.strategies.federated.secure_aggregation import SecureAggregation

@@ -15,9 +15,9 @@ from gossamer.federated.privacy.integer_contribution import integers
 from gossamer.federated.privacy.random_bits import RandomBits
 from gossamer.federated.secure.fixed_point import RESIDUAL, CohortTotal, FixedPoint, QuantizedContribution
 from gossamer.federated.secure.linear_code import has_feedback
-from gossamer.federated.secure.ring import Integers
+from gossamer.federated.secure.masking.ring import Integers
 from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy
-from gossamer.strategies.federated.integer_grid import IntegerGrid
+from gossamer.strategies.federated.privacy.integer_grid import IntegerGrid
 
 
 @dataclass(frozen=True)

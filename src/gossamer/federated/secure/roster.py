@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gossamer.errors import AttachError, MalformedError
-from gossamer.federated.secure.primitives import require_cryptography
+from gossamer.federated.secure.masking.primitives import require_cryptography
 
 IDENTITY_BYTES = 32
 SIGNATURE_BYTES = 64

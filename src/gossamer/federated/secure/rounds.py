@@ -15,7 +15,7 @@ from gossamer.federated.secure.agreement import FEWEST_MEMBERS, KEYS, REVEAL, SH
 from gossamer.federated.secure.cohort import Phase, SecureCohort
 from gossamer.federated.secure.private_fixed_point import PrivateFixedPoint, fixed_point_of
 from gossamer.federated.secure.roster import IdentityRoster
-from gossamer.federated.server.reports import Reported
+from gossamer.federated.server.contributions.reports import Reported
 from gossamer.federated.server.roster import Assignment
 from gossamer.federated.server.synchronous import SynchronousRounds
 

@@ -6,11 +6,8 @@ rounds            Rounds: pushes, versions and tasks, over what the others keep
 synchronous       SynchronousRounds: a cohort at a time, with a deadline
 buffered          BufferedRounds: devices that do not wait for each other
 roster            Roster: who is there, who waits, who has which task
-reports           those that are a part of a version, and the answers that their devices hear
-uploads           parts of contributions that are still being sent, within quotas
-contribution_sum  sums contributions as they come, keeps them for a rule that must see all, or clips and adds noise
+contributions     what devices send, from its first part until it is in a sum
 rounds_privacy    RoundsPrivacy: what a strategy's privacy makes of selection, limits and sums
-admission         refuses reports and numbers that no honest device sends
 selection         who is chosen
 journal           what a killed server goes on from
 global_model      GlobalModel: the parameters, what is published of them, and their next version

@@ -45,14 +45,14 @@ from gossamer.federated.messages import (
     Task,
     encode,
 )
-from gossamer.federated.server.admission import ContributionAdmission, ContributionLimits
+from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
+from gossamer.federated.server.contributions.reports import Committed, Reported, refusal, told
+from gossamer.federated.server.contributions.uploads import Uploads
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal, refuse_others
-from gossamer.federated.server.reports import Committed, Reported, refusal, told
 from gossamer.federated.server.roster import Assignment, Roster, RosterChange
 from gossamer.federated.server.rounds_privacy import RoundsPrivacy
 from gossamer.federated.server.selection import SelectionPolicy
-from gossamer.federated.server.uploads import Uploads
 from gossamer.kernels import all_finite
 from gossamer.strategies.federated import LocalWork
 

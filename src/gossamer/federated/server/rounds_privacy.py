@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from gossamer.federated.privacy.privacy_guard import guard_for, private_selection
-from gossamer.federated.server.admission import ContributionLimits
-from gossamer.federated.server.contribution_sum import ContributionSum, sum_for
+from gossamer.federated.server.contributions.admission import ContributionLimits
+from gossamer.federated.server.contributions.contribution_sum import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.selection import SelectionPolicy
 

@@ -19,9 +19,9 @@ from gossamer.federated.model_state import ModelState
 from gossamer.federated.population import DeviceProfile
 from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.federated.secure.roster import SimulatedRoster
+from gossamer.federated.server.contributions.reports import Committed
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.reports import Committed
 from gossamer.federated.virtual.device_states import DeviceStates
 from gossamer.federated.virtual.engine import VirtualFederation
 from gossamer.federated.virtual.federated_run import FederatedRun, RoundRecord

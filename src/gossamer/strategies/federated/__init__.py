@@ -13,8 +13,6 @@ aggregator  Aggregator, WeightedMean: how a cohort's contributions become one
 robust      Median, TrimmedMean, MultiKrum: aggregators that outliers do not move far
 secure_aggregation  SecureAggregation: the server learns the sum only
 privacy     Privacy: what versions tell of any one device is bounded: central, local, distributed
-privacy_loss  epsilon after so many rounds
-integer_grid  how finely numbers are rounded under distributed privacy
 """
 
 from gossamer.strategies.federated.aggregator import Aggregator, WeightedMean
@@ -24,7 +22,7 @@ from gossamer.strategies.federated.fedbuff import FedBuff
 from gossamer.strategies.federated.fednova import FedNova
 from gossamer.strategies.federated.fedopt import FedOpt
 from gossamer.strategies.federated.fedprox import FedProx
-from gossamer.strategies.federated.privacy import CentralPrivacy, DistributedPrivacy, LocalPrivacy, Privacy
+from gossamer.strategies.federated.privacy.terms import CentralPrivacy, DistributedPrivacy, LocalPrivacy, Privacy
 from gossamer.strategies.federated.robust import Median, MultiKrum, TrimmedMean
 from gossamer.strategies.federated.scaffold import SCAFFOLD
 from gossamer.strategies.federated.secure_aggregation import SecureAggregation

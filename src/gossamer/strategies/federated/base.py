@@ -16,7 +16,7 @@ from gossamer.gossip.rules import Memory as Memory
 from gossamer.strategies.base import FederatedStage, Stage, Strategy
 from gossamer.strategies.federated.aggregator import Aggregator, WeightedMean
 from gossamer.strategies.federated.combinations import check_pull, few_entries
-from gossamer.strategies.federated.privacy import Privacy
+from gossamer.strategies.federated.privacy.terms import Privacy
 from gossamer.strategies.federated.secure_aggregation import SecureAggregation
 from gossamer.topologies import Complete, Topology
 

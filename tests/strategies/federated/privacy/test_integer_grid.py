@@ -6,7 +6,7 @@ from math import sqrt
 
 import pytest
 
-from gossamer.strategies.federated.integer_grid import SPARE, TAIL, WIDEST, IntegerGrid
+from gossamer.strategies.federated.privacy.integer_grid import SPARE, TAIL, WIDEST, IntegerGrid
 
 
 @pytest.mark.parametrize("bits", [8, 12, 16, 32])

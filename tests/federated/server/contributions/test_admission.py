@@ -30,7 +30,7 @@ from gossamer.federated.messages import (
     decode,
 )
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.server.admission import FEWEST, ContributionAdmission, ContributionLimits
+from gossamer.federated.server.contributions.admission import FEWEST, ContributionAdmission, ContributionLimits
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.parameter_server import shard_message
 from gossamer.recipes.recipe import resolve

@@ -15,7 +15,7 @@ from gossamer.core.layout import FlatTensors, Layout
 from gossamer.errors import NotFinite
 from gossamer.federated.privacy.privacy_guard import PrivacyGuard
 from gossamer.federated.privacy.random_bits import SeededBits
-from gossamer.federated.server.contribution_sum import EqualMean, Kept, PrivateSum, StreamedMean, sum_for
+from gossamer.federated.server.contributions.contribution_sum import EqualMean, Kept, PrivateSum, StreamedMean, sum_for
 from gossamer.parameter_server import shard_message
 from gossamer.strategies.federated import Aggregator, CentralPrivacy, FedAvg, LocalPrivacy
 

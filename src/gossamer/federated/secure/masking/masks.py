@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossamer.federated.secure.primitives import CHUNK_BYTES, KeyStream
-from gossamer.federated.secure.ring import RingVector
+from gossamer.federated.secure.masking.primitives import CHUNK_BYTES, KeyStream
+from gossamer.federated.secure.masking.ring import RingVector
 
 
 def add_mask(vector: RingVector, key: bytes, sign: int) -> None:

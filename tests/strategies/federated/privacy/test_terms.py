@@ -24,8 +24,8 @@ from gossamer.strategies.federated import (
     LocalPrivacy,
     SecureAggregation,
 )
-from gossamer.strategies.federated.privacy import DISCRETE_GAUSSIAN, SAMPLE, remembers
-from gossamer.strategies.federated.privacy_loss import PLD, gaussian_epsilon, sampled_gaussian_epsilon
+from gossamer.strategies.federated.privacy.loss import PLD, gaussian_epsilon, sampled_gaussian_epsilon
+from gossamer.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SAMPLE, remembers
 
 
 def test_a_recipe_with_privacy_is_read_back() -> None:

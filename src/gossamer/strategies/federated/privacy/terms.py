@@ -17,8 +17,8 @@ from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.term import Term
 from gossamer.errors import RecipeError, require
-from gossamer.strategies.federated.integer_grid import IntegerGrid
-from gossamer.strategies.federated.privacy_loss import (
+from gossamer.strategies.federated.privacy.integer_grid import IntegerGrid
+from gossamer.strategies.federated.privacy.loss import (
     PLD,
     RDP,
     discrete_gaussian_divergence,

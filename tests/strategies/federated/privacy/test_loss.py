@@ -6,7 +6,7 @@ from math import comb, exp, log, log1p, sqrt
 
 import pytest
 
-from gossamer.strategies.federated.privacy_loss import (
+from gossamer.strategies.federated.privacy.loss import (
     PLD,
     RDP,
     discrete_gaussian_divergence,
