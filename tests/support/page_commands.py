@@ -23,6 +23,7 @@ import click
 from support.paths import ROOT
 from torch.distributed.run import get_args_parser
 
+from gossamer.cli.federate import FederateGroup
 from gossamer.cli.main import gossamer
 from gossamer.cli.options import Machines
 from gossamer.emulation import read_fault
@@ -116,10 +117,13 @@ def read_gossamer(arguments: Sequence[str], fragment: bool) -> None:
     while isinstance(command, click.Group):
         if not rest and fragment:
             return
+        context = click.Context(command)
+        if isinstance(command, FederateGroup):  # whose first word may be left out
+            rest = command.with_command(context, rest)
         name = rest.pop(0) if rest else ""
-        found = command.commands.get(name)
+        found = command.get_command(context, name)
         if found is None:
-            raise ValueError(f"gossamer has no command {name!r}: {', '.join(sorted(command.commands))}")
+            raise ValueError(f"gossamer has no command {name!r}: {', '.join(command.list_commands(context))}")
         command = found
     if fragment:
         read_fragment(command, rest)

@@ -36,8 +36,11 @@ class FederateGroup(click.Group):
     """A group whose first argument may be left out: a script is simulated."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(context, self.with_command(context, args))
+
+    def with_command(self, context: click.Context, args: list[str]) -> list[str]:
         named = args and (args[0] in self.list_commands(context) or args[0] in ("-h", "--help"))
-        return super().parse_args(context, args if named or not args else [SIMULATE, *args])
+        return args if named or not args else [SIMULATE, *args]
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted({SIMULATE, *_connected()})
