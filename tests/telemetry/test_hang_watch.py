@@ -60,7 +60,7 @@ def test_a_hang_is_told_once_with_the_stacks_of_all(db: sqlite3.Connection, tmp_
     for seconds in (2.0, 4.0, 6.1, 8.0, 10.0, 12.0):
         seen.watch.look(db, NOW + seconds)
     (note,) = seen.notes
-    assert note.startswith("rank 0 has waited 10 s for rank 1 in the all-reduce of step 5; rank 1 is in no operation")
+    assert note.startswith("rank 0 has waited 12 s for rank 1 in the all-reduce of step 5; rank 1 is in no operation")
     assert [tuple(row) for row in db.execute("SELECT rank, step, cause, evidence FROM finding")] == [
         (1, 5, "hang", note)
     ]
@@ -84,6 +84,7 @@ def test_a_hang_is_not_over_because_nobody_is_slow(db: sqlite3.Connection, tmp_p
         db.execute("DELETE FROM step")
     hang(db)
     with db:
+        seen.watch.look(db, NOW + 68.0)
         seen.watch.look(db, NOW + 70.0)
         assert findings.look(db, NOW + 71.0) is None
     assert lasting() == [True]
@@ -122,10 +123,25 @@ def test_a_step_that_usually_takes_long_is_no_hang(db: sqlite3.Connection, tmp_p
     with db:
         db.execute("UPDATE step SET seconds = 30")
     hang(db)
-    seen.watch.look(db, NOW + 100.0)
+    for seconds in (98.0, 100.0):
+        seen.watch.look(db, NOW + seconds)
     assert seen.notes == []
-    seen.watch.look(db, NOW + 300.0)
+    for seconds in (298.0, 300.0):
+        seen.watch.look(db, NOW + seconds)
     assert len(seen.notes) == 1
+
+
+def test_words_that_come_a_moment_apart_are_waited_for(db: sqlite3.Connection, tmp_path: Path) -> None:
+    """The one that waits says so first without whom, and then with it; the note has both."""
+    seen = Watched(tmp_path)
+    tell(db, 0, "waiting", under_way=True, seconds=4.0, waits_for=[])
+    tell(db, 1, "training", under_way=False, number=16, seconds=5.0, waits_for=[])
+    seen.watch.look(db, NOW + 8.0)
+    assert seen.notes == []
+    hang(db)
+    seen.watch.look(db, NOW + 10.0)
+    assert "for rank 1" in seen.notes[0]
+    assert "waits for rank 1" in read_places(db, NOW + 10.0)[0]
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
@@ -140,5 +156,6 @@ def test_a_rank_that_waits_while_it_saves_is_heard(db: sqlite3.Connection, tmp_p
     seen = Watched(tmp_path)
     tell(db, 0, "saving", under_way=True, seconds=4.0, waits_for=[1])
     tell(db, 1, "training", under_way=False, number=16, seconds=5.0, waits_for=[])
-    seen.watch.look(db, NOW + 7.0)
+    for seconds in (7.0, 9.0):
+        seen.watch.look(db, NOW + seconds)
     assert "for rank 1 in the all-reduce of step 5" in seen.notes[0]

@@ -76,6 +76,7 @@ class HangWatch:
         self._notice = notice_seconds()
         self._told: tuple[object, ...] = ()
         self._dumping: Hang | None = None  # whose stacks were asked for in the look before
+        self._suspected: tuple[object, ...] = ()  # the hang of the look before
 
     def look(self, db: sqlite3.Connection, now: float | None = None) -> None:
         """Call within a transaction, every few seconds. now: unix seconds."""
@@ -86,6 +87,9 @@ class HangWatch:
         key = (hang.ranks, hang.step, hang.number) if hang else ()
         if key == self._told:
             return
+        suspected, self._suspected = self._suspected, key
+        if hang is not None and key != suspected:
+            return  # for whom one waits, and what that one is at, comes in words of its own, a moment apart
         if hang is None:
             self._note("the ranks that had waited for each other go on")
             db.execute("INSERT INTO event(at, kind, content) VALUES(?, ?, '{}')", (now, HANG_OVER))
