@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 import torch
@@ -123,11 +124,18 @@ def _masked_bytes(secure: SecureAggregation, compressor: Compressor, flat: FlatT
 def _epsilon(
     strategy: FederatedStrategy, cohort: int, clients: int, entries: int, *, remembers: bool
 ) -> tuple[tuple[int, float], ...]:
-    forecast = getattr(strategy.privacy, "epsilon_after", None)
-    if forecast is None:
+    if strategy.privacy is None:
         return ()
     secure = strategy.secure
     fewest = cohort if secure is None else ceil(secure.threshold * cohort)
     bits = 32 if secure is None else secure.bits
-    told = {"feedback": remembers, "entries": strategy.contribution_count * entries, "bits": bits}
-    return tuple((rounds, float(forecast(rounds, fewest, clients, **told))) for rounds in ROUNDS)
+    entries *= strategy.contribution_count
+    forecast = partial(
+        strategy.privacy.epsilon_after,
+        cohort=fewest,
+        clients=clients,
+        feedback=remembers,
+        entries=entries,
+        bits=bits,
+    )
+    return tuple((rounds, forecast(rounds)) for rounds in ROUNDS)

@@ -178,7 +178,7 @@ class Simulation:
             metrics=metrics,
             train_metrics=_mean_metrics(committed),
             refused=dict(committed.refused),
-            epsilon=getattr(getattr(self._rounds, "guard", None), "epsilon", None),
+            epsilon=committed.epsilon,
         )
         self._began = now
         self.result.rounds.append(record)
