@@ -11,7 +11,7 @@ from statistics import median
 FIRST_BYTES = 16 << 10
 WARMING_SHARE = 0.25  # of a message's bytes: bursts that a line lets pass, and windows that still grow
 ALIKE = 0.03  # are rates of two messages that nothing disturbed
-MORE_TIMES = 2
+MORE_TIMES = 6
 LEAST_SECONDS = 0.2  # for each direction of each pair, however many there are
 
 Arrivals = Sequence[tuple[float, int]]
@@ -57,22 +57,25 @@ def largest_that_fits(
 ) -> float:
     """The rate transfer(bytes) of the largest message that fits into `seconds`: messages double until none would.
 
-    Where its rate and that of the one before differ, one was disturbed (what else a machine does only ever slows a
-    message) or windows still grew: the largest is sent again, MORE_TIMES at most. The higher of the last two counts.
+    What else a machine does only ever slows a message, and windows that still grow do so too: the two highest rates
+    among the largest messages and the one before them were not disturbed where they agree. Where they differ, the
+    largest is sent again, MORE_TIMES at most. The highest counts.
     """
     end = clock() + seconds
-    nbytes, before, more = FIRST_BYTES, 0.0, MORE_TIMES
+    nbytes, before = FIRST_BYTES, 0.0
     while True:
         began = clock()
         rate = transfer(nbytes)
         now = clock()
-        if now + 2 * (now - began) <= end:
-            nbytes *= 2
-        elif more == 0 or before == 0 or abs(rate - before) <= ALIKE * rate:
-            return max(rate, before)
-        else:
-            more -= 1
-        before = rate
+        if now + 2 * (now - began) > end:
+            break
+        nbytes, before = 2 * nbytes, rate
+    rates = sorted((before, rate))
+    for _ in range(MORE_TIMES if before else 0):
+        if rates[-1] - rates[-2] <= ALIKE * rates[-1]:
+            break
+        rates = sorted((*rates, transfer(nbytes)))
+    return rates[-1]
 
 
 def pairs(world: int) -> list[tuple[int, int]]:
