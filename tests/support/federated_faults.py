@@ -78,6 +78,13 @@ class Buffered(WholeSteps):
     def asynchronous(self) -> bool:
         return True
 
+    def contributions_per_version(self, clients: int) -> int:
+        return self.buffer
+
+    @property
+    def oldest_staleness(self) -> int | None:
+        return self.staleness
+
     def weight(self, work: LocalWork, staleness: int) -> float:
         return float(work.samples) / (1 + staleness)
 

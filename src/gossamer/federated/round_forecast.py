@@ -54,8 +54,7 @@ def forecast_round(recipe: Recipe, layout: Layout, dtype: torch.dtype, clients: 
     """Price a round of a resolved federated recipe. layout, dtype: of what travels of the model."""
     strategy = recipe.strategy
     assert isinstance(strategy, FederatedStrategy)
-    # What a buffer of contributions is made of; on average so many begin for each version.
-    cohort = min(getattr(strategy, "buffer", strategy.cohort(clients)), clients)
+    cohort = min(strategy.contributions_per_version(clients), clients)  # on average so many begin for each version
     flat = FlatTensors.zeros(layout, dtype=dtype, device=torch.device("meta"))
     tensors = 1 + len(strategy.shared_keys)
     up_bytes, residual_bytes = _message(recipe.compressor, flat, strategy.contribution_count)

@@ -17,6 +17,7 @@ from support.federated_faults import (
     MemoryJournal,
     WholeMomentum,
     WholeNumbers,
+    WholeSteps,
     check_conserved,
     sparse,
 )
@@ -29,6 +30,7 @@ from gossamer.federated.server import journal
 from gossamer.federated.server.journal import Journaled
 from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.rounds import Rounds
+from gossamer.strategies.federated import CentralPrivacy
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +167,31 @@ def test_a_full_disk_is_said_once_and_tried_again(tmp_path: Path, caplog: pytest
     assert "goes on without it" in said[0]
     assert "written again" in said[1]
     assert done.start().model.version == 5
+
+
+def private(**options: Any) -> WholeNumbers:
+    privacy = CentralPrivacy(2.0, clip=100.0, delta=0.01, sampling="fixed")
+    return WholeNumbers(WholeSteps(fraction=1.0, privacy=privacy), rounds=4, **options)
+
+
+@pytest.mark.parametrize("written", [1, 2])
+def test_a_full_disk_stops_a_server_that_counts_privacy(written: int, tmp_path: Path) -> None:
+    """It would begin anew from what it has, and spend what is spent already."""
+    done = private(keep=on_disk(tmp_path))
+    commits = done.ledger.commits
+
+    def full(number: int, name: str) -> None:
+        if len(commits) >= written and name in ("write", "mkdir", "replace"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with watched(tmp_path, full), pytest.raises(CheckpointError, match="spend their privacy twice"):
+        Desk(done).run()
+    assert [each.version for each in commits] == list(range(1, written + 1))
+    Desk(done).run()  # there is space again, and all processes are new
+    assert [each.version for each in commits] == [1, 2, 3, 4]
+    calm = private()
+    Desk(calm).run()
+    assert [each.epsilon for each in commits] == [each.epsilon for each in calm.ledger.commits]
 
 
 def _watch(rounds: Rounds, look: Callable[[], Any]) -> None:

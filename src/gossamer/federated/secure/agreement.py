@@ -1,7 +1,8 @@
 """Agreement: what a server and the devices of one round under masks have to have alike, and the keys that they publish.
 
 Phases, each a push of every device whose receipt comes when the phase ends: KEYS (public keys, signed), SHARES (shares
-of its two secrets for each neighbor, sealed), the report with the masked vector, REVEAL (one share a neighbor).
+of its two secrets for each neighbor, sealed), the report with the masked vector, CONSENT (its signature under who sent
+one), REVEAL (one share a neighbor, once a quorum has signed the same).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gossamer.federated.secure.masking.shamir import SHARE_BYTES
 from gossamer.federated.secure.roster import Identity, IdentityRoster
 from gossamer.strategies.federated.secure_aggregation import SecureAggregation
 
-KEYS, SHARES, REVEAL = "secure keys", "secure shares", "secure reveal"  # keys of pushes
+KEYS, SHARES, CONSENT, REVEAL = "secure keys", "secure shares", "secure consent", "secure reveal"  # keys of pushes
 FEWEST_MEMBERS = 3  # of fewer, one could subtract its own part from the sum and see the other's
 SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 
@@ -42,10 +43,12 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Survivors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of a device and of those that it shares masks with, once the vectors are there."""
+    """Of whose vectors the sum is made: all of the cohort that sent one, ascending.
 
-    active: tuple[Count, ...]  # sent theirs: a share of the seed of their own mask is asked for
-    dropped: tuple[Count, ...]  # did not: a share of the key of the masks that they share
+    Of these, a share of the seed of their own mask is asked for; of others, one of the key of the masks they share.
+    """
+
+    active: tuple[Count, ...]
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Agreement:
     members: tuple[int, ...]
     ranges: tuple[float, ...]
     count: int  # numbers of a message
-    federation: str  # fingerprint of the model and the seed
+    federation: str  # fingerprint of the model, the seed, and how contributions become whole numbers
 
     def __post_init__(self) -> None:
         """Raises MalformedError."""
@@ -75,7 +78,7 @@ class Agreement:
         """Of a round. layout: fingerprint of the model's state. Raises MalformedError."""
         if len(task.ranges) != form.blocks:
             raise MalformedError(f"round {index} has {len(task.ranges)} ranges for {form.blocks} blocks")
-        count, federation = form.count, f"{layout} {form.seed} {form.compressor!r}"
+        count, federation = form.count, f"{layout} {form.seed} {form.terms}"
         return cls(form.secure, index, version, task.members, task.ranges, count, federation)
 
     @cached_property
@@ -102,6 +105,16 @@ class Agreement:
     def shares_needed(self, holders: int) -> int:
         """Of a secret that so many devices hold shares of."""
         return shares_needed(self.secure.threshold, holders)
+
+    @property
+    def quorum(self) -> int:
+        """Devices that sign who sent a vector before anyone gives shares away: so many of the cohort that two quorums
+        have honest devices in common, which sign one list."""
+        return max(self.shares_needed(len(self.members)), FEWEST_MEMBERS)
+
+    def consent(self, active: Sequence[int]) -> bytes:
+        """What a device signs of whose vectors the sum is made."""
+        return self.purpose(b"consent", *active)
 
     @property
     def survivors(self) -> int:

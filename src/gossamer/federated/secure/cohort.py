@@ -14,7 +14,6 @@ from gossamer.core.peer_ops import Receipt
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import GO_ON, encode
 from gossamer.federated.secure.agreement import (
-    FEWEST_MEMBERS,
     ROW_BYTES,
     SEALED_BYTES,
     Agreement,
@@ -29,7 +28,7 @@ from gossamer.federated.secure.masking.masks import add_mask, pairwise_sign
 from gossamer.federated.secure.masking.primitives import AgreementKey, commitment
 from gossamer.federated.secure.masking.ring import Integers
 from gossamer.federated.secure.masking.shamir import SHARE_BYTES, join, share_at
-from gossamer.federated.secure.roster import IdentityRoster
+from gossamer.federated.secure.roster import SIGNATURE_BYTES, IdentityRoster
 
 MOST_TRIES = 64  # sets of holders, where shares do not fit together
 
@@ -40,14 +39,15 @@ class Phase(Enum):
     KEYS = "keys"
     SHARES = "shares"
     MASKED = "masked vectors"
+    CONSENT = "signatures under who sent one"
     REVEAL = "shares to unmask their sum"
 
 
 class SecureCohort:
     """One round. What is said twice alike is heard once; who contradicts itself, or comes too late, is refused."""
 
-    def __init__(self, agreement: Agreement, roster: IdentityRoster, fewest: int = FEWEST_MEMBERS) -> None:
-        """fewest: devices that a sum must have, whatever the threshold says."""
+    def __init__(self, agreement: Agreement, roster: IdentityRoster, fewest: int = 0) -> None:
+        """fewest: devices that a sum must have, beside a quorum."""
         self.agreement, self._roster = agreement, roster
         self.phase = Phase.KEYS
         self.live: set[int] = set(agreement.members)  # who is in the phase
@@ -55,10 +55,12 @@ class SecureCohort:
         self.liars: dict[int, str] = {}  # whose shares did not fit to those of others, and how
         self._published: dict[int, PublishedKeys] = {}
         self._needed: dict[int, int] = {}  # shares, by owner: of those who published keys around it
-        self._fewest = max(fewest, FEWEST_MEMBERS)  # devices that have to stay until the end
+        self.fewest = max(fewest, agreement.quorum)  # devices that have to stay until shares are told
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
         self._active: set[int] = set()
         self._vector = np.zeros(agreement.count, agreement.ring.dtype)
+        self._consents: dict[int, bytes] = {}
+        self._mute: set[int] = set()  # active, and without shares to tell: they were restarted
         self._shares: dict[int, dict[int, bytes]] = {}  # by owner and holder
         self._revealed: set[int] = set()
         self._secrets: dict[int, bytes] = {}
@@ -91,14 +93,25 @@ class SecureCohort:
         np.add(self._vector, vector, out=self._vector)
         self._active.add(client)
 
+    def take_consent(self, client: int, payload: Payload) -> None:
+        """Keep a device's signature; one that comes late is as good."""
+        if self.phase not in (Phase.CONSENT, Phase.REVEAL) or client not in self._active:
+            raise MalformedError(f"client {client} was not asked to sign who sent a vector")
+        (row,) = payload_rows(payload, 1, SIGNATURE_BYTES, f"client {client}")
+        self._roster.check(client, self.agreement.consent(self.survivors), row, "lists of vectors")
+        self._consents[client] = row
+
     def take_reveal(self, client: int, payload: Payload) -> None:
-        """Keep a device's shares, and recover what they are enough for."""
+        """Keep a device's shares, and recover what they are enough for. An empty payload: it has none any more."""
         if client in self._revealed:
+            return
+        if client in self._active and not payload and self.phase in (Phase.CONSENT, Phase.REVEAL):
+            self._mute.add(client)
             return
         if self.phase is not Phase.REVEAL or client not in self._active:
             raise MalformedError(f"client {client} was not asked for shares")
-        owners = sorted({client, *self._around(client, self.live)}) if payload else []
-        rows = [] if not payload else payload_rows(payload, len(owners), SHARE_BYTES, f"client {client}")
+        owners = sorted({client, *self._around(client, self.live)})
+        rows = payload_rows(payload, len(owners), SHARE_BYTES, f"client {client}")
         self._revealed.add(client)
         for owner, row in zip(owners, rows, strict=True):
             if row != NO_SHARE:
@@ -117,9 +130,9 @@ class SecureCohort:
         """Who has not yet said what this phase wants."""
         heard: dict[Phase, Iterable[int]] = {
             Phase.KEYS: self._published, Phase.SHARES: self._sealed,
-            Phase.MASKED: self._active, Phase.REVEAL: self._revealed,
+            Phase.MASKED: self._active, Phase.CONSENT: self._consents, Phase.REVEAL: self._revealed,
         }  # fmt: skip
-        asked = self._active if self.phase is Phase.REVEAL else self.live
+        asked = self._active - self._mute if self.phase in (Phase.CONSENT, Phase.REVEAL) else self.live
         return asked.difference(heard[self.phase])
 
     def heard(self) -> int:
@@ -133,15 +146,21 @@ class SecureCohort:
                 self._go_on_with(self.live - late, Phase.SHARES)
                 for client in self.live:
                     self._needed[client] = self.agreement.shares_needed(len(self._around(client, self.live)) + 1)
-                self._fewest = max(self.agreement.shares_needed(len(self.live)), self._fewest)
             case Phase.SHARES:
                 self._go_on_with(self.live - late, Phase.MASKED)
             case Phase.MASKED:
-                self.phase = Phase.REVEAL
+                self.phase = Phase.CONSENT
                 self._expect_fewest(len(self._active))
                 unknown = [owner for owner in self._secret_owners() if not self._has_holders(owner, self._active)]
                 if unknown:
                     self.hopeless = f"too few are left around clients {unknown[:10]} to unmask the sum"
+            case Phase.CONSENT:
+                self.phase = Phase.REVEAL
+                if len(self._consents) < self.agreement.quorum:
+                    self.hopeless = (
+                        f"{len(self._consents)} devices signed of whose vectors the sum is made, and "
+                        f"{self.agreement.quorum} have to"
+                    )
             case Phase.REVEAL:
                 self.hopeless = f"too few told their shares to unmask the sum: {sorted(late)[:10]} did not"
 
@@ -154,9 +173,9 @@ class SecureCohort:
         self._expect_fewest(len(live))
 
     def _expect_fewest(self, devices: int) -> None:
-        if devices < self._fewest:
+        if devices < self.fewest:
             self.hopeless = (
-                f"{devices} of {len(self.agreement.members)} devices are left, and {self._fewest} are needed to hide "
+                f"{devices} of {len(self.agreement.members)} devices are left, and {self.fewest} are needed to hide "
                 "each other"
             )
 
@@ -179,10 +198,17 @@ class SecureCohort:
         listed = self._around(client, self.live)
         return _rows(listed, [self._sealed[other][client] for other in listed], SEALED_BYTES)
 
-    def survivors_around(self, client: int) -> Receipt:
-        around = {client, *self._around(client, self.live)}
-        told = Survivors(active=tuple(sorted(around & self._active)), dropped=tuple(sorted(around - self._active)))
-        return Receipt(version=GO_ON, about=encode(told))
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """Of whose vectors the sum is made, ascending."""
+        return tuple(sorted(self._active))
+
+    def told_survivors(self) -> Receipt:
+        return Receipt(version=GO_ON, about=encode(Survivors(active=self.survivors)))
+
+    def consents(self) -> Receipt:
+        listed = sorted(self._consents)
+        return _rows(listed, [self._consents[each] for each in listed], SIGNATURE_BYTES)
 
     def _sealed_to(self, client: int) -> set[int]:
         """Whom it was told of when the first phase ended."""

@@ -1,12 +1,15 @@
 """Device under masks: publishes keys, shares its secrets among neighbors, masks its vector, reveals one share of each.
 
-It gives the share of a device's seed or of its key, never both, and nothing where the server contradicts itself.
+It gives the share of a device's seed or of its key, never both, and only once a quorum of the cohort has signed the
+same list of who sent a vector: a server that tells devices different lists learns nothing from any of them.
+source: Bonawitz et al. 2017, CCS, figure 4 (with the consistency check)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from gossamer.errors import MalformedError
 from gossamer.federated.client.delivery import deliver
 from gossamer.federated.messages import GO_ON, NOT_COUNTED, PART_BYTES, THE_SERVER, Report, decode
 from gossamer.federated.secure.agreement import (
+    CONSENT,
     KEYS,
     REVEAL,
     ROW_BYTES,
@@ -39,7 +43,7 @@ from gossamer.federated.secure.masking.primitives import (
 )
 from gossamer.federated.secure.masking.ring import Integers
 from gossamer.federated.secure.masking.shamir import SHARE_BYTES, split
-from gossamer.federated.secure.roster import Identity, IdentityRoster
+from gossamer.federated.secure.roster import SIGNATURE_BYTES, Identity, IdentityRoster
 
 NO_SHARE = b"\xff" * SHARE_BYTES  # in the place of one that could not be opened: no number of the field
 Shares = tuple[bytes, bytes]  # of a device's seed, and of its masking key
@@ -51,20 +55,19 @@ class DeviceSecrets:
     def __init__(
         self, agreement: Agreement, number: int, identity: Identity, roster: IdentityRoster, fewest: int = 0
     ) -> None:
-        """fewest: devices that share masks with all others tell their shares for at least so many only.
-
-        Raises MalformedError where the device is none of the cohort."""
+        """fewest: devices that every sum has, beside a quorum. Raises MalformedError where the device is none of the cohort."""
         if number not in agreement.graph:
             raise _lie(f"asks client {number} for a part in round {agreement.index}, whose cohort it is not in")
-        self._agreement, self._number, self._roster = agreement, number, roster
+        self._agreement, self._number, self._identity, self._roster = agreement, number, identity, roster
         self._sealing, self._masking, self._seed = AgreementKey(), AgreementKey(), os.urandom(KEY_BYTES)
         self.published = PublishedKeys(self._sealing.public, self._masking.public, commitment(self._seed)).signed(
             agreement, number, identity
         )
         self._neighbors: dict[int, PublishedKeys] = {}
         self._held: dict[int, Shares | None] = {}  # by owner; None: they could not be opened
-        self._fewest = fewest if len(agreement.graph[number]) + 1 == len(agreement.members) else 0
+        self._fewest = max(fewest, agreement.quorum)  # devices that a sum is made of
         self._needed = 0  # shares, for a secret of its own
+        self._active: tuple[int, ...] = ()  # whose vectors make the sum, once it has signed that
         self._revealed = False
 
     def seal_shares(self, neighbors: Mapping[int, PublishedKeys]) -> list[bytes]:
@@ -109,37 +112,53 @@ class DeviceSecrets:
                 add_mask(vector, key, pairwise_sign(own, client))
         return (torch.from_numpy(agreement.ring.packed(vector)),)
 
-    def reveal(self, survivors: Survivors) -> list[bytes]:
-        """One share of each device that it shares masks with, and of itself, by ascending number.
+    def consent(self, active: Sequence[int]) -> bytes:
+        """Its signature under whose vectors make the sum; it signs one list. Raises MalformedError."""
+        told, own = tuple(active), self._number
+        if any(a >= b for a, b in pairwise(told)):
+            raise _lie("names a client twice")
+        if own not in told:
+            raise _lie(f"says that client {own} left, which has just sent its vector")
+        around = set(told).intersection(self._agreement.graph[own])
+        if strange := sorted(set(told) - set(self._agreement.members) | around - set(self._held)):
+            raise _lie(f"has vectors of clients {strange[:10]}, which client {own} shares no masks with")
+        if self._active not in ((), told):
+            raise _lie(f"asks client {own} to sign another list than before")
+        self._expect_enough(len(around) + 1)
+        if len(told) < self._fewest:
+            raise _lie(f"makes a sum of {len(told)} vectors, and {self._fewest} are needed")
+        self._active = told
+        return self._identity.sign(self._agreement.consent(told))
 
-        Raises MalformedError, and tells nothing, where the server contradicts itself or asks once more.
+    def reveal(self, consents: Mapping[int, bytes]) -> list[bytes]:
+        """One share of each device that it shares masks with, and of itself, by ascending number: of the seed of those
+        that are in the list that it signed, of the key of others.
+
+        consents: signatures under that list, by client. Raises MalformedError, and tells nothing, unless a quorum
+        signed it, or where the server asks once more.
         """
-        active, dropped = set(survivors.active), set(survivors.dropped)
-        both = active & dropped
-        if both:
-            raise _lie(
-                f"says of client {min(both)} that it sent its vector and that it did not: shares of both its secrets "
-                "would lay its update open"
-            )
-        if len(survivors.active) + len(survivors.dropped) > len(active | dropped):
-            raise _lie(f"asks client {self._number} for two shares of one client")
-        if active | dropped != set(self._held):
-            strange = sorted((active | dropped) ^ set(self._held))
-            raise _lie(f"asks client {self._number} for shares, and is wrong about clients {strange[:10]}")
-        if self._number not in active:
-            raise _lie(f"says that client {self._number} left, which has just sent its vector")
         if self._revealed:
             raise _lie(f"asks client {self._number} for shares a second time")
-        self._expect_enough(len(active))
+        agreement, message = self._agreement, self._agreement.consent(self._active)
+        signed = 0
+        for client in sorted(set(consents).intersection(self._active)):
+            signed += self._roster.signed(client, message, consents[client])
+            if signed == agreement.quorum:
+                break
+        else:
+            raise _lie(
+                f"shows {signed} signatures under the list of vectors that client {self._number} was told, and "
+                f"{agreement.quorum} are needed: others may have been told another list"
+            )
         self._revealed = True
         found = []
         for client in sorted(self._held):
             held = self._held[client]
-            found.append(NO_SHARE if held is None else held[0] if client in active else held[1])
+            found.append(NO_SHARE if held is None else held[0] if client in self._active else held[1])
         return found
 
     def _expect_enough(self, devices: int) -> None:
-        needed = max(self._needed, self._agreement.fewest_around(self._number), self._fewest)
+        needed = max(self._needed, self._agreement.fewest_around(self._number))
         if devices < needed:
             raise _lie(f"goes on with {devices} of the devices around client {self._number}, and {needed} are needed")
 
@@ -180,7 +199,11 @@ def upload_masked(
     told = yield from deliver(stamp, report, masked, part_bytes)
     if told.version != GO_ON:
         return _fate(told)
-    shares = secrets.reveal(decode(told.about, Survivors, THE_SERVER))
+    consent = secrets.consent(decode(told.about, Survivors, THE_SERVER).active)
+    told = yield Push(to=THE_SERVER, key=CONSENT, stamp=stamp, payload=rows_payload([consent], SIGNATURE_BYTES))
+    if told.version != GO_ON:
+        return _fate(told)
+    shares = secrets.reveal(_listed(told, SIGNATURE_BYTES))
     told = yield Push(to=THE_SERVER, key=REVEAL, stamp=stamp, payload=rows_payload(shares, SHARE_BYTES))
     return _fate(told)
 

@@ -31,4 +31,4 @@ def mask_graph(members: Sequence[int], neighbors: int | None, key: int) -> Neigh
 
 def shares_needed(threshold: float, holders: int) -> int:
     """How many of so many holders give a secret back: above a half, so that no two disjoint groups can."""
-    return max(2, ceil(threshold * holders - 1e-9))
+    return max(2, holders // 2 + 1, ceil(threshold * holders - 1e-9))

@@ -103,8 +103,8 @@ class IdentityRoster:
         except KeyError:
             raise MalformedError(f"client {client} is not in the roster, so nothing that it signs counts") from None
 
-    def check(self, client: int, message: bytes, signature: bytes) -> None:
-        """Raises MalformedError, naming the client, unless it signed that."""
+    def signed(self, client: int, message: bytes, signature: bytes) -> bool:
+        """Whether it signed that."""
         require_cryptography()
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -112,10 +112,16 @@ class IdentityRoster:
         try:
             Ed25519PublicKey.from_public_bytes(self.public(client)).verify(signature, message)
         except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    def check(self, client: int, message: bytes, signature: bytes, what: str = "keys") -> None:
+        """Raises MalformedError, naming the client, unless it signed that. what: it is, in the plural."""
+        if not self.signed(client, message, signature):
             raise MalformedError(
-                f"keys of client {client} are not signed by its identity in the roster for this round: they are "
+                f"{what} of client {client} are not signed by its identity in the roster for this round: they are "
                 "another's, or of another round"
-            ) from None
+            )
 
     def identity(self, client: int) -> Identity | None:
         """The private one, where the roster knows it."""

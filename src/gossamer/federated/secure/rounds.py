@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Push, Receipt, Reply, Stamp
 from gossamer.errors import MalformedError, RecipeError
 from gossamer.federated.messages import Report, SecureTask
-from gossamer.federated.secure.agreement import FEWEST_MEMBERS, KEYS, REVEAL, SHARES, Agreement
+from gossamer.federated.secure.agreement import CONSENT, FEWEST_MEMBERS, KEYS, REVEAL, SHARES, Agreement
 from gossamer.federated.secure.cohort import Phase, SecureCohort
+from gossamer.federated.secure.graph import shares_needed
 from gossamer.federated.secure.private_fixed_point import PrivateFixedPoint, fixed_point_of
 from gossamer.federated.secure.roster import IdentityRoster
 from gossamer.federated.server.contributions.reports import Reported
 from gossamer.federated.server.roster import Assignment
 from gossamer.federated.server.synchronous import SynchronousRounds
+
+
+PHASE_KEYS = (KEYS, SHARES, CONSENT, REVEAL)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class HeldPush:
 
 
 class SecureRounds(SynchronousRounds):
-    """A cohort at a time, in phases: keys, shares, masked vectors, shares of who stayed or left.
+    """A cohort at a time, in phases: keys, shares, masked vectors, signatures under who sent one, shares of all secrets.
 
     The first phase ends as a round does without masks: with keys of the cohort, which devices send once they have
     trained, or at the round's deadline. Each later one waits for those who are still there, `phase_seconds` at most.
@@ -52,6 +56,13 @@ class SecureRounds(SynchronousRounds):
                 f"{strategy!r} with {self.clients} clients has cohorts of {self.cohort}, in which masks hide nobody. "
                 f"Write a fraction that makes at least {FEWEST_MEMBERS}."
             )
+        chosen = ceil(self.cohort * (1 + self._over_selection) - 1e-9)
+        needed = shares_needed(strategy.secure.threshold, chosen)
+        if needed > self.cohort:
+            raise RecipeError(
+                f"over_selection={self._over_selection:g} chooses {chosen} devices and goes on with {self.cohort}, and "
+                f"under {strategy.secure!r} {needed} of so many have to stay: choose fewer beyond the cohort."
+            )
         if self._late_versions:
             raise RecipeError('late="count" adds single reports, and under masks there are none. Write late="drop".')
         self._fewest = max(fewest, FEWEST_MEMBERS)
@@ -69,7 +80,7 @@ class SecureRounds(SynchronousRounds):
             self.secure_task = task = SecureTask(members=tuple(sorted(chosen)), ranges=self.ranges)
             layout = self.model.state.fingerprint()
             agreement = Agreement.of(self.form, task, self.next_round, self.model.version, layout)
-            fewest = agreement.survivors if isinstance(self.form, PrivateFixedPoint) else FEWEST_MEMBERS
+            fewest = agreement.survivors if isinstance(self.form, PrivateFixedPoint) else 0
             self.secure = SecureCohort(agreement, self.identities, fewest)
         return chosen
 
@@ -77,15 +88,18 @@ class SecureRounds(SynchronousRounds):
 
     def other_push(self, client: int, push: Push, token: int) -> Receipt | None:
         cohort = self.secure
-        if cohort is None or push.key not in (KEYS, SHARES, REVEAL):
+        if cohort is None or push.key not in PHASE_KEYS:
             return super().other_push(client, push, token)
-        take = {KEYS: cohort.take_keys, SHARES: cohort.take_shares, REVEAL: cohort.take_reveal}[push.key]
+        take = {
+            KEYS: cohort.take_keys, SHARES: cohort.take_shares,
+            CONSENT: cohort.take_consent, REVEAL: cohort.take_reveal,
+        }[push.key]  # fmt: skip
         take(client, push.payload)
         self._held.append(HeldPush(client, push.stamp, push.key, token))
         return None
 
     def _said_again(self, reported: Reported, push: Push, token: int) -> Receipt | None:
-        if push.key in (KEYS, SHARES, REVEAL) and push.stamp == reported.stamp:
+        if push.key in PHASE_KEYS and push.stamp == reported.stamp:
             return self.other_push(push.stamp.worker, push, token)
         return super()._said_again(reported, push, token)
 
@@ -117,7 +131,7 @@ class SecureRounds(SynchronousRounds):
         if cohort is None or cohort.hopeless or cohort.is_unmasked:
             return False
         expected = cohort.waits_for() & set(self.assigned) - self.roster.away
-        enough = cohort.phase is Phase.KEYS and cohort.heard() >= self.cohort
+        enough = cohort.phase is Phase.KEYS and cohort.heard() >= max(self.cohort, cohort.fewest)
         return enough or not expected or moment >= self.deadline
 
     def _end_phase(self, moment: float) -> None:
@@ -174,11 +188,11 @@ class SecureRounds(SynchronousRounds):
                 self._held.append(each)
             else:
                 yield Reply(token=each.token, answer=answer)
-        if self.secure is not None and self.secure.phase is Phase.REVEAL and not self.secure.hopeless:
-            for client, reported in self.reported.items():
+        if self.secure is not None and self.secure.phase in (Phase.CONSENT, Phase.REVEAL) and not self.secure.hopeless:
+            for reported in self.reported.values():
                 tokens, reported.tokens = reported.tokens, []
                 for token in tokens:
-                    yield Reply(token=token, answer=self.secure.survivors_around(client))
+                    yield Reply(token=token, answer=self.secure.told_survivors())
 
     def _phase_answer(self, held: HeldPush) -> Receipt | None:
         """None: it waits on."""
@@ -190,8 +204,10 @@ class SecureRounds(SynchronousRounds):
             return None
         if held.key == KEYS and phase is not Phase.KEYS:
             return self.secure.keys_around(held.client)
-        if held.key == SHARES and phase in (Phase.MASKED, Phase.REVEAL):
+        if held.key == SHARES and phase not in (Phase.KEYS, Phase.SHARES):
             return self.secure.shares_for(held.client)
+        if held.key == CONSENT and phase is Phase.REVEAL:
+            return self.secure.consents()
         return None
 
     # What a journal keeps.

@@ -6,7 +6,7 @@ from collections import deque
 from math import inf
 from typing import Any
 
-from gossamer.errors import RecipeError, require
+from gossamer.errors import RecipeError
 from gossamer.federated.server.roster import Assignment
 from gossamer.federated.server.rounds import Rounds
 
@@ -23,9 +23,8 @@ class BufferedRounds(Rounds):
         """task_seconds: after which a device that has not reported is not waited for. Raises RecipeError for a buffer
         that is never full."""
         super().__init__(*args, **options)
-        self.buffer: int = getattr(self.model.strategy, "buffer", 0)
-        self.most_staleness: int | None = getattr(self.model.strategy, "staleness", None)
-        require(self.buffer >= 1, f"{self.model.strategy!r} does not say after how many reports a version is made")
+        self.buffer = self.model.strategy.contributions_per_version(self.clients)
+        self.oldest_staleness = self.model.strategy.oldest_staleness
         if self.buffer > self.clients:
             raise RecipeError(
                 f"a buffer of {self.buffer} reports is never full, since each of {self.clients} clients has one in it "
@@ -65,10 +64,10 @@ class BufferedRounds(Rounds):
         return not self.roster.training
 
     def staleness_allowed(self, assignment: Assignment, staleness: int) -> bool:
-        return self.most_staleness is None or staleness <= self.most_staleness
+        return self.oldest_staleness is None or staleness <= self.oldest_staleness
 
     def open_anew(self, moment: float) -> None:
         """Tasks of devices that left end once they are too old to count."""
-        if self.most_staleness is not None:
-            oldest = self.model.version - self.most_staleness
+        if self.oldest_staleness is not None:
+            oldest = self.model.version - self.oldest_staleness
             self._end([c for c, each in self.assigned.items() if c in self.roster.away and each.version < oldest])

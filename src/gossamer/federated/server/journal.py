@@ -35,13 +35,16 @@ class Journaled(Protocol):
 
     journal: RoundsJournal
 
+    @property
+    def must_be_journaled(self) -> bool: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
     def change(self, change: RosterChange) -> None: ...
 
 
 class RoundsJournal(ABC):
-    """Keeps what a killed server goes on from. Raises nothing: one that cannot write gives notice once."""
+    """Keeps what a killed server goes on from. One that cannot write gives notice once, and raises nothing unless the
+    rounds must be journaled."""
 
     @abstractmethod
     def changed(self, change: RosterChange) -> None:
@@ -61,10 +64,12 @@ class NoRoundsJournal(RoundsJournal):
 
 
 class FileRoundsJournal(RoundsJournal):
-    """The journal in `folder`. number: of the state that the log continues; log: None where there is no state."""
+    """The journal in `folder`."""
 
-    def __init__(self, folder: Path, number: int, log: Log | None) -> None:
-        self._folder, self._number, self._log = folder, number, log
+    def __init__(self, folder: Path, number: int, log: Log | None, required: bool) -> None:
+        """number: of the state that the log continues; log: None where there is no state. required: whether a server
+        must not go on without: then a failed write raises CheckpointError."""
+        self._folder, self._number, self._log, self._required = folder, number, log, required
         self._failed = False
 
     def changed(self, change: RosterChange) -> None:
@@ -97,6 +102,14 @@ class FileRoundsJournal(RoundsJournal):
 
     def _give_up(self, error: Exception) -> None:
         """Go on without. Put the folder away, so that no server goes on from what is outdated."""
+        if self._required:
+            self.close()
+            raise CheckpointError(
+                f"The journal in {self._folder} cannot be written ({error}). It counts what these rounds have told of "
+                "devices, and a server that goes on without it could spend their privacy twice, so this one stops "
+                "before anybody hears of what is not written. Free some space, and start it again with the same "
+                "journal: it goes on from there."
+            ) from error
         if not self._failed:
             notice(
                 f"The journal in {self._folder} cannot be written ({error}). The server goes on without it, and a "
@@ -133,7 +146,7 @@ def keep(directory: str | os.PathLike[str], rounds: Journaled) -> bool:
             f"The journal in {folder} cannot be read ({error}), so what devices were told is not known. Give the "
             "server the directory that it had, or an empty one to begin anew."
         ) from error
-    rounds.journal = begun = FileRoundsJournal(folder, 0, None)
+    rounds.journal = begun = FileRoundsJournal(folder, 0, None, rounds.must_be_journaled)
     begun.committed(rounds)
     return False
 
@@ -161,7 +174,7 @@ def _restored(folder: Path, number: int, rounds: Journaled) -> FileRoundsJournal
             f"The journal in {folder} is damaged ({type(error).__name__}: {error}), so what devices were told is not "
             "known. Remove it to begin anew, or bring back a copy."
         ) from error
-    return FileRoundsJournal(folder, number, Log(path, end))
+    return FileRoundsJournal(folder, number, Log(path, end), rounds.must_be_journaled)
 
 
 def _changes(path: Path) -> Iterator[tuple[RosterChange, int]]:

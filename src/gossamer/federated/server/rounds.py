@@ -380,6 +380,11 @@ class Rounds(ABC):
 
     # What a journal keeps.
 
+    @property
+    def must_be_journaled(self) -> bool:
+        """Whether a server that forgets rounds does harm: it would spend the same privacy again."""
+        return self.privacy.guard is not None
+
     def state_dict(self) -> dict[str, Any]:
         return {"identity": self._identity()} | {name: getattr(self, name).state_dict() for name in KEPT}
 

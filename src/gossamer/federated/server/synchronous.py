@@ -40,6 +40,7 @@ class SynchronousRounds(Rounds):
         require(late in ("drop", "count"), f'late is "drop" or "count", not {late!r}')
         require(late_versions >= 1, f"late_versions is 1 or more, not {late_versions}")
         self._check_privacy(over_selection, fewest, late)
+        self._over_selection = over_selection
         self._most = min(ceil(self.cohort * (1 + over_selection) - 1e-9), self.clients)
         self._round_seconds, self._gather_seconds, self._fewest = round_seconds, gather_seconds, fewest
         self._late_versions = late_versions if late == "count" else 0

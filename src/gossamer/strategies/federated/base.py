@@ -103,6 +103,15 @@ class FederatedStrategy(Strategy, ABC):
         """How many of so many clients train in a round."""
         return min(max(ceil(self.fraction * clients - 1e-9), 1), clients)
 
+    def contributions_per_version(self, clients: int) -> int:
+        """Of how many contributions a version is made."""
+        return self.cohort(clients)
+
+    @property
+    def oldest_staleness(self) -> int | None:
+        """Versions made while a device trained, beyond which its contribution does not count; None: it always does."""
+        return None
+
     # On the device.
 
     @property

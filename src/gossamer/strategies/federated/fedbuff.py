@@ -45,6 +45,13 @@ class FedBuff(FederatedStrategy):
     def asynchronous(self) -> bool:
         return True
 
+    def contributions_per_version(self, clients: int) -> int:
+        return self.buffer
+
+    @property
+    def oldest_staleness(self) -> int | None:
+        return self.staleness
+
     def weight(self, work: LocalWork, staleness: int) -> float:
         return float((1 + staleness) ** -0.5)
 

@@ -17,20 +17,23 @@ class SecureAggregation(Term):
 
     y_i = x_i + PRG(b_i) + sum over j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)  mod 2^width
     law:    of whoever sent, the sum is exact, also where others left before or after they had agreed on masks
-    bytes:  N width / 8, width = bits + ceil(log2(devices)), and about 350 a neighbor
+    bytes:  N width / 8, width = bits + ceil(log2(devices)), about 350 a neighbor, and 64 a device down
     source: Bonawitz et al. 2017, CCS; Bell et al. 2020, CCS (neighbors)
 
     x_i is the contribution times its weight, in whole numbers of `bits`, rounded up or down by chance so that it is
     right on average. Beside it the weight itself is under the mask, so that nobody tells how much data they have.
 
     A secret of a device, the seed of its own mask or the key of those that it shares, comes back from `threshold` of
-    its neighbors, and each of them tells a share of one of both. With a threshold of t shares among k holders the
-    server needs more than 2 t - k colluding devices to see behind a mask.
+    its neighbors, and each of them tells a share of one of both, once as large a share of the whole cohort has signed
+    who sent a vector: so all tell of the same sum. With a threshold of t shares among k holders, and of t devices among
+    k in the cohort, the server needs 2 t - k or more colluding devices to see behind a mask. With few neighbors it may
+    pretend that others left, and cut the ring that they sit on into pieces: of n neighbors, it learns sums of n / 2 + 1
+    devices or more.
     """
 
     kind = "secure"
 
-    threshold: float = 0.6  # share of those who published keys that has to stay, or the round is given up
+    threshold: float = 0.6  # share of the cohort that has to stay until the sum is known, or the round is given up
     neighbors: int | None = None  # with whom a device shares masks; None: the whole cohort
     bits: int = 16  # of a number that is summed, before the sum
     clip: float | None = None  # largest entry times its device's weight; None: from 1 on, what the cohort needs
