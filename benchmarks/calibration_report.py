@@ -124,6 +124,7 @@ def page(pairs: Sequence[PastForecast], written: str, picture: str) -> str:
 def plot(judged: Sequence[Judged], path: Path) -> None:
     """Measured over foretold, a dot a run, and its interval as a line; by kind of recipe."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     order = sorted(judged, key=lambda each: (each.pair.family, each.pair.measured_seconds / each.pair.foretold_seconds))
     figure = Figure(figsize=(7.5, 1 + 0.11 * len(order)), layout="constrained", dpi=120)
@@ -141,5 +142,8 @@ def plot(judged: Sequence[Judged], path: Path) -> None:
     axes.set_yticks([*middles.values()], [*middles])
     axes.axvline(1.0, color="#777777", linewidth=0.8)
     axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1", "2", "5", "10"])
+    axes.set_xlim(0.15, 8)
     axes.set_xlabel("measured over foretold (dot) and 80 % interval (line); orange: outside")
     figure.savefig(path)

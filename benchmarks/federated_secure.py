@@ -40,7 +40,7 @@ from gossamer.federated.secure.device import DeviceSecrets
 from gossamer.federated.secure.fixed_point import FixedPoint
 from gossamer.federated.secure.masking.masks import add_mask
 from gossamer.federated.secure.masking.shamir import SHARE_BYTES
-from gossamer.federated.secure.roster import SimulatedRoster
+from gossamer.federated.secure.roster import SIGNATURE_BYTES, SimulatedRoster
 from gossamer.strategies.federated import SecureAggregation
 
 SECONDS: dict[str, float] = defaultdict(float)
@@ -102,9 +102,16 @@ def secure_round(args: argparse.Namespace) -> Agreement:
         with timed("server: sum"):
             cohort.take_masked(each, counted("up: masked vector", masked))
     cohort.go_on()
+    active = decode(cohort.told_survivors().about, Survivors, THE_SERVER).active
     for each in staying:
-        survivors = decode(cohort.survivors_around(each).about, Survivors, THE_SERVER)
-        shares = devices[each].reveal(survivors)
+        with timed("device: signatures"):
+            signed = devices[each].consent(active)
+        cohort.take_consent(each, counted("up: signatures", rows_payload([signed], SIGNATURE_BYTES)))
+    cohort.go_on()
+    for each in staying:
+        consents = rows_of(cohort.consents(), SIGNATURE_BYTES, "down: signatures")
+        with timed("device: signatures"):
+            shares = devices[each].reveal(consents)
         with timed("server: unmask"):
             cohort.take_reveal(each, counted("up: shares told", rows_payload(shares, SHARE_BYTES)))
     with timed("server: unmask"):

@@ -11,6 +11,7 @@ from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Receipt
 from gossamer.federated.messages import REPORT, THE_SERVER, decode
 from gossamer.federated.secure.agreement import (
+    CONSENT,
     KEYS,
     REVEAL,
     ROW_BYTES,
@@ -27,7 +28,7 @@ from gossamer.federated.secure.cohort import SecureCohort
 from gossamer.federated.secure.device import DeviceSecrets
 from gossamer.federated.secure.masking.ring import Integers
 from gossamer.federated.secure.masking.shamir import SHARE_BYTES
-from gossamer.federated.secure.roster import SimulatedRoster
+from gossamer.federated.secure.roster import SIGNATURE_BYTES, SimulatedRoster
 from gossamer.strategies.federated import SecureAggregation
 
 
@@ -61,7 +62,7 @@ class MaskedRound:
         self.masked: dict[int, Payload] = {}
 
     def there(self, phase: str) -> list[int]:
-        order = (KEYS, SHARES, REPORT, REVEAL)
+        order = (KEYS, SHARES, REPORT, CONSENT, REVEAL)
         gone = {client for client, before in self.leaving.items() if order.index(before) <= order.index(phase)}
         return [client for client in self.agreement.members if client in self.cohort.live - gone]
 
@@ -84,17 +85,24 @@ class MaskedRound:
             self.cohort.take_masked(client, self.masked[client])
         self.cohort.go_on()
 
-    def survivors(self, client: int) -> Survivors:
-        return decode(self.cohort.survivors_around(client).about, Survivors, THE_SERVER)
+    def consent(self) -> None:
+        active = decode(self.cohort.told_survivors().about, Survivors, THE_SERVER).active
+        for client in self.there(CONSENT):
+            if client in self.cohort.active:
+                signed = self.devices[client].consent(active)
+                self.cohort.take_consent(client, rows_payload([signed], SIGNATURE_BYTES))
+        self.cohort.go_on()
+
+    def revealed(self, client: int) -> list[bytes]:
+        return self.devices[client].reveal(rows_of(self.cohort.consents(), SIGNATURE_BYTES))
 
     def reveal(self) -> None:
         for client in self.there(REVEAL):
             if client in self.cohort.active:
-                shares = self.devices[client].reveal(self.survivors(client))
-                self.cohort.take_reveal(client, rows_payload(shares, SHARE_BYTES))
+                self.cohort.take_reveal(client, rows_payload(self.revealed(client), SHARE_BYTES))
 
     def run(self) -> SecureCohort:
-        for phase in (self.keys, self.shares, self.mask, self.reveal):
+        for phase in (self.keys, self.shares, self.mask, self.consent, self.reveal):
             if not self.cohort.hopeless:
                 phase()
         return self.cohort

@@ -15,7 +15,7 @@ from gossamer.federated.client.script import ClientRecipe, Train, Trained, parti
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.secure.agreement import KEYS, REVEAL, SHARES
+from gossamer.federated.secure.agreement import CONSENT, KEYS, REVEAL, SHARES
 from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.contributions.reports import Committed
@@ -29,7 +29,7 @@ from gossamer.simulation import Trace, simulate_peers
 from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.strategies.federated import FedAvg, FederatedStrategy, LocalWork, Privacy, SecureAggregation
 
-LEAVES_BEFORE = (KEYS, SHARES, REPORT, REVEAL)  # None stays
+LEAVES_BEFORE = (KEYS, SHARES, REPORT, CONSENT, REVEAL)  # None stays
 Leaving = Mapping[int, str]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import exp, lgamma, log, sqrt
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
 
+from gossamer.federated.privacy import integer_noise as integer_noise_module
 from gossamer.federated.privacy.integer_noise import integer_noise
-from gossamer.federated.privacy.random_bits import SeededBits
+from gossamer.federated.privacy.random_bits import SeededBits, Words
 from gossamer.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SKELLAM
 
 COUNT = 200_000
@@ -71,3 +73,24 @@ def test_no_noise_and_too_much_are_refused() -> None:
     for variance in (0.0, -1.0, 1e12, float("nan")):
         with pytest.raises(ValueError, match="variance"):
             integer_noise(3, variance, SKELLAM, SeededBits(0))
+
+
+class _Told(SeededBits):
+    """Words in the order in which they are given here."""
+
+    def __init__(self, *words: list[int]) -> None:
+        self._told = [numpy.array(each, dtype=numpy.uint64) for each in words]
+
+    def words(self, count: int) -> Words:
+        return self._told.pop(0)[:count]
+
+
+def test_a_second_word_decides_where_the_first_does_not() -> None:
+    table = integer_noise_module._table(SKELLAM, 9.0)
+    middle = table.largest - 1  # the end of the draws below 0
+    first, second = table.ends[middle] >> 64, table.ends[middle] & (2**64 - 1)
+    for word, wanted in ((0, -1), (second - 1, -1), (second, 0), (2**64 - 1, 0)):
+        assert integer_noise(1, 9.0, SKELLAM, _Told([first], [word])).item() == wanted
+    assert integer_noise(1, 9.0, SKELLAM, _Told([first - 1], [])).item() == -1
+    assert integer_noise(1, 9.0, SKELLAM, _Told([0], [0])).item() == -table.largest
+    assert integer_noise(1, 9.0, SKELLAM, _Told([2**64 - 1], [2**64 - 1])).item() == table.largest

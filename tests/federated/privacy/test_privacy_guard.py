@@ -82,12 +82,18 @@ def state_of(*layers: nn.Module) -> ModelState:
 def test_the_guard_of_a_strategy() -> None:
     privacy = CentralPrivacy(noise=1.0, clip=1.0)
     assert guard_for(FedAvg(), Dense(), state_of(), 100) is None
-    for text, amplified in (("Dense()", True), ("TopK(0.01)", False), ("Int8(stochastic=True)", True)):
+    for text, amplified in (
+        ("Dense()", True),
+        ("TopK(0.01)", False),
+        ("Int8(stochastic=True)", True),
+        ("Route(Int8(stochastic=True), rest=TopK(0.01))", False),  # feedback for what is no matrix
+    ):
         resolved = resolve(f"FedAvg(fraction=0.1, privacy={privacy!r}) + {text}")
-        guard = guard_for(resolved.strategy, resolved.compressor, state_of(), 100)  # type: ignore[arg-type]
+        state = ModelState.of(nn.Linear(64, 2048))
+        guard = guard_for(resolved.strategy, resolved.compressor, state, 100)  # type: ignore[arg-type]
         assert guard is not None
         assert (guard.cohort, guard.amplified, guard.on_server) == (10, amplified, True)
-        assert [each.shape for each in guard.blank] == [(16,)]
+        assert [each.shape for each in guard.blank] == [(64 * 2048 + 2048,)]
 
 
 def test_the_guard_of_a_secure_sum_counts_on_the_fewest_that_stay() -> None:
@@ -126,6 +132,8 @@ def test_selection_is_by_coins_or_blind() -> None:
     fixed = Uniform(3)
     assert private_selection(guard_of(CentralPrivacy(noise=1.0), feedback=True), fixed) is fixed
     assert private_selection(guard_of(CentralPrivacy(noise=1.0, sampling="fixed")), fixed) is fixed
+    with pytest.raises(RecipeError, match="coins may draw none"):
+        private_selection(guard_of(LocalPrivacy(noise=1.0)), drawn)
     with pytest.raises(RecipeError, match=r"Choose by Uniform\(\)"):
         private_selection(guard, _ByLoss())
     with pytest.raises(RecipeError, match="rate"):

@@ -14,6 +14,7 @@ from gossamer.errors import RecipeError
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.privacy import gaussian_noise, poisson_selection, privacy_guard
 from gossamer.federated.privacy.random_bits import SeededBits
+from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.simulation.faulty_network import VirtualNetwork
 from gossamer.strategies.federated.privacy.loss import gaussian_epsilon
 
@@ -114,7 +115,26 @@ def test_local_noise_stays_on_the_device_and_reports_tell_nothing() -> None:
     told = [report for each in run.commits for report in each.reports.values()]
     assert {(each.samples, each.steps, each.train_seconds, len(each.metrics)) for each in told} == {(1, 1, 0.0, 0)}
     parts = [sum(client in each.reports for each in run.commits) for client in range(4)]
-    assert epsilons(run)[-1] == gaussian_epsilon(2.0, max(parts), 0.01)
+    assert epsilons(run)[-1] >= gaussian_epsilon(2.0, max(parts), 0.01)
+
+
+def test_local_noise_is_spent_by_every_task_also_one_that_does_not_count() -> None:
+    """All eight are chosen for every round, and half of them are too late for its version: they were heard all the
+    same. The twin counts who is in a version."""
+    recipe = "FedAvg(fraction=0.5, privacy=LocalPrivacy(4.0, delta=0.01, budget=8.0))"
+    run = federate(recipe, clients=8, rounds=50, over_selection=1.0)
+    counted = [sum(client in each.reports for each in run.commits) for client in range(8)]
+    spent = epsilons(run)
+    assert min(counted) < max(counted) or len(run.commits) > max(counted)
+    assert spent == [gaussian_epsilon(2.0, rounds, 0.01) for rounds in range(1, len(run.commits) + 1)]
+    assert spent[-1] <= 8.0 < gaussian_epsilon(2.0, len(run.commits) + 1, 0.01)
+    assert "the privacy budget is spent" in run.rounds.privacy.why
+
+
+def test_coins_without_noise_on_the_server_are_refused() -> None:
+    coins = poisson_selection.PoissonSelection(0.2, SeededBits(1))
+    with pytest.raises(RecipeError, match="perhaps none, of which no mean"):
+        federate("FedAvg()", policy=lambda model, **options: rounds_for(model, **{**options, "selection": coins}))
 
 
 @pytest.mark.parametrize(

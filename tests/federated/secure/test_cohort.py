@@ -13,10 +13,10 @@ from support.simulated_peers import expect_noticed
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import REPORT
 from gossamer.federated.secure import cohort as cohorts
-from gossamer.federated.secure.agreement import KEYS, REVEAL, ROW_BYTES, SHARES, rows_payload
+from gossamer.federated.secure.agreement import CONSENT, KEYS, REVEAL, ROW_BYTES, SHARES, rows_payload
 from gossamer.federated.secure.cohort import Phase
 from gossamer.federated.secure.masking.shamir import SHARE_BYTES
-from gossamer.federated.secure.roster import Identity
+from gossamer.federated.secure.roster import SIGNATURE_BYTES, Identity
 
 
 @pytest.mark.parametrize("bits", [2, 9, 32])
@@ -34,7 +34,7 @@ def test_numbers_at_the_limit_add_up(bits: int) -> None:
 @pytest.mark.parametrize("neighbors", [2, 4, 8])
 def test_sums_over_a_sparse_graph(neighbors: int) -> None:
     agreement = agreement_of(range(20), neighbors=neighbors, threshold=0.51)
-    for leaving in ({}, {3: REPORT}, {3: KEYS}, {3: SHARES}, {3: REVEAL}):
+    for leaving in ({}, {3: REPORT}, {3: KEYS}, {3: SHARES}, {3: CONSENT}, {3: REVEAL}):
         run = masked_round(leaving, agreement)
         cohort = run.run()
         assert cohort.is_unmasked
@@ -42,25 +42,25 @@ def test_sums_over_a_sparse_graph(neighbors: int) -> None:
 
 
 def test_too_few_give_no_sum() -> None:
-    """Three of five leave at any point: there is a sum only of three at least, told by most of those with keys."""
+    """Three of five leave at any point: there is a sum only where three signed, told by most of those with keys."""
     agreement = agreement_of()
     vectors = vectors_of(agreement)
     sums = 0
-    for fates in product((KEYS, SHARES, REPORT, REVEAL), repeat=3):
+    for fates in product((KEYS, SHARES, REPORT, CONSENT, REVEAL), repeat=3):
         run = MaskedRound(agreement, vectors, dict(enumerate(fates)))
         cohort = run.run()
-        published, sent = 5 - fates.count(KEYS), 2 + fates.count(REVEAL)
-        assert cohort.is_unmasked == (sent >= 3 and agreement.shares_needed(published) <= 2), fates
+        published, signed = 5 - fates.count(KEYS), 2 + fates.count(REVEAL)
+        assert cohort.is_unmasked == (signed >= 3 and agreement.shares_needed(published) <= 2), fates
         sums += cohort.is_unmasked
         if not cohort.is_unmasked and not cohort.hopeless:
             cohort.go_on()
-        assert cohort.is_unmasked or "needed" in cohort.hopeless or "too few" in cohort.hopeless
-    assert sums == 3  # two never came, and the third had sent its vector
+        assert cohort.is_unmasked or "needed" in cohort.hopeless or "too few" in cohort.hopeless or "have to" in cohort.hopeless
+    assert sums == 3  # two never came, and the third had signed
 
 
 def swapped(run: MaskedRound, liar: int, owner: int) -> None:
     """The liar's share of one owner becomes another number."""
-    shares = run.devices[liar].reveal(run.survivors(liar))
+    shares = run.revealed(liar)
     shares[owner] = bytes(SHARE_BYTES - 1) + b"\x07"
     run.cohort.take_reveal(liar, rows_payload(shares, SHARE_BYTES))
 
@@ -70,11 +70,11 @@ def lied_to(leaving: dict[int, str], owner: int) -> MaskedRound:
     run.keys()
     run.shares()
     run.mask()
+    run.consent()
     swapped(run, 0, owner)
     for client in run.there(REVEAL)[1:]:
         if client in run.cohort.active:
-            shares = run.devices[client].reveal(run.survivors(client))
-            run.cohort.take_reveal(client, rows_payload(shares, SHARE_BYTES))
+            run.cohort.take_reveal(client, rows_payload(run.revealed(client), SHARE_BYTES))
     return run
 
 
@@ -100,10 +100,10 @@ def test_with_too_few_true_shares_there_is_no_sum() -> None:
     run.keys()
     run.shares()
     run.mask()
+    run.consent()
     swapped(run, 0, 2)
     for client in (1, 2):
-        shares = run.devices[client].reveal(run.survivors(client))
-        run.cohort.take_reveal(client, rows_payload(shares, SHARE_BYTES))
+        run.cohort.take_reveal(client, rows_payload(run.revealed(client), SHARE_BYTES))
     assert not run.cohort.is_unmasked
 
 
@@ -139,6 +139,9 @@ def test_what_comes_too_early_late_or_twice_is_not_added() -> None:
         with pytest.raises(MalformedError, match=r"client 0 sent no masked|masked numbers of"):
             run.cohort.take_masked(0, wrong)
     run.mask()
+    with pytest.raises(MalformedError, match="was not asked for shares"):
+        run.cohort.take_reveal(0, payload)
+    run.consent()
     assert run.cohort.phase is Phase.REVEAL
     with pytest.raises(MalformedError, match="client 4 was not asked"):
         run.cohort.take_reveal(4, payload)
@@ -148,3 +151,35 @@ def test_what_comes_too_early_late_or_twice_is_not_added() -> None:
     before = run.cohort.total().tolist()
     run.cohort.take_reveal(0, payload)
     assert run.cohort.total().tolist() == before == run.plain_sum().tolist()
+
+
+def test_a_signature_under_another_list_is_refused_and_a_late_one_is_as_good() -> None:
+    run = masked_round({3: REPORT})
+    run.keys()
+    run.shares()
+    run.mask()
+    everyone = run.devices[0]._identity.sign(run.agreement.consent(range(5)))
+    with pytest.raises(MalformedError, match="lists of vectors of client 0 are not signed"):
+        run.cohort.take_consent(0, rows_payload([everyone], SIGNATURE_BYTES))
+    with pytest.raises(MalformedError, match="client 3 was not asked to sign"):
+        run.cohort.take_consent(3, rows_payload([everyone], SIGNATURE_BYTES))
+    for client in (0, 1, 2):
+        run.cohort.take_consent(client, rows_payload([run.devices[client].consent((0, 1, 2, 4))], SIGNATURE_BYTES))
+    run.cohort.go_on()
+    assert run.cohort.phase is Phase.REVEAL
+    run.cohort.take_consent(4, rows_payload([run.devices[4].consent((0, 1, 2, 4))], SIGNATURE_BYTES))
+    run.reveal()
+    assert run.cohort.total().tolist() == run.plain_sum().tolist()
+
+
+def test_a_restarted_device_without_shares_is_not_waited_for() -> None:
+    run = masked_round()
+    run.keys()
+    run.shares()
+    run.mask()
+    run.cohort.take_reveal(2, ())
+    assert run.cohort.waits_for() == {0, 1, 3, 4}
+    run.leaving = {2: CONSENT}
+    run.consent()
+    run.reveal()
+    assert run.cohort.is_unmasked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from support.simulated_peers import expect_noticed
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import GO_ON, REPORT
 from gossamer.federated.secure import device
-from gossamer.federated.secure.agreement import ROW_BYTES, SEALED_BYTES, PublishedKeys, Survivors
+from gossamer.federated.secure.agreement import ROW_BYTES, SEALED_BYTES, Agreement, PublishedKeys
 from gossamer.federated.secure.masking.masks import add_mask
-from gossamer.federated.secure.masking.shamir import SHARE_BYTES
+from gossamer.federated.secure.masking.primitives import AgreementKey, commitment
+from gossamer.federated.secure.masking.shamir import SHARE_BYTES, join
 
 COUNT = 20_000
 
@@ -65,73 +66,159 @@ def test_two_rounds_have_nothing_in_common() -> None:
     assert byte_z((first[0] - second[0]).astype(np.uint16)) < 4.5
 
 
-def told(active: tuple[int, ...], dropped: tuple[int, ...] = ()) -> Survivors:
-    return Survivors(active=active, dropped=dropped)
-
-
-def ready(leaving: dict[int, str] | None = None) -> MaskedRound:
-    run = masked_round(leaving)
+def ready(leaving: dict[int, str] | None = None, agreement: Agreement | None = None) -> MaskedRound:
+    run = masked_round(leaving, agreement)
     run.keys()
     run.shares()
     run.mask()
     return run
 
 
+def signatures(run: MaskedRound, active: Sequence[int], by: Iterable[int] | None = None) -> dict[int, bytes]:
+    """Of what devices sign whose identities are in the hands of whoever asks."""
+    message = run.agreement.consent(active)
+    return {client: run.roster.identity(client).sign(message) for client in (active if by is None else by)}
+
+
+EVERYONE = (0, 1, 2, 3, 4)
+
+
 @pytest.mark.parametrize(
-    ("lists", "why"),
+    ("active", "why"),
     [
-        (told((0, 1, 2, 3, 4), (4,)), "client 4 that it sent its vector and that it did not"),
-        (told((0, 1, 2, 3, 3, 4)), "two shares of one client"),
-        (told((0, 1, 2, 3)), r"wrong about clients \[4\]"),
-        (told((0, 1, 2, 3, 4, 7)), r"wrong about clients \[7\]"),
-        (told((1, 2, 3, 4), (0,)), "client 0 left, which has just sent"),
-        (told((0, 1), (2, 3, 4)), "2 of the devices around client 0, and 3 are needed"),
+        ((0, 1, 2, 3, 3, 4), "names a client twice"),
+        ((0, 1, 2, 3, 4, 7), r"vectors of clients \[7\], which client 0 shares no masks with"),
+        ((1, 2, 3, 4), "client 0 left, which has just sent"),
+        ((0, 1), "2 of the devices around client 0, and 3 are needed"),
     ],
 )
-def test_a_server_that_lies_is_told_nothing_and_named(lists: Survivors, why: str) -> None:
-    own = ready().devices[0]
+def test_a_server_that_lies_is_told_nothing_and_named(active: tuple[int, ...], why: str) -> None:
+    run = ready()
+    own = run.devices[0]
     with pytest.raises(MalformedError, match=f"server 0 .*{why}.*nothing was told"):
-        own.reveal(lists)
-    assert len(own.reveal(told((0, 1, 2, 3, 4)))) == 5  # a true list afterwards is answered
+        own.consent(active)
+    own.consent(EVERYONE)  # a true list afterwards is signed
+    assert len(own.reveal(signatures(run, EVERYONE))) == 5
 
 
-def test_shares_are_told_once() -> None:
-    own = ready({3: REPORT}).devices[0]
-    own.reveal(told((0, 1, 2, 4), (3,)))
-    for lists in (told((0, 1, 2, 4), (3,)), told((0, 1, 2, 3, 4))):
-        with pytest.raises(MalformedError, match="a second time"):
-            own.reveal(lists)
+def test_a_device_signs_one_list_and_tells_shares_once() -> None:
+    run = ready({3: REPORT})
+    own, sent = run.devices[0], (0, 1, 2, 4)
+    with pytest.raises(MalformedError, match="shows 0 signatures"):
+        own.reveal(signatures(run, EVERYONE))  # it was told of no list
+    assert own.consent(sent) == own.consent(sent)
+    with pytest.raises(MalformedError, match="another list than before"):
+        own.consent(EVERYONE)
+    own.reveal(signatures(run, sent))
+    with pytest.raises(MalformedError, match="a second time"):
+        own.reveal(signatures(run, sent))
+
+
+def test_shares_are_told_to_a_quorum_only() -> None:
+    """Signatures under another list, of another round, of others than are in it, or forged, do not count."""
+    run = ready()
+    own = run.devices[0]
+    own.consent(EVERYONE)
+    two = signatures(run, EVERYONE, by=(0, 1))
+    other = signatures(run, (0, 1, 2, 3), by=(2, 3))
+    later = signatures(MaskedRound(agreement_of(index=1), run.vectors), EVERYONE, by=(2, 3))
+    for wrong in (two, two | other, two | later, two | {2: two[1], 3: bytes(64)}, two | {9: two[1]}):
+        with pytest.raises(MalformedError, match="shows 2 signatures .* and 3 are needed: others may"):
+            own.reveal(wrong)
+    assert len(own.reveal(two | {3: bytes(64)} | signatures(run, EVERYONE, by=(4,)))) == 5
+
+
+def lists_told_of(lists: Sequence[frozenset[int]]) -> set[tuple[int, ...]]:
+    """Under which lists of vectors any device tells a share: each is asked to sign all of them, from another on, and
+    shown whatever was signed."""
+    run = PREPARED
+    signed: dict[tuple[int, ...], dict[int, bytes]] = {}
+    for client, own in run.devices.items():
+        own._revealed, own._active = False, ()
+        for turn in range(len(lists)):
+            active = tuple(sorted(lists[(client + turn) % len(lists)]))
+            try:
+                signed.setdefault(active, {})[client] = own.consent(active)
+            except MalformedError:
+                continue
+    found = set()
+    for own in run.devices.values():
+        for active in signed:
+            try:
+                shares = own.reveal(signed[active])
+            except MalformedError:
+                continue
+            found.add(own._active)
+            given_shares = set(shares)
+            assert not any(held is not None and set(held) <= given_shares for held in own._held.values())
+    return found
 
 
 @settings(max_examples=60, deadline=None)
-@given(asked=st.lists(st.tuples(*[st.lists(st.integers(0, 5), max_size=6)] * 2), max_size=4))
-def test_two_shares_of_one_client_are_never_given(asked: list[tuple[list[int], list[int]]]) -> None:
-    """Whatever lists a server makes up, in whatever order, and an honest one at the end."""
-    own = PREPARED.devices[0]
-    own._revealed = False
-    given_shares = set()
-    for active, dropped in [*asked, ([0, 1, 2, 3], [4]), ([0, 1, 2, 3, 4], [])]:
-        try:
-            given_shares |= set(own.reveal(told(tuple(active), tuple(dropped))))
-        except MalformedError:
-            continue
-    both = [client for client, held in own._held.items() if held is not None and set(held) <= given_shares]
-    assert both == []
-    assert len(given_shares) == 5
+@given(st.lists(st.frozensets(st.integers(0, 4), min_size=2), max_size=3))
+def test_whatever_a_server_makes_up_all_tell_of_one_sum(lists: list[frozenset[int]]) -> None:
+    assert len(lists_told_of([*lists, frozenset(EVERYONE)])) <= 1
+
+
+def test_without_a_quorum_they_tell_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Agreement, "quorum", property(lambda own: 1))
+    assert len(lists_told_of([frozenset((0, 1, 2)), frozenset((0, 2, 3, 4)), frozenset(EVERYONE)])) > 1
 
 
 PREPARED = ready()
 
+# Of 13 devices on a ring with four neighbors each, by their distance to the one in the middle: what a server tells
+# those around it of who left. Every list by itself leaves enough devices around everyone.
+LEFT = {-1: (-2, 1), 1: (-1, 2), -3: (-1, -2), 3: (1, 2), -2: (-1,), 2: (1,), -4: (-2,), 4: (2,)}
 
-def test_a_device_that_would_answer_twice_is_noticed() -> None:
-    """The twin of the test before: asked for both in turn, it gives both."""
-    own = ready().devices[0]
-    shares = set(own.reveal(told((0, 1, 2, 3, 4))))
-    own._revealed = False
-    shares |= set(own.reveal(told((0, 1, 2, 3), (4,))))
-    held = own._held[4]
-    assert held is not None
-    assert set(held) <= shares
+
+def middle_is_laid_open() -> bool:
+    """Whether those lists give a server all secrets whose masks are on one device's vector."""
+    agreement = agreement_of(range(13), neighbors=4)
+    run = ready(agreement=agreement)
+    ring = ring_of(agreement)
+    lists = {
+        client: tuple(sorted(set(range(13)) - {ring[each] for each in LEFT.get(place, ())}))
+        for place, client in ((place - 6, ring[place - 6]) for place in range(13))
+    }
+    told: dict[int, dict[int, bytes]] = {}
+    for client, active in lists.items():
+        own = run.devices[client]
+        try:
+            own.consent(active)
+            shares = own.reveal(signatures(run, active, by=[each for each in active if lists[each] == active]))
+        except MalformedError:
+            continue
+        for owner, share in zip(sorted(own._held), shares, strict=True):
+            told.setdefault(owner, {})[agreement.place(client)] = share
+    middle = ring[0]
+    secrets = {owner: join(dict(list(shares.items())[:3])) for owner, shares in told.items() if len(shares) >= 3}
+    around = [secrets.get(each) for each in agreement.graph[middle]]
+    keys = [None if each is None else AgreementKey(each).public for each in around]
+    masks = [run.devices[each].published.masking for each in agreement.graph[middle]]
+    seed = secrets.get(middle)
+    return keys == masks and seed is not None and commitment(seed) == run.devices[middle].published.commitment
+
+
+def ring_of(agreement: Agreement) -> list[int]:
+    """Its devices in the order of the ring, from any one on."""
+    one = agreement.members[0]
+    near = set(agreement.graph[one])
+    found = [one, next(each for each in near if len(near & set(agreement.graph[each])) == 2)]
+    while len(found) < len(agreement.members):
+        last = set(agreement.graph[found[-1]]) - set(found)
+        found.append(max(last, key=lambda each: (len(set(agreement.graph[each]) & set(found)), -each)))
+    return found
+
+
+def test_devices_that_are_told_different_lists_tell_nothing() -> None:
+    assert not middle_is_laid_open()
+
+
+def test_without_a_quorum_one_device_is_laid_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin of the test before: devices that believe their own list, as long as it has enough around them."""
+    monkeypatch.setattr(Agreement, "quorum", property(lambda own: 1))
+    assert middle_is_laid_open()
 
 
 # Neighbors' keys and shares.
@@ -190,7 +277,8 @@ def test_changed_shares_are_missing_and_the_round_goes_on() -> None:
     own = run.devices[0]
     assert own._held[3] is None
     assert run.devices[1]._held[3] is None
-    assert own.reveal(run.survivors(0))[3] == b"\xff" * SHARE_BYTES
+    run.consent()
+    assert run.revealed(0)[3] == b"\xff" * SHARE_BYTES
     run.cohort.take_reveal(0, device.rows_payload([b"\xff" * SHARE_BYTES] * 5, SHARE_BYTES))
     assert not run.cohort.is_unmasked
 

@@ -22,7 +22,7 @@ from gossamer.core.peer_ops import Peer
 from gossamer.errors import AttachError, RecipeError
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
 from gossamer.federated.secure import cohort as cohorts
-from gossamer.federated.secure.agreement import KEYS, REVEAL
+from gossamer.federated.secure.agreement import CONSENT, KEYS, REVEAL
 from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
@@ -43,14 +43,14 @@ def plain_step(clients: list[int], index: int) -> Tensor:
 @pytest.mark.parametrize("second", [None, *LEAVES_BEFORE])
 @pytest.mark.parametrize("first", [None, *LEAVES_BEFORE])
 def test_the_sum_is_exact_whoever_leaves(first: str | None, second: str | None) -> None:
-    """Every pattern of five devices of which three stay, each of the others leaving before any of four pushes."""
+    """Every pattern of five devices of which three stay, each of the others leaving before any of five pushes."""
     for rest in product((None, *LEAVES_BEFORE), repeat=3):
         fates = (first, second, *rest)
         if fates.count(None) >= 3:
             run = federate_securely(
                 secure_recipe(EXACT), leaving={client: fate for client, fate in enumerate(fates) if fate}
             )
-            sent = [client for client in range(5) if fates[client] in (None, REVEAL)]
+            sent = [client for client in range(5) if fates[client] in (None, CONSENT, REVEAL)]
             assert torch.equal(run.parameters, -plain_step(sent, 0)), fates
             assert sorted(run.commits[0].reports) == sent
 
@@ -141,7 +141,9 @@ def test_a_sparse_graph_of_neighbors() -> None:
 
 def test_late_devices_beyond_the_cohort_are_not_waited_for() -> None:
     everyone = secure_recipe(EXACT, fraction=0.5)
-    run = federate_securely(everyone, clients=8, over_selection=1.0, net=VirtualNetwork(round_trip_seconds=0.1))
+    with pytest.raises(RecipeError, match="over_selection=1 chooses 8 devices and goes on with 4, and .* 5 of so many"):
+        federate_securely(everyone, clients=8, over_selection=1.0)
+    run = federate_securely(everyone, clients=8, over_selection=0.5, net=VirtualNetwork(round_trip_seconds=0.1))
     counted = sorted(run.commits[0].reports)
     assert len(counted) == 4
     assert torch.equal(run.parameters, -plain_step(counted, 0))
@@ -213,11 +215,11 @@ def test_devices_without_identities_and_small_cohorts_are_refused() -> None:
 
 
 def test_bytes_on_the_wire() -> None:
-    """Of a device: 160 for its keys, 82 a neighbor's shares, the packed vector, 33 a share that it tells."""
+    """Of a device: 160 for its keys, 82 a neighbor's shares, the packed vector, 64 signed, 33 a share that it tells."""
     run = federate_securely(secure_recipe(EXACT, size=998), size=998)
     count = 1000 + 9
     masked = -(-count // 8) * 3 + 2 * count  # 19 bits: two whole bytes and three planes
-    assert run.trace.sent_bytes[Peer(CLIENT, 0), THE_SERVER] == 160 + 4 * 82 + masked + 5 * 33
+    assert run.trace.sent_bytes[Peer(CLIENT, 0), THE_SERVER] == 160 + 4 * 82 + masked + 64 + 5 * 33
     assert KEYS != REVEAL
 
 

@@ -24,7 +24,8 @@ class PrivacyGuard:
     """Counts what a federation's versions tell of a device.
 
     Where sampling counts, every version costs every device as much as a draw by a coin. Where it does not, a version
-    costs the devices that it was made of, and what is told is the most that any one has spent.
+    costs the devices that it was made of (or a task those that are given it, where the server is not to know what they
+    send), and what is told is the most that any one has spent.
     source: of the latter, Feldman & Zrnic 2021, NeurIPS
     """
 
@@ -99,10 +100,15 @@ class PrivacyGuard:
             f"delta={self.privacy.delta:g}, and one more could make it {after:.4g}, above {self.privacy.budget:g}"
         )
 
+    def given(self, clients: Iterable[int]) -> None:
+        """These devices were given tasks, and what they send is read by those that it is to be private from."""
+        if self.privacy.spent_by_tasks:
+            self._parts.update(list(clients))
+
     def committed(self, clients: Iterable[int], share_below: float | None = None) -> None:
         """A version was made of these devices' contributions. share_below: of norms up to the clip, with noise."""
         self.rounds += 1
-        if not self.amplified:
+        if not self.amplified and not self.privacy.spent_by_tasks:
             self._parts.update(list(clients))
         privacy = self.privacy
         if isinstance(privacy, CentralPrivacy) and privacy.clip is None and share_below is not None:
@@ -147,7 +153,7 @@ def guard_for(
         privacy,
         cohort=cohort,
         clients=clients,
-        feedback=remembers(strategy, compressor),
+        feedback=remembers(strategy, compressor, state.layout),
         fewest=fewest,
         blank=[torch.empty(state.layout.numel, dtype=state.dtype, device="meta")] * strategy.contribution_count,
         integer_bits=32 if secure is None else secure.bits,
@@ -158,6 +164,11 @@ def private_selection(guard: PrivacyGuard, selection: SelectionPolicy) -> Select
     """The selection under which the guard counts rightly. Raises RecipeError for one that goes by what devices tell."""
     rate = guard.cohort / guard.clients
     if isinstance(selection, PoissonSelection):
+        if not guard.on_server:
+            raise RecipeError(
+                f"{guard.privacy!r} counts every device that takes part, and divides by how many there are, of which "
+                "coins may draw none. Leave the selection out."
+            )
         if selection.rate > rate:
             raise RecipeError(
                 f"PoissonSelection draws devices at a rate of {selection.rate}, and {guard.privacy!r} counts with "

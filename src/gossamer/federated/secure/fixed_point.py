@@ -70,6 +70,11 @@ class FixedPoint:
         return linear_code(self.compressor, self.secure)
 
     @property
+    def terms(self) -> str:
+        """Of how contributions become whole numbers: devices of one sum have them alike."""
+        return repr(self.compressor)
+
+    @property
     def count(self) -> int:
         """d."""
         return self.blocks * (self.code.count(self.layout) + FLAGS) + sum(self._digits)

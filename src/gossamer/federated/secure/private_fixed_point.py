@@ -81,6 +81,11 @@ class PrivateFixedPoint(FixedPoint):
             narrow=nobody,
         )
 
+    @property
+    def terms(self) -> str:
+        """With the privacy: who is told less noise than others agrees with nobody."""
+        return f"{super().terms} {self._privacy!r}"
+
     def grid(self, survivors: int) -> IntegerGrid:
         return self._privacy.grid(self.count, self.secure.bits, survivors)
 

@@ -106,7 +106,7 @@ class Rounds(ABC):
 
     @property
     def finished(self) -> bool:
-        return self.model.version >= self.rounds or self.privacy.exhausted
+        return self.model.version >= self.rounds or (self.privacy.exhausted and not self.assigned)
 
     @property
     def due(self) -> float:
@@ -325,6 +325,7 @@ class Rounds(ABC):
             self.uploads.drop(client)
 
     def _note(self, assigned: Mapping[int, Assignment] | None = None, ended: Sequence[int] = ()) -> None:
+        self.privacy.given(assigned or {})
         self.journal.changed(RosterChange(self.next_round, self.roster.given, assigned or {}, ended))
 
     # Tasks.
@@ -398,6 +399,7 @@ class Rounds(ABC):
     def change(self, change: RosterChange) -> None:
         """Make a change again."""
         self.roster.change(change)
+        self.privacy.given(change.assigned)
 
     def _identity(self) -> dict[str, Any]:
         return {"clients": self.clients} | self.model.identity()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from gossamer.errors import RecipeError
 from gossamer.federated.privacy.privacy_guard import guard_for, private_selection
 from gossamer.federated.server.contributions.admission import ContributionLimits
 from gossamer.federated.server.contributions.contribution_sum import ContributionSum, sum_for
@@ -24,6 +25,11 @@ class RoundsPrivacy:
         self._strategy = model.strategy
         self.guard = guard_for(model.strategy, model.compressor, model.state, clients)
         self.selection, self.limits = selection, limits or ContributionLimits()
+        if self.guard is None and selection.draws_each:
+            raise RecipeError(
+                f"{type(selection).__name__} draws each device by a coin, perhaps none, of which no mean can be made. "
+                "Leave the selection out, or write privacy=CentralPrivacy(...), which divides by how many are expected."
+            )
         if self.guard is not None:
             self.selection = private_selection(self.guard, selection)
             # What one device sent must not decide whether another's counts.
@@ -31,6 +37,11 @@ class RoundsPrivacy:
 
     def new_sum(self) -> ContributionSum:
         return sum_for(self._strategy, self.guard)
+
+    def given(self, clients: Iterable[int]) -> None:
+        """Devices were given tasks."""
+        if self.guard is not None:
+            self.guard.given(clients)
 
     def committed(self, clients: Iterable[int], summed: ContributionSum) -> float | None:
         """A version was made of these. Returns the epsilon of all so far; None without privacy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import asinh, ceil, exp, hypot, sqrt
 
 import pytest
 import torch
@@ -24,8 +25,10 @@ from gossamer.strategies.federated import (
     LocalPrivacy,
     SecureAggregation,
 )
-from gossamer.strategies.federated.privacy.loss import PLD, gaussian_epsilon, sampled_gaussian_epsilon
-from gossamer.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SAMPLE, remembers
+from gossamer.strategies.federated.privacy import terms
+from gossamer.strategies.federated.privacy.integer_grid import SPARE, TAIL, WIDEST
+from gossamer.strategies.federated.privacy.loss import PLD, gaussian_epsilon, renyi_epsilon, sampled_gaussian_epsilon
+from gossamer.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SAMPLE, TABLE_DISTANCE, remembers
 
 
 def test_a_recipe_with_privacy_is_read_back() -> None:
@@ -61,9 +64,35 @@ def test_integers_cost_a_little_more_than_numbers(mechanism: str) -> None:
 
 
 def test_draws_by_table_are_accounted_for() -> None:
-    """So many draws that a table's error adds up to more than delta: nothing is promised."""
-    privacy = DistributedPrivacy(noise=1.0, delta=1e-9, mechanism=DISCRETE_GAUSSIAN)
-    assert privacy.epsilon_after(1000, 1000, 10_000, entries=10_000, bits=24) == float("inf")
+    """Their error costs (1 + exp(epsilon)) times itself of delta; where that is more than there is, nothing is promised."""
+    privacy = DistributedPrivacy(noise=1.0, mechanism=DISCRETE_GAUSSIAN)
+    assert privacy.epsilon_after(1000, 60, 100, entries=10**6, bits=24) < 700
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terms, "TABLE_DISTANCE", 1e-14)
+        assert privacy.epsilon_after(1000, 60, 100, entries=10**6, bits=24) == float("inf")
+
+
+def test_a_distance_costs_of_delta_on_both_sides() -> None:
+    divergence = lambda order: 0.01 * order  # noqa: E731
+    exact, distance = renyi_epsilon(divergence, 1e-5), 1e-7
+    more = renyi_epsilon(divergence, 1e-5, distance=distance)
+    assert more > exact
+    assert renyi_epsilon(divergence, 1e-5 - (1 + exp(more)) * distance) == pytest.approx(more, rel=1e-9)
+    assert renyi_epsilon(divergence, 1e-5, distance=1e-5) == float("inf")
+
+
+def test_a_table_leaves_out_less_than_is_accounted_for() -> None:
+    """By Chernoff's bound, of both tails: a Skellam number is beyond x with a chance of at most
+    exp(-x asinh(x / v) + sqrt(x^2 + v^2) - v)."""
+
+    def beyond(variance: float, tail: float) -> float:
+        x = ceil(tail * sqrt(variance)) + SPARE
+        return 2 * exp(-x * asinh(x / variance) + hypot(x, variance) - variance)
+
+    for variance in (1e-3, 0.3, 1.0, 9.0, 100.0, 1e4, WIDEST**2):
+        rounding = 2 * (TAIL * sqrt(variance) + SPARE + 1) * 2.0**-128
+        assert beyond(variance, TAIL) + rounding < TABLE_DISTANCE
+        assert beyond(variance, 5) > TABLE_DISTANCE or variance < 100  # the twin
 
 
 def test_an_adapted_clip_costs_what_noise_says() -> None:
@@ -134,7 +163,7 @@ def test_wrong_numbers_are_refused(wrong: str, said: str) -> None:
 
 @pytest.mark.parametrize("compressor", EVERY, ids=repr)
 def test_what_remembers_is_found_without_numbers(compressor: Compressor) -> None:
-    like = FlatTensors(torch.zeros(1024 * 1024), SAMPLE)
+    like = FlatTensors(torch.zeros(SAMPLE.numel), SAMPLE)
     wanted = bool(point_to_point.begin(compressor, like, AggregationContext()))
     assert remembers(FedAvg(), compressor) == wanted
     if isinstance(compressor, Feedback):

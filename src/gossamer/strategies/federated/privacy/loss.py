@@ -5,7 +5,7 @@ Two federations are neighbors where one device contributes what it learned in on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from math import exp, inf, log, pi, sqrt
@@ -19,6 +19,7 @@ ORDERS: list[float] = [
     *(2 + step / 10 for step in range(80)),
     *range(10, 2049),
 ]
+INTEGER_ORDERS = [order for order in ORDERS if order == int(order)]
 # of sampled rounds, whose divergence at orders below 1.75 is a series that may not converge
 SAMPLED_ORDERS: list[float] = [1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, *range(5, 65), 80, 96, 128, 192, 256, 512]
 LEAST_NOISE = 0.2  # below it a coin hides nothing worth counting, and PLD's losses are too many to add up
@@ -67,11 +68,24 @@ def _dp_accounting(module: str) -> Any:
         ) from error
 
 
-def renyi_epsilon(divergence: Callable[[float], float], delta: float) -> float:
-    """The least epsilon that follows from a divergence at each order. source: Mironov 2017, CSF"""
-    if delta <= 0:
-        return inf
-    return min(divergence(order) + log(1 / delta) / (order - 1) for order in ORDERS)
+def renyi_epsilon(
+    divergence: Callable[[float], float], delta: float, orders: Sequence[float] = ORDERS, distance: float = 0.0
+) -> float:
+    """The least epsilon that follows from a divergence at each order.
+
+    distance: total variation between what is drawn and what the divergence is of, on either side: it costs
+    (1 + exp(epsilon)) times itself of delta. source: Mironov 2017, CSF
+    """
+    divergences = [divergence(order) for order in orders]
+    epsilon = 0.0
+    while True:  # it only grows, up to the least that pays for the distance, too
+        left = delta - (1 + exp(min(epsilon, 700.0))) * distance
+        if left <= 0:
+            return inf
+        before = epsilon
+        epsilon = min(each + log(1 / left) / (order - 1) for order, each in zip(orders, divergences, strict=True))
+        if epsilon <= before * (1 + 1e-12):
+            return epsilon
 
 
 def skellam_divergence(order: float, norm: float, norm1: float, variance: float) -> float:

@@ -19,6 +19,8 @@ from gossamer.core.term import Term
 from gossamer.errors import RecipeError, require
 from gossamer.strategies.federated.privacy.integer_grid import IntegerGrid
 from gossamer.strategies.federated.privacy.loss import (
+    INTEGER_ORDERS,
+    ORDERS,
     PLD,
     RDP,
     discrete_gaussian_divergence,
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 
 POISSON, FIXED = "poisson", "fixed"  # ways to draw a cohort
 SKELLAM, DISCRETE_GAUSSIAN = "skellam", "discrete-gaussian"
-SAMPLE = Layout.of({"weight": (1024, 1024)})  # that every compressor compresses
-TABLE_DISTANCE = 4e-15  # total variation between an integer that is drawn by a table and its distribution
+SAMPLE = Layout.of({"weight": (1024, 1024), "bias": (1024,), "scale": (1,)})  # of every kind that a recipe routes
+TABLE_DISTANCE = 1e-30  # total variation between an integer that is drawn by a table and its distribution
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,6 +62,11 @@ class Privacy(Term, ABC):
     def on_device(self) -> bool:
         """Whether devices clip and add noise themselves, and the server is told nothing else."""
         return True
+
+    @property
+    def spent_by_tasks(self) -> bool:
+        """Whether every task that a device is given may tell of it, also one of which no version is made."""
+        return False
 
     def amplifies(self, cohort: int, clients: int, *, feedback: bool) -> bool:
         """Whether it counts that a device takes part in some rounds only, and nobody sees in which.
@@ -194,6 +201,10 @@ class LocalPrivacy(Privacy):
         super().__post_init__()
         require(self.clip > 0, f"clip is a norm above 0, not {self.clip}: write LocalPrivacy({self.noise}, clip=1.0)")
 
+    @property
+    def spent_by_tasks(self) -> bool:
+        return True  # who reads the messages has read those, too, that came late or were refused
+
     def epsilon_after(
         self, rounds: int, cohort: int, clients: int, *, feedback: bool = False, entries: int = 1, bits: int = 32
     ) -> float:
@@ -217,7 +228,7 @@ class DistributedPrivacy(Privacy):
     included; t: how many devices the sum has at least
     law:    the noise of any t devices is enough, so drops cost nothing; more devices only add to it
     bytes:  SecureAggregation's
-    source: Agarwal et al. 2021, NeurIPS (skellam); Kairouz et al. 2021, ICML (discrete-gaussian)
+    source: Agarwal et al. 2021, NeurIPS (skellam, whose divergence is bounded at whole orders); Kairouz et al. 2021, ICML (discrete-gaussian)
 
     The server knows who takes part, so sampling makes nothing smaller; and devices trust that t are honest.
     """
@@ -259,7 +270,8 @@ class DistributedPrivacy(Privacy):
                 return rounds * skellam_divergence(order, grid.norm, grid.norm1, grid.variance)
             return rounds * discrete_gaussian_divergence(order, grid.norm, grid.norm1, grid.variance, cohort, entries)
 
-        return renyi_epsilon(divergence, self.delta - rounds * cohort * entries * TABLE_DISTANCE)
+        orders = INTEGER_ORDERS if self.mechanism == SKELLAM else ORDERS
+        return renyi_epsilon(divergence, self.delta, orders, distance=rounds * cohort * entries * TABLE_DISTANCE)
 
     def check(self, strategy: FederatedStrategy, compressor: Compressor) -> None:
         super().check(strategy, compressor)
@@ -271,7 +283,10 @@ class DistributedPrivacy(Privacy):
             )
 
 
-def remembers(strategy: FederatedStrategy, compressor: Compressor) -> bool:
-    """Whether what a device sends depends on its rounds before: by feedback, or by the strategy's own memory."""
-    like = FlatTensors.zeros(SAMPLE, dtype=torch.float32, device=torch.device("meta"))
+def remembers(strategy: FederatedStrategy, compressor: Compressor, layout: Layout = SAMPLE) -> bool:
+    """Whether what a device sends depends on its rounds before: by feedback, or by the strategy's own memory.
+
+    layout: of the model; a recipe may keep feedback for some of its tensors only.
+    """
+    like = FlatTensors.zeros(layout, dtype=torch.float32, device=torch.device("meta"))
     return bool(strategy.memory_keys) or bool(point_to_point.begin(compressor, like, AggregationContext()))
