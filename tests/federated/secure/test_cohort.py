@@ -54,7 +54,12 @@ def test_too_few_give_no_sum() -> None:
         sums += cohort.is_unmasked
         if not cohort.is_unmasked and not cohort.hopeless:
             cohort.go_on()
-        assert cohort.is_unmasked or "needed" in cohort.hopeless or "too few" in cohort.hopeless or "have to" in cohort.hopeless
+        assert (
+            cohort.is_unmasked
+            or "needed" in cohort.hopeless
+            or "too few" in cohort.hopeless
+            or "have to" in cohort.hopeless
+        )
     assert sums == 3  # two never came, and the third had signed
 
 

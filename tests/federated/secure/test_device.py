@@ -123,7 +123,7 @@ def test_shares_are_told_to_a_quorum_only() -> None:
     other = signatures(run, (0, 1, 2, 3), by=(2, 3))
     later = signatures(MaskedRound(agreement_of(index=1), run.vectors), EVERYONE, by=(2, 3))
     for wrong in (two, two | other, two | later, two | {2: two[1], 3: bytes(64)}, two | {9: two[1]}):
-        with pytest.raises(MalformedError, match="shows 2 signatures .* and 3 are needed: others may"):
+        with pytest.raises(MalformedError, match=r"shows 2 signatures .* and 3 are needed: others may"):
             own.reveal(wrong)
     assert len(own.reveal(two | {3: bytes(64)} | signatures(run, EVERYONE, by=(4,)))) == 5
 

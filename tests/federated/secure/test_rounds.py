@@ -141,7 +141,7 @@ def test_a_sparse_graph_of_neighbors() -> None:
 
 def test_late_devices_beyond_the_cohort_are_not_waited_for() -> None:
     everyone = secure_recipe(EXACT, fraction=0.5)
-    with pytest.raises(RecipeError, match="over_selection=1 chooses 8 devices and goes on with 4, and .* 5 of so many"):
+    with pytest.raises(RecipeError, match=r"over_selection=1 chooses 8 devices and goes on with 4, .* 5 of so many"):
         federate_securely(everyone, clients=8, over_selection=1.0)
     run = federate_securely(everyone, clients=8, over_selection=0.5, net=VirtualNetwork(round_trip_seconds=0.1))
     counted = sorted(run.commits[0].reports)

@@ -1,8 +1,8 @@
 """Integer noise: draws Skellam and discrete Gaussian integers of random bits, by tables of their distribution.
 
-A table is made in decimal arithmetic of 60 digits and cut at 12 standard deviations; 128 bits pick the entry, the second
-64 only where the first do not decide. So a draw is off its distribution by less than 1e-30 in total variation, for
-which accounting pays of delta.
+A table is made in decimal arithmetic of 60 digits and cut at 12 standard deviations; 128 bits pick the entry, the
+second 64 only where the first do not decide. So a draw is off its distribution by less than 1e-30 in total variation,
+which accounting pays for.
 """
 
 from __future__ import annotations

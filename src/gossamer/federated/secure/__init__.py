@@ -2,8 +2,9 @@
 
 What it holds against: a server that reads everything, and one that lies, as long as fewer devices than 2 t - k collude
 with it (of k that hold shares of a secret, or are in the cohort, t give it back, or sign who is in the sum); with few
-neighbors a lying server learns sums of parts of the cohort (SecureAggregation says which). What it does not: devices that send nonsense,
-which cannot be told from others any more, and differences of the sums of cohorts that differ by one device.
+neighbors a lying server learns sums of parts of the cohort (SecureAggregation says which). What it does not: devices
+that send nonsense, which cannot be told from others any more, and differences of the sums of cohorts that differ by one
+device.
 
 agreement    what the server and the devices of a round have alike, and the keys that they publish
 device       a device's part: keys, shares, the masked vector, one share of each neighbor

@@ -55,7 +55,9 @@ class DeviceSecrets:
     def __init__(
         self, agreement: Agreement, number: int, identity: Identity, roster: IdentityRoster, fewest: int = 0
     ) -> None:
-        """fewest: devices that every sum has, beside a quorum. Raises MalformedError where the device is none of the cohort."""
+        """fewest: devices that a sum must have, beside a quorum.
+
+        Raises MalformedError where the device is none of the cohort."""
         if number not in agreement.graph:
             raise _lie(f"asks client {number} for a part in round {agreement.index}, whose cohort it is not in")
         self._agreement, self._number, self._identity, self._roster = agreement, number, identity, roster

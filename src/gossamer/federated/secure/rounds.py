@@ -20,7 +20,6 @@ from gossamer.federated.server.contributions.reports import Reported
 from gossamer.federated.server.roster import Assignment
 from gossamer.federated.server.synchronous import SynchronousRounds
 
-
 PHASE_KEYS = (KEYS, SHARES, CONSENT, REVEAL)
 
 
@@ -35,7 +34,7 @@ class HeldPush:
 
 
 class SecureRounds(SynchronousRounds):
-    """A cohort at a time, in phases: keys, shares, masked vectors, signatures under who sent one, shares of all secrets.
+    """A cohort at a time, in phases: keys, shares, masked vectors, signatures under who sent one, shares of secrets.
 
     The first phase ends as a round does without masks: with keys of the cohort, which devices send once they have
     trained, or at the round's deadline. Each later one waits for those who are still there, `phase_seconds` at most.

@@ -64,7 +64,7 @@ def test_integers_cost_a_little_more_than_numbers(mechanism: str) -> None:
 
 
 def test_draws_by_table_are_accounted_for() -> None:
-    """Their error costs (1 + exp(epsilon)) times itself of delta; where that is more than there is, nothing is promised."""
+    """Their error costs (1 + exp(epsilon)) times itself of delta; where that is more, nothing is promised."""
     privacy = DistributedPrivacy(noise=1.0, mechanism=DISCRETE_GAUSSIAN)
     assert privacy.epsilon_after(1000, 60, 100, entries=10**6, bits=24) < 700
     with pytest.MonkeyPatch.context() as patch:

@@ -228,7 +228,8 @@ class DistributedPrivacy(Privacy):
     included; t: how many devices the sum has at least
     law:    the noise of any t devices is enough, so drops cost nothing; more devices only add to it
     bytes:  SecureAggregation's
-    source: Agarwal et al. 2021, NeurIPS (skellam, whose divergence is bounded at whole orders); Kairouz et al. 2021, ICML (discrete-gaussian)
+    source: Agarwal et al. 2021, NeurIPS (skellam, whose divergence is bounded at whole orders); Kairouz et al. 2021,
+            ICML (discrete-gaussian)
 
     The server knows who takes part, so sampling makes nothing smaller; and devices trust that t are honest.
     """
