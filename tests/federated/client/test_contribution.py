@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.federations import federate
 from torch import Tensor
 
+from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
-from gossamer.errors import NotFinite
+from gossamer.errors import MismatchError, NotFinite
 from gossamer.federated.client.contribution import contribution_context, encode
 from gossamer.federated.client.store import ClientState
 from gossamer.federated.privacy.clipping import clip_factor, common_norm
@@ -72,6 +74,26 @@ def test_local_noise_stands_before_the_compressor() -> None:
     noise = encoded.payload[0] - given(0) * clip_factor(float(given(0).norm()), 3.0)
     assert float(noise.std()) == pytest.approx(6.0, rel=0.1)
     assert not torch.equal(encoded.payload[0], again.payload[0])  # the system's bits are not the seed's
+
+
+def test_a_device_keeps_to_its_budget_whatever_the_server_counts() -> None:
+    """A server that begins anew asks again; what may have left counts, whether it was counted there or not."""
+    privacy = LocalPrivacy(noise=8.0, delta=0.01, budget=3.0)
+    most = next(number for number in range(1, 100) if privacy.epsilon_after(number + 1, 1, 1) > 3.0)
+    assert most > 1
+    state = ClientState()
+    for index in range(most):
+        state = encode(resolve("Dense()").compressor, LAYOUT, [given(0)], state, context(index), privacy).counted
+    assert state.told == most
+    with pytest.raises(MismatchError, match=rf"contribution {most + 1}, after .* budget of 3: .* Nothing was sent"):
+        encode(resolve("Dense()").compressor, LAYOUT, [given(0)], state, context(most), privacy)
+    run = federate(f"FedAvg(fraction=1.0, privacy={privacy!r})", clients=3, rounds=most + 5)  # the server stops first
+    assert [store.load().told for store in run.stores] == [most] * 3
+    assert len(run.commits) == most
+
+
+def context(index: int) -> AggregationContext:
+    return contribution_context(0, 0, index)
 
 
 def test_what_is_not_finite_is_not_sent() -> None:

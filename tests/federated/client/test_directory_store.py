@@ -21,13 +21,14 @@ STATE = ClientState(
     residuals=({"error": torch.tensor([float("nan"), 1.0])}, {}),
     residual_version=4,
     memory={"variate": torch.randn(4, dtype=torch.float64)},
+    told=2,
 )
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     DirectoryStore(tmp_path / "devices", 7).save(STATE)
     found = DirectoryStore(tmp_path / "devices", 7).load()
-    assert (found.round, found.version, found.residual_version) == (3, 5, 4)
+    assert (found.round, found.version, found.residual_version, found.told) == (3, 5, 4, 2)
     torch.testing.assert_close(found.replica, STATE.replica, rtol=0, atol=0)
     torch.testing.assert_close(found.residuals, STATE.residuals, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(found.memory, STATE.memory, rtol=0, atol=0)

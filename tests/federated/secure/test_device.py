@@ -181,7 +181,8 @@ def middle_is_laid_open() -> bool:
         client: tuple(sorted(set(range(13)) - {ring[each] for each in LEFT.get(place, ())}))
         for place, client in ((place - 6, ring[place - 6]) for place in range(13))
     }
-    told: dict[int, dict[int, bytes]] = {}
+    seeds: dict[int, dict[int, bytes]] = {}
+    keys: dict[int, dict[int, bytes]] = {}
     for client, active in lists.items():
         own = run.devices[client]
         try:
@@ -190,24 +191,25 @@ def middle_is_laid_open() -> bool:
         except MalformedError:
             continue
         for owner, share in zip(sorted(own._held), shares, strict=True):
-            told.setdefault(owner, {})[agreement.place(client)] = share
-    middle = ring[0]
-    secrets = {owner: join(dict(list(shares.items())[:3])) for owner, shares in told.items() if len(shares) >= 3}
-    around = [secrets.get(each) for each in agreement.graph[middle]]
-    keys = [None if each is None else AgreementKey(each).public for each in around]
-    masks = [run.devices[each].published.masking for each in agreement.graph[middle]]
-    seed = secrets.get(middle)
-    return keys == masks and seed is not None and commitment(seed) == run.devices[middle].published.commitment
+            (seeds if owner in active else keys).setdefault(owner, {})[agreement.place(client)] = share
+    if len(seeds.get(ring[0], {})) < 3 or any(len(keys.get(each, {})) < 3 for each in agreement.graph[ring[0]]):
+        return False
+    found = {each: AgreementKey(joined(keys[each])).public for each in agreement.graph[ring[0]]}
+    assert found == {each: run.devices[each].published.masking for each in found}
+    return commitment(joined(seeds[ring[0]])) == run.devices[ring[0]].published.commitment
+
+
+def joined(shares: dict[int, bytes]) -> bytes:
+    return join(dict(list(shares.items())[:3]))
 
 
 def ring_of(agreement: Agreement) -> list[int]:
     """Its devices in the order of the ring, from any one on."""
-    one = agreement.members[0]
-    near = set(agreement.graph[one])
-    found = [one, next(each for each in near if len(near & set(agreement.graph[each])) == 2)]
+    found = [agreement.members[0]]
     while len(found) < len(agreement.members):
-        last = set(agreement.graph[found[-1]]) - set(found)
-        found.append(max(last, key=lambda each: (len(set(agreement.graph[each]) & set(found)), -each)))
+        near = set(agreement.graph[found[-1]])
+        beside = [each for each in near - set(found) if len(near & set(agreement.graph[each])) == 2]
+        found.append(min(beside))
     return found
 
 

@@ -21,7 +21,7 @@ from gossamer.core.aggregation import AggregationContext, State
 from gossamer.core.layout import FlatTensors, Layout
 from gossamer.core.ops import Payload
 from gossamer.federated.client.store import ClientState
-from gossamer.federated.privacy.device_noise import noised
+from gossamer.federated.privacy.device_noise import check_budget, noised
 from gossamer.federated.privacy.random_bits import RandomBits
 from gossamer.parameter_server import shard_message
 from gossamer.strategies.federated import LocalPrivacy, Privacy
@@ -53,9 +53,12 @@ def encode(
     """Encode blocks, (n,) each, with what feedback owes from before. Raises NotFinite.
 
     state: the device's, its memory already what it becomes when this counts. privacy: LocalPrivacy clips blocks and
-    adds noise first, of `bits`: nothing that is made of them, nor what feedback would keep, then tells more.
+    adds noise first, of `bits`: nothing that is made of them, nor what feedback would keep, then tells more. The device
+    counts that itself: MismatchError where one more would cost more than the budget, whatever the server counts.
     """
     if isinstance(privacy, LocalPrivacy):
+        check_budget(privacy, state.told + 1)
+        state = replace(state, told=state.told + 1)
         blocks = noised(blocks, privacy, bits)
     packed = [FlatTensors(block, layout) for block in blocks]
     states = _states(compressor, packed, state.residuals, at)

@@ -22,7 +22,7 @@ from gossamer.errors import CheckpointError
 from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
 from gossamer.federated.messages import Report
 
-NUMBERS = ("round", "version", "residual_version")
+NUMBERS = ("round", "version", "residual_version", "told")
 
 
 class DirectoryStore(ClientStore):

@@ -148,7 +148,8 @@ def _contribute(
     except NotFinite as error:
         return (yield from _fail(store, replace(state, round=task.round), stamp, report, error))
     report = msgspec.structs.replace(report, counts=encoded.counts)
-    state = replace(state, pending=PendingContribution(stamp, report, encoded.payload, encoded.counted))
+    pending = PendingContribution(stamp, report, encoded.payload, encoded.counted)
+    state = replace(state, told=encoded.counted.told, pending=pending)
     store.save(state)
     return (yield from _deliver(recipe, store, state))
 

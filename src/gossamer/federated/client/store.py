@@ -32,6 +32,7 @@ class ClientState:
     residuals: tuple[dict[str, Tensor], ...] = ()  # the compressor's state, by block
     residual_version: int = -1  # that the residuals were left at
     memory: dict[str, Tensor] = field(default_factory=dict)  # the strategy's
+    told: int = 0  # contributions with noise of its own that may have left it
     pending: PendingContribution | None = None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from gossamer.errors import MismatchError
 from gossamer.federated.messages import Report
 from gossamer.federated.privacy.clipping import clipped
 from gossamer.federated.privacy.gaussian_noise import gaussian
@@ -21,6 +22,17 @@ def noised(blocks: Sequence[Tensor], privacy: LocalPrivacy, bits: RandomBits | N
         (part + gaussian(part.numel(), deviation, bits)).to(block.dtype)
         for part, block in zip(clipped(blocks, privacy.clip), blocks, strict=True)
     )
+
+
+def check_budget(privacy: LocalPrivacy, told: int) -> None:
+    """Raise MismatchError where so many contributions of one device tell more than the budget."""
+    epsilon = privacy.epsilon_after(told, 1, 1)
+    if privacy.budget is not None and epsilon > privacy.budget:
+        raise MismatchError(
+            f"The server asks this device for contribution {told}, after which epsilon is {epsilon:.4g}, above the "
+            f"budget of {privacy.budget:g}: it has forgotten what it was told. Nothing was sent. Start the server with "
+            "the journal that it had."
+        )
 
 
 def private_report(report: Report, privacy: Privacy | None) -> Report:

@@ -184,14 +184,15 @@ class CentralPrivacy(Privacy):
 
 @dataclass(frozen=True, repr=False)
 class LocalPrivacy(Privacy):
-    """Each device clips its contribution to norm S and adds noise before it sends it; nobody needs to be trusted.
+    """Each device clips its contribution to norm S and adds noise before it sends it, and counts what it told itself.
 
     message = C(x min(1, S / |x|) + N(0, (z S)^2)), weights 1: what is made of a noisy number tells no more than it
     law:    two contributions differ by at most 2 S, so the noise is z / 2 of that
     bytes:  the compressor's
     source: Kasiviswanathan et al. 2011, SIAM J. Comput.; Duchi et al. 2013, FOCS
 
-    The mean of k devices has 1 / sqrt(k) of the noise of one, where CentralPrivacy has 1 / k: use it for small models
+    The server needs no trust once a device has pinned the recipe (`gossamer federate join --recipe`): else the server
+    names it, and may name one without noise. The mean of k devices has 1 / sqrt(k) of the noise of one, where CentralPrivacy has 1 / k: use it for small models
     and many devices.
     """
 
