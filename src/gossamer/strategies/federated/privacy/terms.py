@@ -192,8 +192,8 @@ class LocalPrivacy(Privacy):
     source: Kasiviswanathan et al. 2011, SIAM J. Comput.; Duchi et al. 2013, FOCS
 
     The server needs no trust once a device has pinned the recipe (`gossamer federate join --recipe`): else the server
-    names it, and may name one without noise. The mean of k devices has 1 / sqrt(k) of the noise of one, where CentralPrivacy has 1 / k: use it for small models
-    and many devices.
+    names it, and may name one without noise. The mean of k devices has 1 / sqrt(k) of the noise of one, where
+    CentralPrivacy has 1 / k: use it for small models and many devices.
     """
 
     clip: float = 1.0  # S
