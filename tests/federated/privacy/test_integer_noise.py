@@ -92,5 +92,6 @@ def test_a_second_word_decides_where_the_first_does_not() -> None:
     for word, wanted in ((0, -1), (second - 1, -1), (second, 0), (2**64 - 1, 0)):
         assert integer_noise(1, 9.0, SKELLAM, _Told([first], [word])).item() == wanted
     assert integer_noise(1, 9.0, SKELLAM, _Told([first - 1], [])).item() == -1
-    assert integer_noise(1, 9.0, SKELLAM, _Told([0], [0])).item() == -table.largest
-    assert integer_noise(1, 9.0, SKELLAM, _Told([2**64 - 1], [2**64 - 1])).item() == table.largest
+    never = table.ends.count(0)  # so far out that 128 bits do not reach them
+    assert integer_noise(1, 9.0, SKELLAM, _Told([0], [0])).item() == never - table.largest < -40
+    assert integer_noise(1, 9.0, SKELLAM, _Told([2**64 - 1], [2**64 - 1])).item() > 40

@@ -43,6 +43,7 @@ def test_every_version_costs_everybody_where_sampling_hides_them() -> None:
 )
 def test_a_version_costs_those_in_it_where_sampling_does_not(guard: PrivacyGuard) -> None:
     for cohort in ([1, 2], [2, 3], [4, 5], [2]):
+        guard.given(cohort)
         guard.committed(cohort)
     assert guard.epsilon == gaussian_epsilon(1.0, 3, 1e-5)  # of device 2
 

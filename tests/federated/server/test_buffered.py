@@ -8,8 +8,7 @@ from support.rounds_by_hand import ByHand, rounds_of
 
 from gossamer.errors import RecipeError
 from gossamer.federated.messages import NOT_COUNTED
-from gossamer.federated.server.buffered import BufferedRounds
-from gossamer.strategies.federated import FedAvg, LocalWork
+from gossamer.strategies.federated import LocalWork
 
 
 class Alike(Buffered):
@@ -138,5 +137,3 @@ def test_it_comes_to_an_end(buffer: int) -> None:
 def test_a_buffer_that_is_never_full_is_refused() -> None:
     with pytest.raises(RecipeError, match="FedBuff\\(buffer=4\\)"):
         rounds_of(Buffered(buffer=5), 4)
-    with pytest.raises(ValueError, match="after how many reports"):
-        BufferedRounds(rounds_of(FedAvg(), 4).model, clients=4, rounds=1, selection=None)

@@ -58,18 +58,19 @@ def test_sampling_counts_only_where_it_hides_anything() -> None:
 def test_integers_cost_a_little_more_than_numbers(mechanism: str) -> None:
     privacy = DistributedPrivacy(noise=1.0, mechanism=mechanism)
     full = gaussian_epsilon(1.0, 10, 1e-5)
-    assert full <= privacy.epsilon_after(10, 60, 1000, entries=10_000, bits=16) < 1.02 * full
+    most = 1.04 if mechanism == "skellam" else 1.02  # whole orders only
+    assert full <= privacy.epsilon_after(10, 60, 1000, entries=10_000, bits=16) < most * full
     assert privacy.epsilon_after(0, 60, 1000) == 0.0
     assert DistributedPrivacy(noise=0.5, mechanism=mechanism).epsilon_after(10, 60, 1000, entries=10_000) > 2 * full
 
 
 def test_draws_by_table_are_accounted_for() -> None:
     """Their error costs (1 + exp(epsilon)) times itself of delta; where that is more, nothing is promised."""
-    privacy = DistributedPrivacy(noise=1.0, mechanism=DISCRETE_GAUSSIAN)
-    assert privacy.epsilon_after(1000, 60, 100, entries=10**6, bits=24) < 700
+    privacy = DistributedPrivacy(noise=4.0, mechanism=DISCRETE_GAUSSIAN)
+    assert privacy.epsilon_after(100, 60, 100, entries=10**6, bits=24) < 1.01 * gaussian_epsilon(4.0, 100, 1e-5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(terms, "TABLE_DISTANCE", 1e-14)
-        assert privacy.epsilon_after(1000, 60, 100, entries=10**6, bits=24) == float("inf")
+        patch.setattr(terms, "TABLE_DISTANCE", 4e-15)
+        assert privacy.epsilon_after(100, 60, 100, entries=10**6, bits=24) == float("inf")
 
 
 def test_a_distance_costs_of_delta_on_both_sides() -> None:
