@@ -128,6 +128,18 @@ def test_a_baseline_with_the_longest_steps_runs_ahead_so_that_it_can_be_compared
     assert 1 < best.against.speedup.low <= winner.speedup_over(DENSE) <= best.against.speedup.high
 
 
+def test_seven_steps_of_the_baseline_at_equal_seconds_are_no_reason_to_tell_nothing() -> None:
+    """It ran ahead, and is looked at as far as that; and time that other learning rates would not fit into is used."""
+    winner = Planted(step_seconds=1 / 60, efficiency=0.8)
+    found, field = _run({"Dense()": DENSE, "W": winner}, budget=600.0)
+    assert found.seconds < 8
+    assert any("no other learning rate was tried" in remark for remark in found.remarks)
+    assert field.now() > 0.9 * 600.0
+    against = found.contenders[1].against
+    assert against is not None
+    assert 1 < against.speedup.low <= winner.speedup_over(DENSE) <= against.speedup.high
+
+
 def test_a_baseline_that_ran_ahead_is_tuned_as_far_ahead() -> None:
     """Else the winner alone would gain by its rate: Dense()'s better one makes few steps within the race's seconds."""
     winner = Planted(step_seconds=1 / 60, efficiency=0.8, best_factor=2.0)

@@ -121,9 +121,10 @@ class Race:
             self._advance_until((rung + 1) / shares, FIRST_STEPS)
             field_ = self._halve(first, field_)
         self._run_ahead(first)
-        self._advance_until(1.0, last=True)
+        self._advance_until(1.0, last=True, again=self._retuned)
         field_ = self._halve(first, field_, keep=FINALISTS)
-        self._retune(field_)
+        if not self._retune(field_):
+            self._advance_until(1.0, last=True)
         return self._result(first)
 
     # -- moving ------------------------------------------------------------------------------------
@@ -149,13 +150,15 @@ class Race:
         if left_out := sum(each.out == NO_TIME for each in others):
             self._remarks.append(f"{left_out} of {len(others)} recipes were not raced: it would take more --minutes")
 
-    def _advance_until(self, share: float, fewest: int = 0, last: bool = False) -> None:
+    def _advance_until(
+        self, share: float, fewest: int = 0, last: bool = False, again: Callable[[], Sequence[Contender]] = tuple
+    ) -> None:
         """Bring all that are left further, slice by slice, until so much of the budget is spent, and the baseline has
-        made the fewest steps. last: the last rung, which leaves as much as trying other learning rates up to there
-        takes, and which may be decided early."""
+        made the fewest steps. last: the last rung, which may be decided early. again: those whose other learning rates
+        are to be tried up to there, for which as much is left as that takes."""
         first = self._everyone[0]
         while not (self._ended() or (last and self._decided())):
-            slice_seconds = self._next_slice(share, self._retuned() if last else ())
+            slice_seconds = self._next_slice(share, again())
             step_seconds = first.seconds / max(1, first.steps)
             if slice_seconds < step_seconds and first.steps >= fewest:
                 return
@@ -268,7 +271,8 @@ class Race:
         return LossCurve(curve.steps, curve.seconds, -curve.values) if rising else curve
 
     def _compare(self, contender: Contender, first: Contender, confidence: float = 0.95) -> None:
-        contender.against = against_baseline(self._losses(contender), self._losses(first), self._seconds, confidence)
+        everything = self._oriented(first.curve(self._metric))  # also where the baseline ran ahead of the race
+        contender.against = against_baseline(self._losses(contender), everything, self._seconds, confidence)
 
     def _decided(self) -> bool:
         """Whether the best of those left is surely faster, or all are surely slower, than the baseline."""
@@ -289,15 +293,15 @@ class Race:
         first, *others = self._left()
         return [first, *sorted(others, key=self._place)[:1]]
 
-    def _retune(self, finalists: Sequence[Contender]) -> None:
-        """Other learning rates of the best and of the baseline, where the budget reaches that far."""
+    def _retune(self, finalists: Sequence[Contender]) -> bool:
+        """Try other learning rates of the best and of the baseline; whether the budget reached that far."""
         if not finalists:
-            return
+            return False
         retuned = self._retuned()
         needed = len(RETUNED) * sum(self._cost(each) + self._starting(each) for each in retuned)
         if self._spent() + needed > 1 + OVERRUN:
             self._remarks.append("no other learning rate was tried: that would have taken more --minutes")
-            return
+            return False
         for each in retuned:
             others = [Contender(recipe=each.recipe, learning_rate_factor=factor) for factor in RETUNED]
             self._everyone += others
@@ -306,6 +310,7 @@ class Race:
         for each in tuned:
             if each.steps < first.steps and not each.ended:  # the baseline ran ahead, and is compared with that far
                 self._advance(each, steps=first.steps)
+        return True
 
     def _result(self, first: Contender) -> RaceResult:
         others = [each for each in self._everyone if each is not first]
