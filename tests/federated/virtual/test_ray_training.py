@@ -33,6 +33,9 @@ def test_an_unknown_engine_is_refused() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.filterwarnings(  # Ray's own
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning", "ignore::FutureWarning"
+)
 @pytest.mark.parametrize("vectorized", [False, True])
 def test_tasks_of_ray_give_the_same_bits(vectorized: bool) -> None:
     ray = pytest.importorskip("ray")

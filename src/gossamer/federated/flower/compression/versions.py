@@ -19,6 +19,7 @@ from gossamer.federated.flower.compression.array_layout import ArrayLayout
 from gossamer.federated.flower.compression.framing import PayloadHeader, codec_noun, frame, stype_of, unframe
 from gossamer.parameter_server.delta_chain import DeltaChain, Replica
 from gossamer.recipes.recipe import resolve
+from gossamer.strategies.federated import FederatedStrategy
 
 
 class PullCodec(NamedTuple):
@@ -123,5 +124,9 @@ def _links(pulled: Pulled) -> list[tuple[int, int, list[int]]]:
 
 @lru_cache(maxsize=64)
 def _compressor(recipe: str) -> Compressor:
-    """The same object for the same text: it is asked for with every message."""
-    return resolve(recipe).compressor
+    """As a strategy's `pull`: without feedback, since what one difference loses is in the next. The same object for the
+    same text: it is asked for with every message."""
+    strategy = resolve(f"FedAvg(pull={recipe})").strategy
+    assert isinstance(strategy, FederatedStrategy)
+    assert strategy.pull_compressor is not None
+    return strategy.pull_compressor
