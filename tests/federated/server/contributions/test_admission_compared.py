@@ -9,23 +9,28 @@ from typing import Any
 import pytest
 import torch
 from support.federations import Federation, federate, one_pass
+from support.rounds_by_hand import rounds_of
 from torch import Tensor, nn
 
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.federated import Round, Update
 from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.client.trainer import Trainer
+from gossamer.federated.messages import THE_SERVER, Report, encode
 from gossamer.federated.server.contributions.admission import FEWEST, ContributionAdmission, ContributionLimits
 from gossamer.federated.server.contributions.contribution_sum import ContributionSum, StreamedMean
 from gossamer.federated.virtual.simulate import Simulation
 from gossamer.strategies.federated import (
     SCAFFOLD,
+    CentralPrivacy,
     CohortSummary,
     FedAvg,
     FedBuff,
     FederatedStrategy,
     FedNova,
+    LocalPrivacy,
     LocalWork,
+    Privacy,
 )
 
 LIAR = 2
@@ -202,3 +207,30 @@ def test_a_model_stays_at_its_version_where_the_next_one_has_no_numbers() -> Non
         model.apply((torch.full_like(model.parameters, 1e200),), cohort)
     assert model.version == 1
     assert all(torch.equal(each, before[key]) for key, each in {"parameters": model.parameters, **model.memory}.items())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "refused"), [(FedNova(local_steps=5), True), (FedNova(), False), (FedAvg(local_steps=5), False)]
+)
+def test_more_steps_than_the_recipe_asks_for_are_refused_where_they_count(
+    strategy: FederatedStrategy, refused: bool
+) -> None:
+    admission = ContributionAdmission(ContributionLimits(), strategy)
+    for steps in (5, 6):
+        report = encode(Report(samples=1, steps=steps, layout="x"))
+        if refused and steps > 5:
+            with pytest.raises(MalformedError, match=r"claims 6 steps, .* local_steps=5: take batches from"):
+                admission.report(report, THE_SERVER, "x")
+        else:
+            assert admission.report(report, THE_SERVER, "x").steps == steps
+
+
+@pytest.mark.parametrize(
+    ("privacy", "ratio"),
+    [(None, 1000.0), (LocalPrivacy(noise=4.0, delta=0.01), 1000.0), (CentralPrivacy(noise=4.0, delta=0.01), None)],
+)
+def test_who_adds_noise_says_whether_contributions_may_be_compared(
+    privacy: Privacy | None, ratio: float | None
+) -> None:
+    """One device's numbers decide over another's only where they left it with noise."""
+    assert rounds_of(FedAvg(fraction=1.0, privacy=privacy), 4).admission.limits.largest_ratio == ratio
