@@ -112,7 +112,6 @@ def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pyte
     [
         (["--recipe", "EveryStep()"], "trains with all workers in step"),
         (["--until", "accuracy"], "is no metric compared with a number"),
-        (["--until", "accuracy>0.9"], "nothing tells 'accuracy'"),
         (["--profiles", "tiny.py"], "cannot be read as device profiles"),
         (["--clients", "0"], "Invalid value for '--clients'"),
     ],

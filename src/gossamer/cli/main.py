@@ -69,5 +69,5 @@ def main() -> None:
     except click.Abort:
         sys.exit("Aborted!")
     except GossamerError as error:
-        say(f"Error: {error}")
+        say("\n".join([f"Error: {error}", *getattr(error, "__notes__", ())]))
         sys.exit(1)

@@ -51,7 +51,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a device did."""
 
-    samples: Count
+    samples: Count  # 0: it had nothing to train on, and no contribution follows
     steps: Count
     learning_rate: Finite = 0.0
     metrics: dict[str, Finite] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,12 +141,22 @@ def test_an_update_that_the_server_refuses_is_told() -> None:
         if trained.is_set():
             return one_pass(model, told)
         trained.set()
-        return Update(samples=0)
+        return replace(one_pass(model, told), samples=10**10)
 
     device: Joined = join(served.address, script=ScriptFile(train=lies, model=model_of))
     assert device.ended() == 1
     assert any("not counted" in text and "0 samples" in text for text in device.said)
     served.close()
+
+
+def test_a_device_without_data_is_told_that_it_does_not_count_and_stays() -> None:
+    served = server(clients=2, rounds=2)
+    empty = ScriptFile(train=lambda model, told: Update(samples=0), model=model_of)
+    devices = [join(served.address, 0), join(served.address, 1, script=empty)]
+    assert served.run() == "finished"
+    assert [each.ended() for each in devices] == [2, 0]
+    assert [entry["clients"] for entry in served.report.rounds] == [[0], [0]]
+    assert any("not counted: it had nothing to train on" in text for text in devices[1].said)
 
 
 def a_little(model: nn.Module, told: Round) -> Update:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.deployed_federations import alone, join, server
-from support.federations import model_of
+from support.federations import model_of, one_pass
 from support.rpc_endpoints import wait_until
 from torch import nn
 
@@ -89,7 +89,7 @@ def test_a_device_that_leaves_is_not_waited_for() -> None:
 
     def slow(model: nn.Module, told: Round) -> Update:
         wait_until(lambda: len(served.reception.joined) == 1)
-        return Update(samples=1)
+        return one_pass(model, told)
 
     stays = join(served.address, 0, script=ScriptFile(train=slow, model=model_of))
     leaves = join(served.address, 1, script=ScriptFile(train=slow, model=model_of))
@@ -104,8 +104,6 @@ def test_a_device_that_leaves_is_not_waited_for() -> None:
 def test_an_evaluation_that_fails_stops_nothing() -> None:
     def fails(model: nn.Module, told: Round) -> Update:
         raise ValueError("no data here")
-
-    from support.federations import one_pass
 
     script = ScriptFile(train=one_pass, model=model_of, evaluate=fails)
     served = server(clients=1, rounds=2, script=script)

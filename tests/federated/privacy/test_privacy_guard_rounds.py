@@ -98,6 +98,7 @@ def test_cohorts_are_drawn_by_coins_and_an_empty_one_makes_a_version() -> None:
 
 def test_released_versions_hold_the_noise_that_is_accounted_for() -> None:
     def still(model: nn.Module, told: Round) -> Update:
+        torch.optim.SGD(model.parameters(), lr=0.0).step()
         return Update(samples=1)
 
     recipe = "FedAvg(fraction=1.0, privacy=CentralPrivacy(3.0, clip=0.5, delta=0.1))"

@@ -23,6 +23,7 @@ from gossamer.errors import AttachError, RecipeError
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
 from gossamer.federated.secure import cohort as cohorts
 from gossamer.federated.secure.agreement import CONSENT, KEYS, REVEAL
+from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
@@ -195,7 +196,9 @@ def test_an_update_never_leaves_without_the_masks_of_the_recipe() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             federations, "ClientRecipe",
-            lambda **fields: real(**{**fields, "strategy": FedAvg(fraction=1.0, secure=EXACT)}),
+            lambda **fields: real(
+                **{**fields, "strategy": FedAvg(fraction=1.0, secure=EXACT), "roster": SimulatedRoster()}
+            ),
         )  # fmt: skip
         run = federate("FedAvg(fraction=1.0)", clients=3, rounds=1)
     assert "wants client 0's update without masks" in str(run.trace.ended[Peer(CLIENT, 0)].error)

@@ -11,10 +11,11 @@ from support.federations import RATE, data_of, federate, model_of
 from support.rounds_by_hand import ByHand, rounds_of
 
 from gossamer.core.peer_ops import Peer
+from gossamer.errors import RecipeError
 from gossamer.federated.messages import CLIENT, NOT_COUNTED, THE_SERVER
 from gossamer.federated.server.rounds import Rounds
 from gossamer.simulation.faulty_network import Kill, VirtualNetwork
-from gossamer.strategies.federated import FedAvg
+from gossamer.strategies.federated import SCAFFOLD, FedAvg
 
 
 def joined_batch(rounds: int, clients: int) -> torch.Tensor:
@@ -108,6 +109,13 @@ def test_a_late_report_is_a_part_of_the_next_version() -> None:
     assert hand.receipts == {0: 2, 1: 2, 2: 2}
     late = 1 / sqrt(2)
     assert hand.parameter == pytest.approx(-(4.0 * late + 2.0) / (2 + late), rel=1e-15)
+
+
+def test_what_devices_remember_is_not_counted_in_part() -> None:
+    """Or the server's variate would no longer be the mean of theirs."""
+    with pytest.raises(RecipeError, match=r'SCAFFOLD.* Write late="drop"'):
+        rounds_of(SCAFFOLD(fraction=1.0), 3, round_seconds=10.0, late="count")
+    rounds_of(SCAFFOLD(fraction=1.0), 3, round_seconds=10.0)
 
 
 def test_a_report_that_is_too_late_does_not_count() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import LoopError
 from gossamer.federated import Round, SGDSteps, Update, client
+from gossamer.federated.virtual import ray_training
 from gossamer.federated.virtual.simulate import simulate
 
 
@@ -57,3 +59,17 @@ def test_tasks_of_ray_give_the_same_bits(vectorized: bool) -> None:
         assert not torch.equal(run("ray", train=train, seed=1), run("local", train=train))
     finally:
         ray.shutdown()
+
+
+def test_what_a_script_defines_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other machine has its file; what was imported is on all of them."""
+    travel: list[Any] = []
+    stub = SimpleNamespace(register_pickle_by_value=travel.append, dumps=lambda bundle: b"")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray.cloudpickle", stub)
+    script = ModuleType("a_federation")
+    exec("def train(model, told): ...", vars(script))
+    monkeypatch.setitem(sys.modules, "a_federation", script)
+    for function in (script.train, one_pass):
+        ray_training._pickled((function,), function)
+    assert travel == [script]

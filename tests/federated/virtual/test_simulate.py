@@ -1,10 +1,15 @@
-"""Simulate: what a run records of each version."""
+"""Simulate: what a run records of each version, when it ends, and devices that have no data."""
 
 from __future__ import annotations
 
-from support.federations import model_of, one_pass
+import pytest
+import torch
+from support.federations import RATE, data_of, model_of, one_pass
+from torch import nn
 
-from gossamer.federated import simulate
+from gossamer.errors import PeerLost
+from gossamer.federated import Round, Update, simulate
+from gossamer.federated.virtual import engine
 from gossamer.strategies.federated.privacy.loss import gaussian_epsilon
 
 PRIVATE = "FedAvg(fraction=1.0, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01))"
@@ -15,3 +20,49 @@ def test_every_version_says_what_all_so_far_tell_of_a_device() -> None:
     assert [each.epsilon for each in run.rounds] == [gaussian_epsilon(4.0, rounds, 0.01) for rounds in (1, 2, 3)]
     plain = simulate(one_pass, model_of, "FedAvg(fraction=1.0, local_steps=1)", clients=4, rounds=1)
     assert plain.rounds[0].epsilon is None
+
+
+def now_and_then(model: nn.Module, told: Round) -> Update:
+    """Evaluates every third version; the first time there is no number."""
+    if told.index % 3:
+        return Update(samples=1)
+    return Update(samples=1, metrics={"accuracy": torch.tensor(float("nan") if told.index == 3 else told.index / 10)})
+
+
+def test_a_metric_that_some_rounds_do_not_tell_ends_a_run_once_it_is_told() -> None:
+    found = simulate(
+        one_pass, model_of, "FedAvg(fraction=1.0)", clients=2, rounds=9, evaluate=now_and_then, until="accuracy>0.5"
+    )
+    assert (len(found.rounds), found.ended) == (6, "reached")
+    assert found.metrics["accuracy"][5] == pytest.approx(0.6)
+
+
+def test_a_metric_that_nothing_told_is_noticed_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    found = simulate(one_pass, model_of, "FedAvg(fraction=1.0)", clients=2, rounds=3, until="acuracy>0.5")
+    assert (len(found.rounds), found.ended) == (3, "finished")
+    assert "Nothing told 'acuracy', so the federation could not end by acuracy>0.5; there are: loss" in caplog.text
+
+
+def with_data(model: nn.Module, told: Round) -> Update:
+    assert told.client is not None
+    batches = [data_of(told.client)] if told.client < 3 else []
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for inputs, targets in told.batches(batches):
+        optimizer.zero_grad()
+        (model(inputs) - targets).square().mean().backward()
+        optimizer.step()
+    return Update(samples=8 * len(batches))
+
+
+def test_devices_without_data_end_nothing_and_are_no_liars() -> None:
+    found = simulate(with_data, model_of, "FedAvg(fraction=0.5, local_steps=2)", clients=6, rounds=5)
+    assert (len(found.rounds), found.failures) == (5, {})
+    assert {client for each in found.rounds for client in each.clients} == {0, 1, 2}
+    assert not any(each.refused for each in found.rounds)
+    assert all(not each.up_bytes.get(client, 0) for each in found.rounds for client in (3, 4, 5))
+
+
+def test_a_federation_without_data_ends_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "PATIENCE_ROUNDS", 10)
+    with pytest.raises(PeerLost, match=r"Version 1 cannot be made: .* 11 rounds were given up, .*Update\(samples=0\)"):
+        simulate(lambda model, told: Update(samples=0), model_of, "FedAvg()", clients=4, rounds=2)

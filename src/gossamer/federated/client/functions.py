@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 from torch import nn
 
 from gossamer.errors import LoopError, require
+from gossamer.federated.client.metrics import plain_metrics
 from gossamer.federated.client.sgd_steps import SGDSteps
 
 Item = TypeVar("Item")
@@ -26,12 +27,15 @@ class Round:
     seed: int = 0  # of this device's part in this round
     local_steps: int | None = None  # of the optimizer, that the recipe asks for
     local_epochs: int | None = None  # passes over the device's data, that the recipe asks for
+    batches_given: int | None = field(default=None, init=False, repr=False, compare=False)  # None: it was not asked
 
     def batches(self, loader: Iterable[Item]) -> Iterator[Item]:
         """The batches that the recipe asks for: so many steps, beginning again where the data ends, or so many passes.
 
-        Raises LoopError where the loader has no batch.
+        None where the loader has none: a device without data does not count. Raises LoopError where only a later pass
+        finds none.
         """
+        self._count_batches(0)
         left = self.local_steps
         for _ in count() if left is not None else range(self.local_epochs or 1):
             empty = True
@@ -41,29 +45,35 @@ class Round:
                         return
                     left -= 1
                 empty = False
+                self._count_batches(1)
                 yield batch
-            if left == 0:
+            if left == 0 or not self.batches_given:
                 return
             if empty:
                 raise LoopError(
-                    f"Client {self.client} has no batch to train on in round {self.index}: its loader is empty, or was "
-                    "used up by a pass before. Give round.batches() a DataLoader or a list, and leave drop_last off."
+                    f"Client {self.client} has no more batch to train on in round {self.index}: its loader was used up "
+                    "by a pass before. Give round.batches() a DataLoader or a list, which begin anew."
                 )
+
+    def _count_batches(self, more: int) -> None:
+        object.__setattr__(self, "batches_given", (self.batches_given or 0) + more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
     """What a device tells of its part, beside the model that it trained."""
 
-    samples: int  # that it trained on: its weight among the cohort
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    samples: int  # that it trained on: its weight among the cohort; 0: it has nothing to train on, and does not count
+    metrics: Mapping[str, float] = field(default_factory=dict)  # also tensors and arrays of one number
 
     def __post_init__(self) -> None:
+        """Raises LoopError for a metric that is no number."""
         require(
             type(self.samples) is int and self.samples >= 0,
             f"samples counts what a device trained on, 0 or more, not {self.samples!r}: write "
             "Update(samples=len(data))",
         )
+        object.__setattr__(self, "metrics", plain_metrics(self.metrics))
 
 
 ClientFunction = Callable[[nn.Module, Round], Update]

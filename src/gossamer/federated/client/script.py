@@ -50,6 +50,7 @@ class Trained:
     work: LocalWork
     metrics: dict[str, float]
     seconds: float = 0.0
+    anchor: Tensor | None = None  # (n,) what a model of lower precision held of the round's parameters; None: all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,8 @@ class ClientRecipe:
         if self.roster is None or identity is None:
             raise AttachError(
                 f"{self.strategy!r} masks contributions, and client {number} has no identity that others know, or no "
-                "roster of theirs. Give every machine the same roster file, and the device the identity that is in it."
+                "roster of theirs, so nothing of it could be sent. Join with --roster FILE --identity FILE: the same "
+                "roster on every machine, and the identity whose public key is in it."
             )
         return self.roster, identity
 
@@ -82,8 +84,11 @@ ClientScript = Generator[Any, Any, int]
 def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> ClientScript:
     """Take part until the federation has ended; returns how many contributions of this start were counted.
 
-    Besides peer ops it yields Train. Raises MalformedError for what no server of this federation sends.
+    Besides peer ops it yields Train. Raises MalformedError for what no server of this federation sends, and AttachError
+    where a recipe with masks finds no identity.
     """
+    if recipe.strategy.secure is not None:
+        recipe.enrolled(number)
     counted = 0
     while True:
         state = store.load()
@@ -97,6 +102,8 @@ def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> Client
             raise MismatchError(f"The server refused this device. {task.refused}")
         if task.finished:
             return counted
+        if task.round <= state.round:  # two contributions under one stamp tell more than masks and noise hide
+            raise MalformedError(f"{THE_SERVER} gave client {number} round {task.round} twice; it trains once")
         replica.update(replace(pulled, about=task.chain))
         anchor, *shared = [block.flat for block in replica.values]
         state = _kept(recipe, replace(state, version=replica.version, replica=tuple(b.flat for b in replica.values)))
@@ -120,8 +127,9 @@ def _contribute(
     shared: Memory,
 ) -> Generator[Any, Any, bool]:
     """Encode and send a contribution; whether it was counted."""
+    held = anchor if trained.anchor is None else trained.anchor
     blocks, memory = recipe.strategy.contribute(
-        anchor - trained.flat, trained.work, shared, _memory(recipe, state, anchor)
+        held - trained.flat, trained.work, shared, _memory(recipe, state, anchor)
     )
     if recipe.strategy.secure is not None or task.secure is not None:
         return (yield from _contribute_masked(number, recipe, store, state, task, trained, blocks, memory))
@@ -135,6 +143,8 @@ def _contribute(
         train_seconds=round(trained.seconds, 4),
     )
     report = private_report(report, recipe.strategy.privacy)
+    if not report.samples:  # what is private says 1 of every device
+        return (yield from _withdraw(store, replace(state, round=task.round), stamp, report))
     at = contributions.contribution_context(recipe.seed, number, task.round)
     try:
         encoded = contributions.encode(
@@ -146,7 +156,7 @@ def _contribute(
             recipe.strategy.privacy,
         )
     except NotFinite as error:
-        return (yield from _fail(store, replace(state, round=task.round), stamp, report, error))
+        return (yield from _withdraw(store, replace(state, round=task.round), stamp, report, str(error)))
     report = msgspec.structs.replace(report, counts=encoded.counts)
     pending = PendingContribution(stamp, report, encoded.payload, encoded.counted)
     state = replace(state, told=encoded.counted.told, pending=pending)
@@ -184,8 +194,8 @@ def _contribute_masked(
     strategy's becomes once this counts.
     """
     secure, layout = recipe.strategy.secure, recipe.state.fingerprint()
-    if secure is None or task.secure is None or task.round <= state.round:
-        raise MalformedError(f"{THE_SERVER} wants client {number}'s update without masks, or twice; it was not sent")
+    if secure is None or task.secure is None:
+        raise MalformedError(f"{THE_SERVER} wants client {number}'s update without masks; it was not sent")
     form = fixed_point_of(recipe.strategy, recipe.compressor, recipe.state, recipe.seed)
     agreement = Agreement.of(form, task.secure, task.round, task.version, layout)
     roster, identity = recipe.enrolled(number)
@@ -204,7 +214,7 @@ def _contribute_masked(
             residuals=state.residuals,
         )
     except NotFinite as error:
-        return (yield from _fail(store, replace(state, round=task.round), stamp, report, error))
+        return (yield from _withdraw(store, replace(state, round=task.round), stamp, report, str(error)))
     counted = replace(
         state,
         round=task.round,
@@ -223,11 +233,11 @@ def _contribute_masked(
     return version >= 0
 
 
-def _fail(
-    store: ClientStore, state: ClientState, stamp: Stamp, report: Report, error: NotFinite
+def _withdraw(
+    store: ClientStore, state: ClientState, stamp: Stamp, report: Report, failed: str = ""
 ) -> Generator[Any, Any, bool]:
-    """Training diverged: the server is told, and the next round begins from other parameters."""
-    report = msgspec.structs.replace(report, failed=str(error)[:300])
+    """Report without a contribution, so that nobody waits for it: there was no data, or training diverged."""
+    report = msgspec.structs.replace(report, failed=failed[:300])
     yield Push(to=THE_SERVER, key=REPORT, stamp=stamp, about=encode(report))
     store.save(state)
     return False

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import require
+from gossamer.federated.client.metrics import plain_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class SGDSteps:
         require(0 <= self.momentum < 1, f"momentum is in [0, 1), not {self.momentum}")
         require(type(self.samples) is int and self.samples >= 0, f"samples is 0 or more, not {self.samples!r}")
         object.__setattr__(self, "batches", tuple(_as_tuple(batch) for batch in self.batches))
+        object.__setattr__(self, "metrics", plain_metrics(self.metrics))
 
     def run(self, model: nn.Module) -> dict[str, float]:
         """Take the steps by a plain loop; returns the metrics, with the mean loss."""

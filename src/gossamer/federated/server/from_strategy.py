@@ -65,7 +65,7 @@ def rounds_for(
         if identities is None:
             raise RecipeError(
                 f"{model.strategy!r} masks contributions, and the server knows no identities of devices. Give it the "
-                "roster file that all of them read, or leave secure out."
+                "roster that all of them read, by serve --roster FILE, or leave secure out."
             )
         kind = partial(SecureRounds, roster=identities)
     return kind(

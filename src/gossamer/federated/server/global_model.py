@@ -11,8 +11,10 @@ from gossamer.compressors import Compressor
 from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import Payload, payload_bytes
 from gossamer.core.peer_ops import Pulled, Stamp
+from gossamer.errors import NotFinite
 from gossamer.federated.client.contribution import contribution_context
 from gossamer.federated.model_state import ModelState
+from gossamer.kernels import all_finite
 from gossamer.parameter_server import shard_message
 from gossamer.parameter_server.delta_chain import DeltaChain, PublicParameters, Snapshot
 from gossamer.strategies.federated import CohortSummary, FederatedStrategy
@@ -76,10 +78,16 @@ class GlobalModel:
 
     def apply(self, means: Sequence[Tensor], cohort: CohortSummary) -> int:
         """Make and publish the next version; returns its number. Averaged buffers are averaged, whatever a strategy
-        makes of parameters: an optimizer would make variances negative."""
-        buffers = self.parameters[self.state.trained :] - means[0][self.state.trained :]
-        self.strategy.apply(self.parameters, self.memory, means, cohort)
-        self.parameters[self.state.trained :] = buffers
+        makes of parameters: an optimizer would make variances negative.
+
+        Raises NotFinite, and stays at this version, where a number of the next one would leave its range."""
+        trained, parameters = self.state.trained, self.parameters.clone()
+        memory = {key: each.clone() for key, each in self.memory.items()}
+        self.strategy.apply(parameters, memory, means, cohort)
+        parameters[trained:] = self.parameters[trained:] - means[0][trained:]
+        if not all(map(all_finite, (*means, parameters, *memory.values()))):
+            raise NotFinite("what devices sent, or what the server makes of it, left the range of its numbers")
+        self.parameters, self.memory = parameters, memory
         self.public.publish(self.version + 1, self._public_blocks())
         return self.version
 

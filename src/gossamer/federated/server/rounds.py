@@ -29,7 +29,7 @@ from gossamer.core.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.errors import MalformedError
+from gossamer.errors import MalformedError, NotFinite
 from gossamer.events import notice
 from gossamer.federated.messages import (
     CLIENT,
@@ -38,6 +38,7 @@ from gossamer.federated.messages import (
     PART,
     REPORT,
     TASK,
+    THE_SERVER,
     Fate,
     Report,
     Scalar,
@@ -53,7 +54,6 @@ from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal, re
 from gossamer.federated.server.roster import Assignment, Roster, RosterChange
 from gossamer.federated.server.rounds_privacy import RoundsPrivacy
 from gossamer.federated.server.selection import SelectionPolicy
-from gossamer.kernels import all_finite
 from gossamer.strategies.federated import LocalWork
 
 KEPT = ("model", "roster", "selection", "admission", "privacy")  # by a journal
@@ -83,7 +83,7 @@ class Rounds(ABC):
         self.privacy = RoundsPrivacy(model, clients, selection, admission)
         self.selection = self.privacy.selection
         self.cohort = model.strategy.cohort(clients)
-        self.admission = ContributionAdmission(self.privacy.limits)
+        self.admission = ContributionAdmission(self.privacy.limits, model.strategy)
         self.config = dict(config or {})
         self.journal: RoundsJournal = journal or NoRoundsJournal()
         self.on_commit = on_commit
@@ -180,8 +180,8 @@ class Rounds(ABC):
     def settle(self, moment: float) -> Iterator[Reply]:
         """Make what is due: versions, receipts, assignments."""
         self.roster.count_missing(moment)
-        while self.reported and not self.finished and self.is_complete(moment):
-            yield from self._commit(moment)
+        while self.reported and not self.finished and (self.admission.compares(self.sum) or self.is_complete(moment)):
+            yield from self._compare() if self.sum.held else self._commit(moment)
         if not self.finished and self.is_hopeless(moment):
             yield from self._give_up(moment, "too few devices reported in time")
         if self.is_between_rounds():
@@ -235,6 +235,9 @@ class Rounds(ABC):
         if push.key != REPORT:
             return self.other_push(client, push, token)
         report = self.admission.report(push.about, Peer(CLIENT, client), self.model.state.fingerprint())
+        if not report.samples:
+            self._drop([client])
+            return Receipt(version=NOT_COUNTED, about=encode(Fate(refused="it had nothing to train on")))
         missing = self.uploads.missing(client, stamp, report.parts)
         if missing:
             return Receipt(version=FATE_UNKNOWN, about=encode(Fate(missing=missing)))
@@ -256,9 +259,8 @@ class Rounds(ABC):
     def take(self, client: int, stamp: Stamp, report: Report, payload: Payload) -> None:
         """Add a contribution to the sum. Raises MalformedError, before anything is changed."""
         blocks = self.model.decode(stamp, payload, report.counts)
-        self.admission.check_blocks(blocks)
         work = LocalWork(samples=report.samples, steps=report.steps, learning_rate=report.learning_rate)
-        self.sum.add(blocks, self.weight(work, self.model.version - stamp.known), report.steps)
+        self.admission.admit(self.sum, client, blocks, self.weight(work, self.model.version - stamp.known), work)
 
     def other_push(self, client: int, push: Push, token: int) -> Receipt | None:
         """What an assigned device pushes beside parts and reports; None: it is answered later."""
@@ -276,15 +278,23 @@ class Rounds(ABC):
         index, version = self.roster.counted.get(client, (-1, NOT_COUNTED))
         return Receipt(version=version if index == stamp.step else NOT_COUNTED, about=encode(Fate()))
 
+    def _compare(self) -> Iterator[Reply]:
+        """Add what was held until it could be compared; who is refused only now has reported, and hears of it."""
+        for client, why in self.admission.compare(self.sum).items():
+            reported = self.reported.pop(client)
+            answer = self._refuse(client, Push(to=THE_SERVER, key=REPORT, stamp=reported.stamp), why)
+            for token in reported.tokens:
+                yield Reply(token=token, answer=answer)
+
     # Versions.
 
     def _commit(self, moment: float) -> Iterator[Reply]:
-        means, cohort = self.sum.means(), self.sum.summary(self.clients)
-        if not all(map(all_finite, means)):
-            yield from self._give_up(moment, "the sum of what devices sent left the range of its numbers")
-            return
         before = self.model.version
-        version = self.model.apply(means, cohort)
+        try:
+            version = self.model.apply(self.sum.means(), self.sum.summary(self.clients))
+        except NotFinite as error:
+            yield from self._give_up(moment, str(error))
+            return
         done, self.reported = self.reported, {}
         for client, each in done.items():
             self.selection.heard(client, each.report, each.moment - self.assigned[client].moment)

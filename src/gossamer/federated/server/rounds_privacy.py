@@ -32,7 +32,8 @@ class RoundsPrivacy:
             )
         if self.guard is not None:
             self.selection = private_selection(self.guard, selection)
-            # What one device sent must not decide whether another's counts.
+        if self.guard is not None and not self.guard.privacy.on_device:
+            # What one device sent must not decide whether another's counts; with its own noise it may.
             self.limits = replace(self.limits, largest_ratio=None)
 
     def new_sum(self) -> ContributionSum:

@@ -40,6 +40,7 @@ class SynchronousRounds(Rounds):
         require(late in ("drop", "count"), f'late is "drop" or "count", not {late!r}')
         require(late_versions >= 1, f"late_versions is 1 or more, not {late_versions}")
         self._check_privacy(over_selection, fewest, late)
+        self._check_late(late)
         self._over_selection = over_selection
         self._most = min(ceil(self.cohort * (1 + over_selection) - 1e-9), self.clients)
         self._round_seconds, self._gather_seconds, self._fewest = round_seconds, gather_seconds, fewest
@@ -70,6 +71,15 @@ class SynchronousRounds(Rounds):
                 f"With over_selection or fewest, whether a device counts depends on the others, and "
                 f"{term!r} accounts for devices that are drawn one by one. Leave both out, or write "
                 f'sampling="fixed".'
+            )
+
+    def _check_late(self, late: Late) -> None:
+        """A late report weighs less, also what it says that its device remembers from now on."""
+        strategy = self.model.strategy
+        if late == "count" and strategy.memory_keys:
+            raise RecipeError(
+                f'late="count" takes a part of what a late device sent, and with {strategy!r} the server keeps the '
+                'sum of what all devices remember, which would no longer be one. Write late="drop".'
             )
 
     def assign(self, moment: float) -> list[int]:

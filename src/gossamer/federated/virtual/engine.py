@@ -44,6 +44,7 @@ from gossamer.simulation.clock import VirtualClock
 
 FAILURE_SECONDS = 600.0  # after which a device that failed comes back
 PATIENCE_SECONDS = 30 * DAY_SECONDS  # without a version
+PATIENCE_ROUNDS = 10_000  # given up one after another: on an instant network they take no time
 
 
 class ByteCounts:
@@ -82,7 +83,7 @@ class VirtualFederation:
         self._sending: dict[int, tuple[int, float]] = {}  # by device: the bytes under way, and since when
         self._untrained: dict[int, tuple[Train, float]] = {}  # by device: what it is to train, and since when
         self._new: Pull = next(participate(0, recipe, MemoryStore()))  # of a device that was never chosen
-        self._last_version = 0.0
+        self._last_version, self._last_round = 0.0, 0
 
     @property
     def live(self) -> int:
@@ -96,13 +97,13 @@ class VirtualFederation:
         for client in range(self._rounds.clients):
             self._come(client)
         while not self.stopping and not self._rounds.finished:
-            if not self.clock.run_next() or self.clock.now > self._last_version + PATIENCE_SECONDS:
+            if not self.clock.run_next() or self._is_stuck():
                 raise self._stuck()
             self.events += 1
 
     def committed(self) -> ByteCounts:
         """A version was made: the bytes since the one before."""
-        self._last_version = self.clock.now
+        self._last_version, self._last_round = self.clock.now, self._rounds.next_round
         found, self.counted = self.counted, ByteCounts()
         return found
 
@@ -112,12 +113,17 @@ class VirtualFederation:
             script.close()
         self._live.clear()
 
+    def _is_stuck(self) -> bool:
+        given_up = self._rounds.next_round - self._last_round
+        return self.clock.now > self._last_version + PATIENCE_SECONDS or given_up > PATIENCE_ROUNDS
+
     def _stuck(self) -> PeerLost:
-        version = self._rounds.model.version
+        version, given_up = self._rounds.model.version, self._rounds.next_round - self._last_round
         stuck = PeerLost(
             f"Version {version + 1} cannot be made: {len(self._asked)} of {self._rounds.clients} devices are there "
-            f"after {self.clock.now / 3600:.1f} virtual hours, {len(self.failures)} gave up for good, and a round "
-            "waits for more. Lower the recipe's fraction, or give the profiles more hours of presence."
+            f"after {self.clock.now / 3600:.1f} virtual hours, {len(self.failures)} gave up for good, {given_up} "
+            "rounds were given up, and a round waits for more. Lower the recipe's fraction, give the profiles more "
+            "hours of presence, or give devices data: those that return Update(samples=0) do not count."
         )
         stuck.__cause__ = next(iter(self.failures.values()), None)
         return stuck

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from math import ceil
 from typing import Any
@@ -40,7 +42,7 @@ class RayTraining(DeviceTraining):
             self._ray.init(log_to_driver=False, include_dashboard=False)
         self._here = training_of(function, model, state, strategy)
         bundle = (model, state, strategy, function, threads)
-        self._bundle = self._ray.put(_pickled(bundle))
+        self._bundle = self._ray.put(_pickled(bundle, function))
         self._task = self._ray.remote(_train_some)
         self._cores = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
 
@@ -77,9 +79,12 @@ def _ray() -> Any:
         ) from None
 
 
-def _pickled(bundle: Any) -> bytes:
+def _pickled(bundle: Any, function: ClientFunction) -> bytes:
     """By value where a script was run and not imported, as its functions are."""
-    found: bytes = import_module("ray.cloudpickle").dumps(bundle)
+    cloudpickle, module = import_module("ray.cloudpickle"), sys.modules.get(function.__module__)
+    if module is not None and module.__spec__ is None:
+        cloudpickle.register_pickle_by_value(module)
+    found: bytes = cloudpickle.dumps(bundle)
     return found
 
 
@@ -98,4 +103,4 @@ def _train_some(bundle: bytes, ops: Sequence[Train]) -> list[Trained]:
 
 def _own(trained: Trained) -> Trained:
     """Not a row of a matrix, all of which would travel."""
-    return Trained(flat=trained.flat.clone(), work=trained.work, metrics=trained.metrics, seconds=trained.seconds)
+    return replace(trained, flat=trained.flat.clone())

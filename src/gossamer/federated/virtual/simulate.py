@@ -152,6 +152,8 @@ class Simulation:
                 self.engine.run()
             if self.result.ended == "running":
                 self.result.ended = "finished" if len(self.result.rounds) == self._rounds.rounds else "exhausted"
+                if self._until is not None:
+                    self._until.check_told([each.all_metrics for each in self.result.rounds])
         except KeyboardInterrupt:
             self.result.ended = "interrupted"
         finally:

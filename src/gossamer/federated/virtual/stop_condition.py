@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gossamer.errors import LoopError
+from gossamer.events import notice
 
 COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 
@@ -34,14 +34,18 @@ class StopCondition:
             ) from None
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Raises LoopError where there is no such metric."""
-        if self.metric not in metrics:
-            raise LoopError(
-                f"nothing tells {self.metric!r}, so the federation would never end by it; there are: "
-                f"{', '.join(sorted(metrics)) or 'no metrics'}. Return it from the function that is marked "
+        """Not in a round that does not tell the metric: some evaluate every few rounds only."""
+        return self.metric in metrics and bool(COMPARISONS[self.comparison](metrics[self.metric], self.limit))
+
+    def check_told(self, rounds: Sequence[Mapping[str, float]]) -> None:
+        """Notice, at the end, that no round told the metric. rounds: the metrics of each."""
+        names = {name for metrics in rounds for name in metrics}
+        if self.metric not in names:
+            notice(
+                f"Nothing told {self.metric!r}, so the federation could not end by {self}; there are: "
+                f"{', '.join(sorted(names)) or 'no metrics'}. Return it from the function that is marked "
                 f'evaluate: Update(samples=n, metrics={{"{self.metric}": ...}})'
             )
-        return bool(COMPARISONS[self.comparison](metrics[self.metric], self.limit))
 
     def __str__(self) -> str:
         return f"{self.metric}{self.comparison}{self.limit:g}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from gossamer.core.layout import Slot
 from gossamer.errors import LoopError
-from gossamer.federated.client.functions import Round, StepsFunction, checked_steps
+from gossamer.federated.client.functions import StepsFunction, checked_steps
 from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.client.sgd_steps import SGDSteps
+from gossamer.federated.client.trainer import round_of
+from gossamer.federated.client.training_check import TrainingCheck
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.seeding import seed_everything
 from gossamer.federated.virtual.training import DeviceTraining
@@ -52,6 +54,7 @@ class ManyAtOnce(DeviceTraining):
         self._model, self._state, self._strategy, self._function, self._most = model, state, strategy, function, most
         self._device = next(model.parameters()).device
         self._told: dict[int, tuple[Train, SGDSteps]] = {}  # by client, until it is trained
+        self._check = TrainingCheck(strategy)
 
     @property
     def description(self) -> str:
@@ -82,15 +85,10 @@ class ManyAtOnce(DeviceTraining):
 
     def _steps(self, op: Train) -> SGDSteps:
         seed_everything(op.task.seed)
-        told = Round(
-            index=op.task.round,
-            client=op.client,
-            config=op.task.config,
-            seed=op.task.seed,
-            local_steps=self._strategy.local_steps,
-            local_epochs=self._strategy.epochs,
-        )
-        return checked_steps(self._function(self._model, told), op.client)
+        told = round_of(op, self._strategy)
+        steps = checked_steps(self._function(self._model, told), op.client)
+        work = LocalWork(samples=steps.samples, steps=len(steps.batches))
+        return replace(steps, samples=self._check.samples(told, work, touched=False))
 
     def _take(self, op: Train) -> SGDSteps:
         known, steps = self._told.pop(op.client, (None, None))

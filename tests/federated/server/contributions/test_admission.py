@@ -30,7 +30,7 @@ from gossamer.federated.messages import (
     decode,
 )
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.server.contributions.admission import FEWEST, ContributionAdmission, ContributionLimits
+from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.parameter_server import shard_message
 from gossamer.recipes.recipe import resolve
@@ -76,10 +76,9 @@ LIES: dict[str, tuple[Lie, str]] = {
     "dtype": (swap(other(torch.zeros(N, dtype=torch.int32))), "cannot be decoded"),
     "shape": (swap(other(torch.zeros(N + 1).double())), "cannot be decoded"),
     "nan": (swap(other(torch.full((N,), torch.nan).double())), "not finite"),
-    "infinite norm": (swap(other(torch.full((N,), 1e300, dtype=torch.float64))), "norm inf"),
+    "infinite norm": (swap(other(torch.full((N,), 1e300, dtype=torch.float64))), "norm is inf"),
     "norm": (swap(other(torch.full((N,), 1e6).double())), "above 1e+04"),
     "negative samples": (swap(lambda push: told(push, samples=-4)), "no report"),
-    "no samples": (swap(lambda push: told(push, samples=0)), "claims 0 samples"),
     "huge samples": (swap(lambda push: told(push, samples=10**12)), "claims 1000000000000 samples"),
     "fraction": (swap(lambda push: told(push, samples=0.5)), "no report"),
     "metrics": (swap(lambda push: told(push, metrics={str(n): 0.0 for n in range(1000)})), "claims 1000 metrics"),
@@ -196,21 +195,6 @@ def test_a_device_that_diverges_says_so_and_takes_part_again() -> None:
     assert "could not train" in done.ledger.commits[1].refused[1]
 
 
-def test_a_norm_far_from_the_usual_is_refused_once_there_is_a_usual() -> None:
-    admission = ContributionAdmission(ContributionLimits(largest_ratio=100.0))
-    for size in range(1, FEWEST + 1):
-        admission.check_blocks([torch.full((4,), float(size))])
-    admission.check_blocks([torch.full((4,), 550.0)])
-    with pytest.raises(MalformedError, match=r"above 1\.2e"):
-        admission.check_blocks([torch.full((4,), 700.0)])
-    again = ContributionAdmission(ContributionLimits(largest_ratio=100.0))
-    again.check_blocks([torch.full((4,), 700.0)])  # it knows of none
-    again.load_state_dict(admission.state_dict())
-    with pytest.raises(MalformedError):
-        again.check_blocks([torch.full((4,), 700.0)])
-    assert again.state_dict() == admission.state_dict()
-
-
 def test_a_sum_that_leaves_its_range_is_given_up() -> None:
     """Each number is finite and the norm is; the weighted sum is not."""
     done = WholeNumbers(rounds=1, options={"admission": ContributionLimits(largest_ratio=None)})
@@ -237,11 +221,8 @@ def test_limits_are_above_zero(limits: dict[str, Any]) -> None:
 
 
 def test_an_honest_report_is_read() -> None:
-    report = Report(samples=3, steps=1, layout="x")
-    assert (
-        ContributionAdmission(ContributionLimits()).report(msgspec.json.encode(report).decode(), THE_SERVER, "x")
-        == report
-    )
+    report, admission = Report(samples=3, steps=1, layout="x"), ContributionAdmission(ContributionLimits(), FedAvg())
+    assert admission.report(msgspec.json.encode(report).decode(), THE_SERVER, "x") == report
 
 
 CODECS = ["Dense()", "Int8()", "Chain(TopK(0.05), Int8())", "PowerSGD(2)", "RandomK(0.1)", "TernGrad()", "OneBit()"]

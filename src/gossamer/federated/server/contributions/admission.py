@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from statistics import median
 from typing import Any
 
@@ -16,9 +16,11 @@ from gossamer.core.ops import Payload, payload_bytes
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import MalformedError, require
 from gossamer.federated.messages import Report, decode
+from gossamer.federated.server.contributions.contribution_sum import ContributionSum, HeldContribution, Sizes
+from gossamer.strategies.federated import FederatedStrategy, LocalWork
 
-REMEMBERED = 101  # norms of contributions that were admitted, of which the median is taken
-FEWEST = 10  # norms that have a median which says something
+REMEMBERED = 101  # sizes of contributions that were admitted, of which the median is taken
+FEWEST = 10  # sizes that have a median which says something
 SLACK_BYTES = 4096  # beyond what a contribution's tensors have
 
 
@@ -33,7 +35,7 @@ class ContributionLimits:
     most_about: int = 1 << 20  # characters of a report
     most_bytes: int | None = None  # of a contribution; None: what the recipe's compressor sends, and a little
     largest_norm: float | None = None  # of a pseudo-gradient; None: any finite one
-    largest_ratio: float | None = 1000.0  # of a norm to the median of those admitted last; None: any
+    largest_ratio: float | None = 1000.0  # of a norm, weight or number of steps to the usual one; None: any
 
     def __post_init__(self) -> None:
         for name in ("most_bytes", "largest_norm", "largest_ratio"):
@@ -42,11 +44,15 @@ class ContributionLimits:
 
 
 class ContributionAdmission:
-    """Checks what devices send against limits, and against what others sent before."""
+    """Checks what devices send against limits, and against what is usual: the median of what others sent.
 
-    def __init__(self, limits: ContributionLimits) -> None:
-        self.limits = limits
-        self._norms: deque[tuple[float, ...]] = deque(maxlen=REMEMBERED)  # of each block, by contribution
+    The first contributions are held until there are enough of them, or their round is complete, and then compared with
+    each other: one alone that decided how large a step is would stay in the model for good.
+    """
+
+    def __init__(self, limits: ContributionLimits, strategy: FederatedStrategy) -> None:
+        self.limits, self._strategy = limits, strategy
+        self._known: deque[Sizes] = deque(maxlen=REMEMBERED)  # of those that were admitted last
 
     def most_bytes(self, expected: int) -> int:
         """Of a contribution whose compressor sends `expected`."""
@@ -74,13 +80,19 @@ class ContributionAdmission:
                 "script everywhere"
             )
         for name, value, least, most in (
-            ("samples", report.samples, 1, limits.most_samples),
+            ("samples", report.samples, 0, limits.most_samples),
             ("steps", report.steps, 0, limits.most_steps),
             ("parts", report.parts, 0, limits.most_parts),
             ("metrics", len(report.metrics), 0, limits.most_metrics),
         ):
             if not least <= value <= most:
                 raise MalformedError(f"it claims {value} {name}, and between {least} and {most} are believed")
+        asked = self._strategy.local_steps
+        if asked is not None and self._strategy.needs_steps and report.steps > asked:
+            raise MalformedError(
+                f"it claims {report.steps} steps, and the recipe says local_steps={asked}: take batches from "
+                "round.batches(loader), and make one step with each"
+            )
         return report
 
     def check_size(self, payload: Payload, most_bytes: int) -> None:
@@ -91,28 +103,67 @@ class ContributionAdmission:
                 "federation's recipe: it runs another one, or wants to fill the server's memory"
             )
 
-    def check_blocks(self, blocks: Sequence[Tensor]) -> None:
-        """Raises MalformedError for norms that no honest device has. blocks: finite."""
-        norms = tuple(float(torch.linalg.vector_norm(block, dtype=torch.float64)) for block in blocks)
-        allowed = [self._largest(place) for place in range(len(norms))]
-        for norm, largest in zip(norms, allowed, strict=True):
-            if not isfinite(norm) or norm > largest:
-                raise MalformedError(
-                    f"its update has norm {norm:.3g}, above {largest:.3g}: it diverged, or wants to decide alone"
-                )
-        self._norms.append(norms)
+    def admit(
+        self, into: ContributionSum, client: int, blocks: Sequence[Tensor], weight: float, work: LocalWork
+    ) -> None:
+        """Add a contribution, or hold it to be compared. blocks: finite. weight: above 0.
 
-    def _largest(self, place: int) -> float:
-        """The largest norm of a block that is admitted."""
-        limits = self.limits
-        absolute = float("inf") if limits.largest_norm is None or place else limits.largest_norm
-        if limits.largest_ratio is None or len(self._norms) < FEWEST:
-            return absolute
-        usual = median(norms[place] for norms in self._norms)
-        return min(absolute, limits.largest_ratio * usual) if usual > 0 else absolute
+        Raises MalformedError for what no honest device sends, before anything is changed.
+        """
+        held = HeldContribution(tuple(blocks), weight, work.steps, self._sizes(blocks, work))
+        if self.limits.largest_ratio is None:
+            into.add(held.blocks, held.weight, held.steps)
+        elif len(self._known) < FEWEST:
+            into.held[client] = held
+        else:
+            self._check(held.sizes, self._largest(self._known))
+            self._add(into, held)
+
+    def compares(self, into: ContributionSum) -> bool:
+        """Whether what is held can be compared now, however many others come."""
+        return bool(into.held) and len(self._known) + len(into.held) >= FEWEST
+
+    def compare(self, into: ContributionSum) -> dict[int, str]:
+        """Add what is held. Returns why some are refused, by client."""
+        held, into.held = into.held, {}
+        largest = self._largest([*self._known, *(each.sizes for each in held.values())])
+        refused = {}
+        for client, each in held.items():
+            try:
+                self._check(each.sizes, largest)
+                self._add(into, each)
+            except MalformedError as error:
+                refused[client] = str(error)
+        return refused
+
+    def _add(self, into: ContributionSum, held: HeldContribution) -> None:
+        into.add(held.blocks, held.weight, held.steps)
+        self._known.append(held.sizes)
+
+    def _sizes(self, blocks: Sequence[Tensor], work: LocalWork) -> Sizes:
+        """The norm of each block, the weight, and the steps where they count. Raises MalformedError."""
+        norms = [float(torch.linalg.vector_norm(block, dtype=torch.float64)) for block in blocks]
+        steps = work.steps if self._strategy.needs_steps else 0
+        sizes = (*norms, self._strategy.weight(work, 0), float(steps))
+        self._check(sizes, (self.limits.largest_norm or inf, *[inf] * (len(sizes) - 1)))
+        return sizes
+
+    def _largest(self, known: Iterable[Sizes]) -> Sizes:
+        """What is admitted beside these."""
+        assert self.limits.largest_ratio is not None
+        return tuple(self.limits.largest_ratio * median(column) or inf for column in zip(*known, strict=True))
+
+    def _check(self, sizes: Sizes, largest: Sizes) -> None:
+        for place, (size, most) in enumerate(zip(sizes, largest, strict=True)):
+            if not isfinite(size) or size > most:
+                names = {0: "update's norm", len(sizes) - 2: "weight", len(sizes) - 1: "number of steps"}
+                name = names.get(place, f"norm of tensor {place}")
+                raise MalformedError(
+                    f"its {name} is {size:.3g}, above {most:.3g}: it diverged, or wants to decide alone"
+                )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"norms": [list(norms) for norms in self._norms]}
+        return {"sizes": [list(sizes) for sizes in self._known]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._norms = deque((tuple(map(float, norms)) for norms in state["norms"]), maxlen=REMEMBERED)
+        self._known = deque((tuple(map(float, sizes)) for sizes in state.get("sizes", ())), maxlen=REMEMBERED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +14,24 @@ from gossamer.federated.privacy.gaussian_noise import gaussian
 from gossamer.federated.privacy.privacy_guard import PrivacyGuard
 from gossamer.strategies.federated import Aggregator, CentralPrivacy, CohortSummary, FederatedStrategy
 
+Sizes = tuple[float, ...]  # of a contribution, by what is compared with others'
+
+
+class HeldContribution(NamedTuple):
+    """A contribution that is to be compared with others before it is added."""
+
+    blocks: tuple[Tensor, ...]
+    weight: float
+    steps: int
+    sizes: Sizes
+
 
 class ContributionSum(ABC):
     """What came of a cohort so far."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.held: dict[int, HeldContribution] = {}  # by client, in the order of arrival
         self._weight, self._steps, self._square_steps = 0.0, 0.0, 0.0
 
     def add(self, blocks: Sequence[Tensor], weight: float, steps: int) -> None:
