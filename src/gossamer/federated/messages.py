@@ -46,6 +46,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: Count = 0  # of this device's part in this round
     refused: str = ""  # why there is none, and never will be
     secure: SecureTask | None = None  # how the contribution is to be masked; None: it goes as it is
+    lineage: Annotated[str, msgspec.Meta(max_length=64)] = ""  # of the version: one of another is of another past
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

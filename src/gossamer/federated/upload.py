@@ -30,15 +30,16 @@ def assembled(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Paylo
     if any(len(shape) > MOST_DIMENSIONS or prod(max(size, 1) for size in shape) > 1 << 60 for shape in shapes):
         raise MalformedError(f"a contribution has tensors of {len(shapes)} shapes, one of which no tensor has")
     found: list[Tensor] = []
-    rest = list(parts)
+    end = 0
     for shape in shapes:
-        pieces, wanted = rest[:1], prod(shape)
-        del rest[:1]
-        while rest and pieces and sum(each.numel() for each in pieces) < wanted and rest[0].dtype == pieces[0].dtype:
-            pieces.append(rest.pop(0))
-        if not pieces or sum(each.numel() for each in pieces) != wanted:
-            raise MalformedError(f"the parts of a contribution do not make tensors of shapes {[*map(tuple, shapes)]}")
-        found.append(torch.cat([piece.reshape(-1) for piece in pieces]).reshape(tuple(shape)))
-    if rest:
-        raise MalformedError(f"a contribution has {len(rest)} parts more than its tensors need")
+        begin, count, wanted = end, 0, prod(shape)
+        while end < len(parts) and (end == begin or count < wanted) and parts[end].dtype == parts[begin].dtype:
+            count += parts[end].numel()
+            end += 1
+        if end == begin or count != wanted:
+            shown = [*map(tuple, shapes[:10])]
+            raise MalformedError(f"the parts of a contribution do not make tensors of shapes {shown}")
+        found.append(torch.cat([piece.reshape(-1) for piece in parts[begin:end]]).reshape(tuple(shape)))
+    if end < len(parts):
+        raise MalformedError(f"a contribution has {len(parts) - end} parts more than its tensors need")
     return tuple(found)

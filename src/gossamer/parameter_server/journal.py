@@ -47,6 +47,10 @@ class Log:
                 rest = rest[count:]
                 self.nbytes += count
 
+    def sync(self) -> None:
+        """What was appended outlives a machine that loses power."""
+        os.fsync(self._handle)
+
     def close(self) -> None:
         os.close(self._handle)
 

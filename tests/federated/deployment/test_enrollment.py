@@ -40,3 +40,27 @@ def test_a_damaged_file_is_said(tmp_path: Path) -> None:
     path.write_text("[1, 2")
     with pytest.raises(CheckpointError, match="each other's numbers"):
         Enrollment(2, path)
+
+
+def test_a_number_whose_device_may_be_back_is_for_who_asks_for_it() -> None:
+    numbers = Enrollment(2)
+    for device in (70, 71):
+        numbers.admit(device, None, ())
+    with pytest.raises(ConnectError, match=r"All 2 clients .* may be back"):
+        numbers.admit(72, None, {71}, kept={0})
+    assert numbers.admit(72, None, {71}, kept={1}) == 0
+    assert numbers.admit(70, 0, {71}, kept={0, 1}) == 0
+
+
+def test_what_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "enrollment.json"
+    numbers = Enrollment(2, path)
+    numbers.admit(70, None, ())
+    path.unlink()
+    path.mkdir()
+    (path / "file").touch()  # nothing can take its place
+    for wanted in (None, 0):
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            numbers.admit(71, wanted, ())
+    assert [numbers.number(device) for device in (70, 71)] == [0, None]
+    assert numbers.admit(70, None, ()) == 0

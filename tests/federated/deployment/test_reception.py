@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,13 @@ import torch
 from support.deployed_federations import TOKEN, join, server
 
 from gossamer.core.peer_ops import Arrived, Elapsed, Peer, PeerJoined, PeerLeft, Pull, Push, Receipt, Reply, Stamp
+from gossamer.federated.deployment import files
+from gossamer.federated.deployment.enrollment import Enrollment
 from gossamer.federated.deployment.invitations import DEVICE, JOIN, LEAVE, RUN, UNKNOWN, Invitation, decode
 from gossamer.federated.deployment.limits import largest_frame_bytes
 from gossamer.federated.deployment.server import FederationServer
-from gossamer.federated.messages import PART, TASK, THE_SERVER
+from gossamer.federated.messages import PART, REPORT, TASK, THE_SERVER, Report, Task, encode
+from gossamer.federated.messages import decode as decode_told
 from gossamer.transports.wire.authentication import Credentials
 from gossamer.transports.wire.connection_state import ConnectionState
 from gossamer.transports.wire.messages import encode_ask
@@ -52,6 +57,20 @@ class Desk:
 
     def asks(self, device: Peer, moment: float = 0.0) -> list[Reply]:
         return self.asked(device, Pull(of=THE_SERVER, key=TASK), moment)
+
+    def task(self, device: Peer, moment: float = 0.0) -> Task | None:
+        """The task that a device is told when it asks, if any."""
+        told = [decode_told(each.answer.about, Task, THE_SERVER) for each in self.asks(device, moment)]
+        return told[-1] if told else None
+
+    def reports(self, device: Peer, number: int, task: Task, value: float, moment: float = 0.0) -> list[int]:
+        """Report a pseudo-gradient of equal numbers; the versions of the receipts that come."""
+        state = self.served.rounds.model.state
+        report = Report(samples=1, steps=1, counts=(1,), layout=state.fingerprint())
+        payload = (torch.full((state.layout.numel,), value, dtype=state.dtype),)
+        stamp = Stamp(number, task.round, task.version)
+        push = Push(to=THE_SERVER, key=REPORT, stamp=stamp, payload=payload, about=encode(report))
+        return [each.answer.version for each in self.asked(device, push, moment)]
 
 
 @pytest.fixture
@@ -113,6 +132,57 @@ def test_what_a_device_asks_now_is_all_that_it_waits_for(desk: Desk) -> None:
     for _ in range(100):
         assert desk.asks(A) == []
     assert len(desk.served.rounds.roster.waiting[0]) == 1
+
+
+def test_a_full_disk_keeps_newcomers_out_and_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = server("FedAvg(fraction=0.5)", clients=2, rounds=3, journal=tmp_path)
+    desk = Desk(served)
+    desk.join(A)
+
+    def full(path: Path, pieces: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_file", full)
+        for each in (B, C, B):
+            assert "no room" in desk.join(each).refused
+        task = desk.task(A)
+        assert task is not None
+        assert desk.reports(A, 0, task, 1.0) == [1]
+    said = [record.message for record in caplog.records if "No other device can join" in record.message]
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+    assert desk.join(B).number == 1, "there is room again"
+    served.close()
+    assert Enrollment(2, tmp_path / "enrollment.json").number(B.number) == 1
+
+
+def test_a_newcomer_takes_no_number_whose_device_may_be_back() -> None:
+    """For each device: what it gave was counted. Were its number another's, nobody could hear of its work any more."""
+    served = server("FedAvg(fraction=1.0)", clients=2, rounds=3, absent_seconds=100.0)
+    desk, before = Desk(served), served.rounds.model.parameters.clone()
+    numbers = {each: desk.join(each).number for each in (A, B)}
+    desk.asks(A)
+    desk.asks(B)
+    tasks = {each: desk.task(each) for each in (A, B)}
+    given = {A: 2.0, B: 4.0}
+    desk.told(PeerLeft(moment=1.0, peer=A))
+    assert "may be back" in desk.join(C, 2.0).refused
+    desk.told(PeerJoined(moment=3.0, peer=A))
+    receipts: list[int] = []
+    for each in (A, B):
+        task = tasks[each]
+        assert task is not None
+        receipts += desk.reports(each, numbers[each], task, given[each], 3.0)
+    assert receipts == [1, 1]
+    assert torch.allclose(before - served.rounds.model.parameters, torch.tensor(sum(given.values()) / 2).double())
+    desk.told(PeerLeft(moment=4.0, peer=A))
+    assert "may be back" in desk.join(C, 103.0).refused
+    desk.told(Elapsed(moment=104.0))
+    assert desk.join(C, 105.0).number == numbers[A]
+    served.close()
 
 
 def test_a_device_that_sends_a_byte_now_and_then_holds_nothing_up() -> None:

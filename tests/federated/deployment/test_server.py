@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,24 @@ def test_a_server_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert sum(each.ended() for each in devices) == 12
     assert torch.allclose(second.rounds.model.parameters, alone(recipe, 2, 6), rtol=0, atol=1e-12)
     assert [entry["version"] for entry in second.report.rounds] == [1, 2, 3, 4, 5, 6]
+
+
+def test_devices_begin_anew_with_a_server_that_lost_its_rounds(tmp_path: Path) -> None:
+    """Its name and their numbers are the same, and nothing of the rounds that are gone gets into those that follow."""
+    recipe = "FedAvg(fraction=1.0, pull=Int8()) + TopK(0.5)"
+    first = server(recipe, clients=2, rounds=6, journal=tmp_path)
+    address = first.address
+    first.rounds.on_commit = lambda committed, said=first.rounds.on_commit: (
+        said(committed), first.stop() if committed.version == 3 else None
+    )  # fmt: skip
+    devices = [join(address, number) for number in range(2)]
+    assert first.run() == "stopped"
+    shutil.rmtree(tmp_path / "rounds")
+    second = server(recipe, clients=2, rounds=6, journal=tmp_path, address=address)
+    assert not second.resumed
+    assert second.run() == "finished"
+    assert all(isinstance(each.ended(), int) for each in devices)
+    assert torch.allclose(second.rounds.model.parameters, alone(recipe, 2, 6), rtol=0, atol=1e-12)
 
 
 def test_a_journal_of_another_federation_is_refused(tmp_path: Path) -> None:

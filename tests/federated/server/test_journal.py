@@ -22,6 +22,7 @@ from support.federated_faults import (
     sparse,
 )
 from support.killed_server import Desk, Killed, killed_after
+from support.rounds_by_hand import ByHand
 
 from gossamer.compressors import TopK
 from gossamer.core.peer_ops import Reply
@@ -194,6 +195,55 @@ def test_a_full_disk_stops_a_server_that_counts_privacy(written: int, tmp_path: 
     assert [each.epsilon for each in commits] == [each.epsilon for each in calm.ledger.commits]
 
 
+@pytest.mark.parametrize(("written", "ops", "made"), [("never", 20, [3, 3, 4, 5]), ("soon", 10, [3, 4, 5])])
+def test_a_server_killed_while_its_disk_is_full_goes_on_from_the_last_whole_version(
+    written: str, ops: int, made: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where only one line of its log could not be written. What it made since is lost, so the past is another."""
+    done = everyone(keep=on_disk(tmp_path))
+    Desk(done).run()
+    assert done.held is not None
+    past, before = done.held.model.lineage, len(done.ledger.commits)
+    starts, refused = list[Rounds](), list[str]()
+    done.rounds, done.change = 5, starts.append
+
+    def full(number: int, name: str) -> None:
+        if len(starts) == 1 and name in ("write", "mkdir", "replace") and (written == "never" or not refused):
+            refused.append(name)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with watched(tmp_path, full):
+        Desk(done, kill_after=ops).run()
+    assert refused
+    assert [each.version for each in done.ledger.commits[before:]] == made
+    assert starts[0].model.lineage == past
+    assert starts[1].model.lineage != past
+    assert "later ones are lost" in "".join(record.message for record in caplog.records)
+    assert not (tmp_path / "rounds.stopped").exists()
+    again = done.start()
+    assert (again.model.version, again.model.lineage) == (5, starts[1].model.lineage)
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_a_round_that_devices_know_outlives_a_machine_that_loses_power(
+    synced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round that was given up is in no version. In the twin, which waits for no disk, it is forgotten."""
+    if not synced:
+        monkeypatch.setattr(journal.Log, "sync", lambda log: None)
+    root = tmp_path / "before"
+    root.mkdir()
+    with watched(root) as disk:
+        hand = ByHand(everyone(keep=on_disk(root)).start())
+        hand.ask(0, 1, 2, 3)
+        for client in range(4):
+            hand.report(client, samples=0)
+        hand.ask(0, 1, 2, 3)
+        assert hand.taken_tasks(range(4)) == [1] * 4
+        disk.after_power_failure(tmp_path / "after", seed=None)
+    assert everyone(keep=on_disk(tmp_path / "after")).start().next_round == (1 if synced else 0)
+
+
 def _watch(rounds: Rounds, look: Callable[[], Any]) -> None:
     react = rounds.react
 
@@ -212,7 +262,8 @@ def test_what_is_restored_is_the_same_to_the_bit(tmp_path: Path) -> None:
         assert held is not None
         again = done.start()
         kept, had = again.state_dict(), held.state_dict()
-        del kept["roster"]["counted"], had["roster"]["counted"]  # devices that know are forgotten between versions
+        for each in ("counted", "known"):  # devices come, and know their fate, between versions
+            del kept["roster"][each], had["roster"][each]
         assert str(kept) == str(had)
         assert torch.equal(again.model.parameters, held.model.parameters)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from math import sqrt
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from support.rounds_by_hand import ByHand, rounds_of
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import RecipeError
 from gossamer.federated.messages import CLIENT, NOT_COUNTED, THE_SERVER
+from gossamer.federated.privacy.poisson_selection import PoissonSelection
 from gossamer.federated.server.rounds import Rounds
 from gossamer.simulation.faulty_network import Kill, VirtualNetwork
-from gossamer.strategies.federated import SCAFFOLD, FedAvg
+from gossamer.strategies.federated import SCAFFOLD, FedAvg, FedBuff, FederatedStrategy
 
 
 def joined_batch(rounds: int, clients: int) -> torch.Tensor:
@@ -185,13 +187,57 @@ def test_after_a_restart_devices_that_stay_silent_are_not_waited_for() -> None:
     assert after.receipts == {0: 1, 1: 1}
 
 
-def test_a_server_that_forgot_goes_on_from_the_rounds_that_devices_know() -> None:
+RESTARTED: dict[str, tuple[FederatedStrategy, dict[str, Any]]] = {
+    "synchronous": (FedAvg(fraction=1.0), {}),
+    "buffered": (FedBuff(fraction=1.0, buffer=3), {}),
+    "drawn": (FedAvg(fraction=1.0), {"selection": PoissonSelection(1.0)}),
+}
+
+
+@pytest.mark.parametrize("name", RESTARTED)
+def test_after_a_restart_between_rounds_a_device_that_stays_silent_is_not_waited_for(name: str) -> None:
+    """Nobody had a task, and one of three devices never comes back."""
+    strategy, options = RESTARTED[name]
+    before = ByHand(rounds_of(strategy, 3, **options))
+    before.ask(0, 1, 2)
+    for client in range(3):
+        before.report(client)
+    rounds = rounds_of(strategy, 3, return_seconds=7.0, **options)
+    rounds.load_state_dict(before.rounds.state_dict())
+    assert not rounds.assigned
+    assert rounds.model.version == 1
+    after = ByHand(rounds, moment=100.0, tasks=before.tasks)
+    after.ask(0, 1)
+    for client in after.training:
+        after.report(client)
+    assert after.rounds.model.version == 1, "the third may come"
+    assert rounds.due == 107.0
+    after.wait_until(107.0)
+    for client in after.training:
+        after.report(client)
+    assert after.receipts == {0: 2, 1: 2}
+    after.ask(2, 0, 1)
+    assert after.tasks[2].round == 2, "it is back, and takes part"
+
+
+def test_a_new_server_waits_for_devices_that_it_never_knew() -> None:
+    hand = ByHand(rounds_of(FedAvg(fraction=1.0), 3, return_seconds=7.0))
+    hand.ask(0, 1)
+    assert hand.rounds.due == float("inf")
+    hand.wait_until(1000.0)
+    assert not hand.tasks
+
+
+@pytest.mark.parametrize("claimed", [2, 41, 1 << 40])
+def test_a_device_that_remembers_rounds_which_never_were_moves_no_round(claimed: int) -> None:
+    """It may be one of another past, so it is told which past this is."""
     hand = ByHand(rounds_of(FedAvg(fraction=1.0), 2))
-    hand.ask(0, at_least=41)
-    hand.ask(1, at_least=40)
-    assert hand.taken_tasks((0, 1)) == [41, 41]
-    hand.ask(0, at_least=1 << 40)
+    hand.ask(0, at_least=claimed)
     assert "another federation" in hand.tasks[0].refused
+    assert hand.tasks[0].lineage == hand.rounds.model.lineage
+    hand.tasks.clear()
+    hand.ask(0, 1, at_least=0)
+    assert hand.taken_tasks((0, 1)) == [0, 0]
 
 
 def test_devices_that_wait_cost_nothing() -> None:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from gossamer.checkpoint.durable import make_folder, sync_folder, write_file
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Stamp
 from gossamer.errors import CheckpointError
@@ -26,10 +27,14 @@ NUMBERS = ("round", "version", "residual_version", "told")
 
 
 class DirectoryStore(ClientStore):
-    """DIRECTORY/client-NUMBER.safetensors. A device without one is new."""
+    """DIRECTORY/client-NUMBER.safetensors. A device without one is new.
 
-    def __init__(self, directory: str | os.PathLike[str], client: int) -> None:
-        self._path = Path(directory) / f"client-{client}.safetensors"
+    What was saved outlives a machine that loses power: a device that forgot what counted would owe it once more.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], client: int, *, durable: bool = True) -> None:
+        """durable: False for what ends with this process anyway, and need not wait for the disk."""
+        self._path, self._durable = Path(directory) / f"client-{client}.safetensors", durable
 
     def load(self) -> ClientState:
         """Raises CheckpointError for a damaged file."""
@@ -42,6 +47,7 @@ class DirectoryStore(ClientStore):
             about = json.loads(bytes(tensors.pop("about").tolist()))
             state = ClientState(
                 **dict[str, Any]((key, int(about[key])) for key in NUMBERS),
+                lineage=str(about.get("lineage", "")),
                 replica=_list(tensors, "replica"),
                 residuals=_residuals(tensors, "residual", about["residuals"]),
                 memory=_under(tensors, "memory"),
@@ -55,7 +61,8 @@ class DirectoryStore(ClientStore):
 
     def save(self, state: ClientState) -> None:
         """Raises CheckpointError where the disk is full; the state before stays."""
-        about: dict[str, Any] = {key: getattr(state, key) for key in NUMBERS} | {"residuals": len(state.residuals)}
+        about: dict[str, Any] = {key: getattr(state, key) for key in ("lineage", *NUMBERS)}
+        about["residuals"] = len(state.residuals)
         tensors = _named("replica", state.replica) | {f"memory/{key}": each for key, each in state.memory.items()}
         tensors |= _named_residuals("residual", state.residuals)
         pending = state.pending
@@ -72,9 +79,7 @@ class DirectoryStore(ClientStore):
         tensors["about"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
         part = self._path.with_suffix(".part")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(save(tensors))
-            part.replace(self._path)
+            self._write(part, save(tensors))
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -82,6 +87,18 @@ class DirectoryStore(ClientStore):
                 f"{self._path} cannot be written ({error}), so the device would forget what it still owes. Free some "
                 "space: the state before is unchanged"
             ) from error
+
+    def _write(self, part: Path, content: bytes) -> None:
+        folder = self._path.parent
+        if not self._durable:
+            folder.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(content)
+            part.replace(self._path)
+            return
+        make_folder(folder)
+        write_file(part, [content])
+        part.replace(self._path)
+        sync_folder(folder)
 
 
 def _named(kind: str, payload: Payload) -> dict[str, Tensor]:

@@ -98,6 +98,11 @@ def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> Client
         replica = _replica(recipe, state)
         pulled = yield Pull(of=THE_SERVER, key=TASK, known=replica.version, at_least=state.round + 1)
         task = decode(pulled.about, Task, THE_SERVER)
+        if task.lineage and task.lineage != state.lineage:  # of another past, to which nothing that is kept belongs
+            begun, state = state, ClientState(lineage=task.lineage)
+            if begun.version >= 0:
+                store.save(state)
+                continue
         if task.refused:
             raise MismatchError(f"The server refused this device. {task.refused}")
         if task.finished:

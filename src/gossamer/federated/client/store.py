@@ -26,6 +26,7 @@ class PendingContribution:
 class ClientState:
     """What a device keeps: nothing at first."""
 
+    lineage: str = ""  # of the versions that all this is about
     round: int = -1  # the last whose fate it knows
     version: int = -1  # of the replica
     replica: Payload = ()  # the public blocks of that version: (n,) each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+from collections.abc import Collection, Container
 from pathlib import Path
 
 from gossamer.core.json_text import read_json
@@ -29,10 +29,17 @@ class Enrollment:
         """The number of a device that has joined."""
         return self._numbers.get(device)
 
-    def admit(self, device: int, wanted: int | None, present: Container[int]) -> int:
-        """The number of a device that joins. present: devices that are there.
+    @property
+    def numbers(self) -> Collection[int]:
+        """All that a device has."""
+        return self._numbers.values()
 
-        Raises ConnectError where it cannot have the number that it wants, or any.
+    def admit(self, device: int, wanted: int | None, present: Container[int], kept: Container[int] = ()) -> int:
+        """The number of a device that joins. present: devices that are there. kept: numbers whose devices may be
+        back, so that only who asks for one gets it.
+
+        Raises ConnectError where it cannot have the number that it wants, or any, and CheckpointError where that cannot
+        be kept: nothing has changed then.
         """
         if wanted is not None and wanted >= self._clients:
             raise ConnectError(
@@ -43,30 +50,29 @@ class Enrollment:
         own = self._numbers.get(device)
         if own is not None and wanted in (None, own):
             return own
-        number = self._free(holders, present) if wanted is None else wanted
+        number = self._free(holders, present, kept) if wanted is None else wanted
         holder = holders.get(number)
         if holder is not None and holder in present:
             raise ConnectError(
                 f"Client {number} is there already, as another device. Give every device its own --number, or leave "
                 "it out, so that the server chooses."
             )
-        if holder is not None:
-            del self._numbers[holder]
-        self._numbers[device] = number
-        self._write()
+        numbers = {each: own for each, own in self._numbers.items() if each != holder} | {device: number}
+        self._write(numbers)
+        self._numbers = numbers
         return number
 
-    def _free(self, holders: dict[int, int], present: Container[int]) -> int:
-        """A number that nobody ever had, or else one whose device is away."""
+    def _free(self, holders: dict[int, int], present: Container[int], kept: Container[int]) -> int:
+        """A number that nobody ever had, or else one whose device is away and not expected back."""
         everyone = range(self._clients)
         never = (number for number in everyone if number not in holders)
-        away = (number for number in everyone if holders.get(number) not in present)
+        away = (number for number in everyone if holders.get(number) not in present and number not in kept)
         number = next(never, None)
         number = next(away, None) if number is None else number
         if number is None:
             raise ConnectError(
-                f"All {self._clients} clients of this federation are there already. Start its server with a larger "
-                "--clients, or leave this device out."
+                f"All {self._clients} clients of this federation are there already, or may be back. Start its server "
+                "with a larger --clients, leave this device out, or give it the --number of one that is gone for good."
             )
         return number
 
@@ -80,6 +86,6 @@ class Enrollment:
                 "count twice. Put back a copy of the journal's folder, or begin a new one: --journal OTHER"
             ) from error
 
-    def _write(self) -> None:
+    def _write(self, numbers: dict[int, int]) -> None:
         if self._path is not None:
-            replace_file(self._path, json.dumps({str(device): number for device, number in self._numbers.items()}))
+            replace_file(self._path, json.dumps({str(device): number for device, number in numbers.items()}))

@@ -28,7 +28,8 @@ from gossamer.core.peer_ops import (
     Receipt,
     Reply,
 )
-from gossamer.errors import ConnectError, MalformedError
+from gossamer.errors import CheckpointError, ConnectError, MalformedError
+from gossamer.events import notice
 from gossamer.federated.deployment.enrollment import Enrollment
 from gossamer.federated.deployment.invitations import (
     DEVICE,
@@ -44,6 +45,7 @@ from gossamer.federated.messages import CLIENT, TASK
 from gossamer.federated.server.rounds import Rounds
 
 POLL_SECONDS = 0.25  # after which a stop is noticed
+FULL = "Its disk has no room for another number. Free some space there, and start this device again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +65,12 @@ class Reception:
         self.joined: set[int] = set()  # of these, the ones that have a number
         self._absent: dict[int, float] = {}  # by number, until when it is waited for
         self._finished_at = inf
+        self._said_full = False
 
     def serve(self, stopped: Callable[[], bool]) -> PeerScript:
         """Serve until the federation has ended and devices know it, or until it is stopped."""
         event: PeerEvent = yield Await(until=-inf)
+        self._rounds.roster.known.update(self._enrollment.numbers)
         self._rounds.begin(event.moment)
         while not stopped():
             yield from self._react(event)
@@ -110,10 +114,20 @@ class Reception:
         device = event.sender.number
         try:
             request = decode(event.op.about if isinstance(event.op, Push) else "", JoinRequest, event.sender)
-            number = self._enrollment.admit(device, request.number, self.present - {device})
+            number = self._enrollment.admit(device, request.number, self.present - {device}, self._expected())
         except (ConnectError, MalformedError) as refusal:
             return Receipt(version=0, about=encode(Invitation(refused=str(refusal))))
+        except CheckpointError as error:
+            if not self._said_full:
+                notice(f"No other device can join, and the rounds go on with those that have: {error}")
+            self._said_full = True
+            return Receipt(version=0, about=encode(Invitation(refused=FULL)))
         return Receipt(version=0, about=encode(msgspec.structs.replace(self._invitation, number=number)))
+
+    def _expected(self) -> set[int]:
+        """Numbers of devices that may be back: they have a task or a report, or are away for a moment."""
+        roster = self._rounds.roster
+        return {*self._rounds.assigned, *self._absent, *roster.unheard}
 
     def _heard(self, event: Arrived) -> Iterator[Reply]:
         device = event.sender.number

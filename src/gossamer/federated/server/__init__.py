@@ -10,5 +10,6 @@ contributions     what devices send, from its first part until it is in a sum
 rounds_privacy    RoundsPrivacy: what a strategy's privacy makes of selection, limits and sums
 selection         who is chosen
 journal           what a killed server goes on from
+kept_rounds       KeptRounds: the part of rounds that a journal keeps
 global_model      GlobalModel: the parameters, what is published of them, and their next version
 """

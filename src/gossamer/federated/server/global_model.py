@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -20,8 +22,20 @@ from gossamer.parameter_server.delta_chain import DeltaChain, PublicParameters, 
 from gossamer.strategies.federated import CohortSummary, FederatedStrategy
 
 
+@dataclass(frozen=True)
+class ContributionSize:
+    """What is sent of one contribution."""
+
+    nbytes: int
+    empty: int  # tensors without elements
+
+
 class GlobalModel:
-    """Parameters (n,) of `version`, the strategy's memory, and what is published of both."""
+    """Parameters (n,) of `version`, the strategy's memory, and what is published of both.
+
+    lineage: names the past that versions come from, drawn where they begin anew. A device that holds a version of
+    another one begins anew as well, since its number says nothing here.
+    """
 
     def __init__(
         self,
@@ -35,7 +49,8 @@ class GlobalModel:
         """parameters: (n,), copied. pull: complete for every shape, or None."""
         self.strategy, self.state, self.seed = strategy, state, seed
         self.compressor = compressor
-        self._bytes: dict[int, int] = {}  # by round
+        self.begin_anew()
+        self._sizes: dict[int, ContributionSize] = {}  # by round
         self.parameters = parameters.to(state.dtype, copy=True)
         self.memory = strategy.server_memory(self.parameters)
         blocks = self._public_blocks()
@@ -44,6 +59,10 @@ class GlobalModel:
     @property
     def version(self) -> int:
         return self.public.version
+
+    def begin_anew(self) -> None:
+        """What devices have of versions so far is of another past."""
+        self.lineage = secrets.token_hex(8)
 
     def pulled_since(self, known: int) -> Pulled:
         """What brings a device from the version `known` to this one; -1: it has none."""
@@ -55,18 +74,18 @@ class GlobalModel:
         like = [FlatTensors(self.parameters, self.state.layout)] * self.strategy.contribution_count
         return shard_message.decode(self.compressor, payload, counts, like, at)
 
-    def contribution_bytes(self, index: int) -> int:
+    def contribution_size(self, index: int) -> ContributionSize:
         """What the compressor sends of a contribution in a round: shapes depend on the layout only."""
-        if index not in self._bytes:
-            if len(self._bytes) >= 64:
-                self._bytes.clear()
+        if index not in self._sizes:
+            if len(self._sizes) >= 64:
+                self._sizes.clear()
             at = contribution_context(self.seed, 0, index)
             block = FlatTensors(self.parameters.to("meta"), self.state.layout)
             blocks = [block] * self.strategy.contribution_count
             states = shard_message.initial_states(self.compressor, blocks, at)
             sent = shard_message.encode(self.compressor, blocks, states, [at] * len(blocks)).payload
-            self._bytes[index] = payload_bytes(sent)
-        return self._bytes[index]
+            self._sizes[index] = ContributionSize(payload_bytes(sent), sum(not tensor.numel() for tensor in sent))
+        return self._sizes[index]
 
     def identity(self) -> dict[str, Any]:
         """What all servers and devices of a federation have alike."""
@@ -96,9 +115,15 @@ class GlobalModel:
         return [FlatTensors(flat, self.state.layout) for flat in (self.parameters, *shared)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"parameters": self.parameters, "memory": dict(self.memory), "public": self.public.state_dict()}
+        return {
+            "parameters": self.parameters,
+            "memory": dict(self.memory),
+            "public": self.public.state_dict(),
+            "lineage": self.lineage,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.parameters.copy_(state["parameters"])
         self.memory = dict(state["memory"])
         self.public.load_state_dict(state["public"])
+        self.lineage = state.get("lineage", "")

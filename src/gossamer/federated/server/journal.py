@@ -2,10 +2,14 @@
 
     DIRECTORY/rounds/step-00000003/...     the state after the third version that was written, as checkpoints are kept
     DIRECTORY/rounds/log-00000003          every task given since, and every one that ended, a line each
+    DIRECTORY/rounds.stopped/              the last of these before the disk was full, until it can be written again
 
 Tasks are in the log before devices hear of them, and a version is in its state before any receipt is given: a device
 that was told what it did is never told otherwise. That holds for a killed process; a machine that loses power may
-forget the last lines of the log, so that devices train again, and no version.
+forget the last lines of the log, so that devices train again, and no version or round that devices know of.
+
+A server that finds nothing here, or only what was put away, begins another past, which has a name of its own: devices
+that hold versions of the one before begin anew.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gossamer import checkpoint
+from gossamer.checkpoint.durable import sync_folder
 from gossamer.core.json_text import read_json
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
@@ -36,10 +41,13 @@ class Journaled(Protocol):
     journal: RoundsJournal
 
     @property
+    def next_round(self) -> int: ...
+    @property
     def must_be_journaled(self) -> bool: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
     def change(self, change: RosterChange) -> None: ...
+    def begin_anew(self) -> None: ...
 
 
 class RoundsJournal(ABC):
@@ -66,10 +74,11 @@ class NoRoundsJournal(RoundsJournal):
 class FileRoundsJournal(RoundsJournal):
     """The journal in `folder`."""
 
-    def __init__(self, folder: Path, number: int, log: Log | None, required: bool) -> None:
-        """number: of the state that the log continues; log: None where there is no state. required: whether a server
-        must not go on without: then a failed write raises CheckpointError."""
-        self._folder, self._number, self._log, self._required = folder, number, log, required
+    def __init__(self, folder: Path, number: int, log: Log | None, rounds: Journaled) -> None:
+        """number: of the state that the log continues; log: None where there is no state. Where the rounds must be
+        journaled, a failed write raises CheckpointError."""
+        self._folder, self._number, self._log, self._required = folder, number, log, rounds.must_be_journaled
+        self._round = rounds.next_round  # that is on disk
         self._failed = False
 
     def changed(self, change: RosterChange) -> None:
@@ -77,6 +86,10 @@ class FileRoundsJournal(RoundsJournal):
             return
         try:
             self._log.append([_line(change)])
+            if change.next_round > self._round:  # no version tells of it, and a device that knows it never goes back
+                self._log.sync()
+                sync_folder(self._folder)
+                self._round = change.next_round
         except OSError as error:
             self._give_up(error)
 
@@ -92,10 +105,11 @@ class FileRoundsJournal(RoundsJournal):
         (self._folder / _log_name(number)).unlink(missing_ok=True)  # of a state that was never completed
         checkpoint.complete(self._folder, number, 0, [digest], {}, keep=1)
         self.close()
-        self._number, self._log = number, Log(self._folder / _log_name(number))
+        self._number, self._log, self._round = number, Log(self._folder / _log_name(number)), rounds.next_round
         if self._failed:
             notice(f"The journal in {self._folder} is written again, so a restarted server goes on from there.")
         self._failed = False
+        shutil.rmtree(_put_away(self._folder), ignore_errors=True)  # it is outdated now
         for path in self._folder.glob("log-*"):
             if path.name != _log_name(number):
                 path.unlink(missing_ok=True)
@@ -113,15 +127,17 @@ class FileRoundsJournal(RoundsJournal):
         if not self._failed:
             notice(
                 f"The journal in {self._folder} cannot be written ({error}). The server goes on without it, and a "
-                "restarted one would begin anew. Free some space: it is tried again at every version."
+                "restarted one would go on from the last version that was. Free some space: it is tried again at every "
+                "version."
             )
         self._failed = True
         self.close()
-        put_away = self._folder.with_name(self._folder.name + ".stopped")
-        if self._folder.exists():
-            shutil.rmtree(put_away, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self._folder.rename(put_away)
+        with contextlib.suppress(OSError):
+            if checkpoint.complete_steps(self._folder, 0):
+                shutil.rmtree(_put_away(self._folder), ignore_errors=True)
+                self._folder.rename(_put_away(self._folder))
+            else:  # what was put away before is the last that is whole
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
         """Release the log's file."""
@@ -141,14 +157,17 @@ def keep(directory: str | os.PathLike[str], rounds: Journaled) -> bool:
         if states:
             rounds.journal = _restored(folder, states[-1], rounds)
             return True
+        put_away = checkpoint.complete_steps(_put_away(folder), 0)
+        if put_away:
+            _go_back(_put_away(folder), put_away[-1], rounds)
     except OSError as error:
         raise CheckpointError(
             f"The journal in {folder} cannot be read ({error}), so what devices were told is not known. Give the "
             "server the directory that it had, or an empty one to begin anew."
         ) from error
-    rounds.journal = begun = FileRoundsJournal(folder, 0, None, rounds.must_be_journaled)
+    rounds.journal = begun = FileRoundsJournal(folder, 0, None, rounds)
     begun.committed(rounds)
-    return False
+    return bool(put_away)
 
 
 def refuse_others(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
@@ -164,17 +183,35 @@ def refuse_others(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
 def _restored(folder: Path, number: int, rounds: Journaled) -> FileRoundsJournal:
     tree, _ = checkpoint.read(folder, number, 0)
     path = folder / _log_name(number)
-    try:
+    with _damage_said(folder):
         rounds.load_state_dict(tree)
         end = 0
         for change, end in _changes(path):  # noqa: B007
             rounds.change(change)
+    return FileRoundsJournal(folder, number, Log(path, end), rounds)
+
+
+def _go_back(folder: Path, number: int, rounds: Journaled) -> None:
+    """Go on from a state after which versions were made that nobody kept, as another past."""
+    tree, _ = checkpoint.read(folder, number, 0)
+    with _damage_said(folder):
+        rounds.load_state_dict(tree)
+    rounds.begin_anew()
+    notice(
+        "The server that had this journal could not write it at its end. It goes on from the last version that was "
+        f"written, which lies in {folder}; later ones are lost, and devices begin anew from it."
+    )
+
+
+@contextlib.contextmanager
+def _damage_said(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except PARSING as error:
         raise CheckpointError(
             f"The journal in {folder} is damaged ({type(error).__name__}: {error}), so what devices were told is not "
             "known. Remove it to begin anew, or bring back a copy."
         ) from error
-    return FileRoundsJournal(folder, number, Log(path, end), rounds.must_be_journaled)
 
 
 def _changes(path: Path) -> Iterator[tuple[RosterChange, int]]:
@@ -208,3 +245,7 @@ def _parsed(text: str) -> RosterChange:
 
 def _log_name(number: int) -> str:
     return f"log-{number:08d}"
+
+
+def _put_away(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".stopped")

@@ -49,9 +49,10 @@ class Roster:
         self.assigned: dict[int, Assignment] = {}
         self.training: set[int] = set()
         self.away: set[int] = set()  # that left, and were not heard since
+        self.known: set[int] = set()  # that were ever heard
         self.counted: dict[int, tuple[int, int]] = {}  # round and version of what counted last, until its device knows
         self.unheard_until = inf
-        self._unheard: set[int] = set()  # devices with a task from before a restart
+        self.unheard: set[int] = set()  # since a restart, of those that were known before
         self._reported: set[int] = set()
         self._asks: dict[int, dict[int, Pull]] = {}  # by device and token
         self._ready: list[int] = []
@@ -71,16 +72,16 @@ class Roster:
     # Devices come and go.
 
     def begin(self, moment: float, return_seconds: float) -> None:
-        """The server starts, perhaps again. return_seconds: until devices that had a task, and are silent, are gone."""
+        """The server starts, perhaps again. return_seconds: until devices that it knew, and are silent, are gone."""
         self.assigned = {client: replace(each, moment=moment) for client, each in self.assigned.items()}
-        self.training, self._unheard = set(self.assigned), set(self.assigned)
-        self.unheard_until = moment + return_seconds if self.assigned else inf
+        self.training, self.unheard = set(self.assigned), self.known.union(self.assigned)
+        self.unheard_until = moment + return_seconds if self.unheard else inf
 
     def count_missing(self, moment: float) -> None:
         if moment >= self.unheard_until:
-            for client in self._unheard:
+            gone, self.unheard, self.unheard_until = self.unheard, set(), inf
+            for client in gone:
                 self.leave(client)
-            self._unheard, self.unheard_until = set(), inf
 
     def leave(self, client: int) -> None:
         """A device cannot be heard any more: it is not waited for, and cannot be chosen."""
@@ -90,7 +91,8 @@ class Roster:
 
     def hear(self, client: int) -> None:
         """A device is there, perhaps again."""
-        self._unheard.discard(client)
+        self.known.add(client)
+        self.unheard.discard(client)
         if client in self.away:
             self.away.remove(client)
             if client in self.assigned and client not in self._reported:
@@ -144,14 +146,14 @@ class Roster:
             self._review(client)
 
     def advance(self) -> None:
-        """The next round begins, or a later one where a device knows of later ones."""
-        self.next_round = max(self.next_round + 1, self._first_round)
+        """The next round begins."""
+        self.next_round += 1
         early, self._early = self._early, set()
         for client in early:
             self._review(client)
 
     def catch_up(self) -> None:
-        """Go on from the latest round that a device waits for: it was refused, or the server lost its journal."""
+        """Go on to the round that a device waits for, which was refused in this one."""
         if self._first_round > self.next_round:
             self.advance()
 
@@ -159,8 +161,13 @@ class Roster:
         """Make a change of before a restart again."""
         self.next_round, self.given = change.next_round, change.given
         self.assigned.update(change.assigned)
+        self.known.update(change.assigned)
         for client in change.ended:
             self.assigned.pop(client, None)
+
+    def forget_tasks(self) -> None:
+        """Assignments of before a restart are of another past."""
+        self.assigned.clear()
 
     def state_dict(self) -> dict[str, Any]:
         assigned = [(client, each.round, each.first, each.version) for client, each in self.assigned.items()]
@@ -169,12 +176,14 @@ class Roster:
             "counters": [self.next_round, self.given],
             "assigned": torch.tensor(assigned, dtype=torch.int64).reshape(-1, 4),
             "counted": torch.tensor(counted, dtype=torch.int64).reshape(-1, 3),
+            "known": torch.tensor(sorted(self.known), dtype=torch.int64),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.next_round, self.given = state["counters"]
         self.assigned = {client: Assignment(*numbers) for client, *numbers in state["assigned"].tolist()}
         self.counted = {client: (index, version) for client, index, version in state["counted"].tolist()}
+        self.known = set(state["known"].tolist()) if "known" in state else {*self.assigned, *self.counted}
 
     def _review(self, client: int) -> None:
         """Whether a device can be chosen may have changed."""

@@ -47,20 +47,18 @@ from gossamer.federated.messages import (
     encode,
 )
 from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
-from gossamer.federated.server.contributions.reports import Committed, Reported, refusal, told
+from gossamer.federated.server.contributions.reports import Committed, Reported, printable, refusal, told
 from gossamer.federated.server.contributions.uploads import Uploads
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal, refuse_others
+from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
+from gossamer.federated.server.kept_rounds import KeptRounds
 from gossamer.federated.server.roster import Assignment, Roster, RosterChange
 from gossamer.federated.server.rounds_privacy import RoundsPrivacy
 from gossamer.federated.server.selection import SelectionPolicy
 from gossamer.strategies.federated import LocalWork
 
-KEPT = ("model", "roster", "selection", "admission", "privacy")  # by a journal
-MOST_AHEAD = 1 << 20  # rounds that a device may remember and the server does not
 
-
-class Rounds(ABC):
+class Rounds(KeptRounds, ABC):
     """The state of a federation beside its model, and how it reacts to events."""
 
     def __init__(
@@ -78,7 +76,7 @@ class Rounds(ABC):
     ) -> None:
         """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make. on_commit: is
         told of each version once it is journaled; of one that was made just before a kill perhaps never.
-        return_seconds: after a restart, until devices that have a task and are not heard of count as gone."""
+        return_seconds: after a restart, until devices that are not heard of again count as gone."""
         self.model, self.clients, self.rounds = model, clients, rounds
         self.privacy = RoundsPrivacy(model, clients, selection, admission)
         self.selection = self.privacy.selection
@@ -99,10 +97,6 @@ class Rounds(ABC):
     @property
     def assigned(self) -> Mapping[int, Assignment]:
         return self.roster.assigned
-
-    @property
-    def next_round(self) -> int:
-        return self.roster.next_round
 
     @property
     def finished(self) -> bool:
@@ -208,7 +202,7 @@ class Rounds(ABC):
 
     def _refuse(self, client: int, push: Push, why: str) -> Answer:
         """Nothing of a contribution is used, and its sender is not waited for."""
-        why = f"client {client} was refused in round {push.stamp.step}: {why}"
+        why = printable(f"client {client} was refused in round {push.stamp.step}: {why}")
         if client in self.assigned and client not in self.reported:
             self.refused[client] = why
             notice(why)
@@ -230,7 +224,8 @@ class Rounds(ABC):
             return self._said_again(self.reported[client], push, token)
         if push.key == PART:
             number = self.admission.part_number(push.about, push.payload)
-            self.uploads.add(client, stamp, number, push.payload[0], self.most_bytes(assignment))
+            most_empty = self.model.contribution_size(assignment.round).empty
+            self.uploads.add(client, stamp, number, push.payload[0], self.most_bytes(assignment), most_empty)
             return Receipt(version=FATE_UNKNOWN)
         if push.key != REPORT:
             return self.other_push(client, push, token)
@@ -254,7 +249,7 @@ class Rounds(ABC):
 
     def most_bytes(self, assignment: Assignment) -> int:
         """What a contribution may have at most."""
-        return self.admission.most_bytes(self.model.contribution_bytes(assignment.round))
+        return self.admission.most_bytes(self.model.contribution_size(assignment.round).nbytes)
 
     def take(self, client: int, stamp: Stamp, report: Report, payload: Payload) -> None:
         """Add a contribution to the sum. Raises MalformedError, before anything is changed."""
@@ -341,12 +336,10 @@ class Rounds(ABC):
     # Tasks.
 
     def _asked(self, client: int, token: int, pull: Pull) -> Iterator[Reply]:
-        if pull.at_least > self.next_round + MOST_AHEAD:
+        if pull.at_least > self.next_round + 1:
             why = f"client {client} remembers round {pull.at_least - 1} of another federation: give it a new directory"
-            yield Reply(token=token, answer=refusal(pull, why))
+            yield Reply(token=token, answer=refusal(pull, why, self.model.lineage))  # one of another past begins anew
             return
-        if pull.at_least > self.next_round + 1:  # this server lost its journal: what it holds is of another past
-            pull = replace(pull, known=-1)
         self.roster.ask(client, token, pull)
         assignment = self.assigned.get(client)
         if assignment is not None and client not in self.reported:
@@ -375,6 +368,7 @@ class Rounds(ABC):
                 config=self.config,
                 seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
                 secure=self.secure_task,
+                lineage=self.model.lineage,
             )
             yield Reply(token=token, answer=replace(pulled, about=encode(task)))
 
@@ -388,28 +382,3 @@ class Rounds(ABC):
             for token in self.roster.take_asks(client):
                 yield Reply(token=token, answer=Pulled(version=self.model.version, about=encode(over)))
         yield from told(done, NOT_COUNTED)
-
-    # What a journal keeps.
-
-    @property
-    def must_be_journaled(self) -> bool:
-        """Whether a server that forgets rounds does harm: it would spend the same privacy again."""
-        return self.privacy.guard is not None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"identity": self._identity()} | {name: getattr(self, name).state_dict() for name in KEPT}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises CheckpointError for the state of another federation."""
-        refuse_others(state["identity"], self._identity())
-        for name in KEPT:
-            getattr(self, name).load_state_dict(state[name])
-        self.sum = self.privacy.new_sum()
-
-    def change(self, change: RosterChange) -> None:
-        """Make a change again."""
-        self.roster.change(change)
-        self.privacy.given(change.assigned)
-
-    def _identity(self) -> dict[str, Any]:
-        return {"clients": self.clients} | self.model.identity()

@@ -56,7 +56,7 @@ class DeviceStates:
         if self._directory is not None:
             if anew and (client in self._written or any(state.residuals) or state.memory):
                 self._written.add(client)
-                DirectoryStore(self._directory, client).save(replace(state, replica=()))
+                DirectoryStore(self._directory, client, durable=False).save(replace(state, replica=()))
             small = replace(state, residuals=(), memory={})
         replica = self._held(state.version, state.replica)
         pending = state.pending

@@ -31,6 +31,7 @@ from gossamer.federated.messages import (
 )
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
+from gossamer.federated.server.contributions.uploads import Uploads
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.parameter_server import shard_message
 from gossamer.recipes.recipe import resolve
@@ -82,6 +83,8 @@ LIES: dict[str, tuple[Lie, str]] = {
     "huge samples": (swap(lambda push: told(push, samples=10**12)), "claims 1000000000000 samples"),
     "fraction": (swap(lambda push: told(push, samples=0.5)), "no report"),
     "metrics": (swap(lambda push: told(push, metrics={str(n): 0.0 for n in range(1000)})), "claims 1000 metrics"),
+    "metric name": (swap(lambda push: told(push, metrics={"m" * 65: 0.0})), "at most 64 characters"),
+    "metric escape": (swap(lambda push: told(push, metrics={"\x1b[2Jloss": 0.0})), "which can be printed"),
     "unknown field": (swap(lambda push: told(push, weight=7)), "no report"),
     "text": (swap(lambda push: replaced(push, about="[" * 10**5)), "no report"),
     "long text": (swap(lambda push: replaced(push, about=" " * 10**7)), "10000000 characters"),
@@ -92,11 +95,13 @@ LIES: dict[str, tuple[Lie, str]] = {
     "key": (swap(lambda push: replaced(push, key="weights")), "no part of a contribution"),
     "large": (swap(other(torch.zeros(10**5))), "at most 4416"),
     "many parts": (parts(10, 1000), "more than the 4416 bytes"),
+    "empty parts": (parts(10, 0), "more than the 0 empty parts"),
     "parts of others": (parts(2, 3), "cannot be decoded"),
     "part number": (swap(lambda push: replaced(push, key=PART, about="4000000")), "at most 65536"),
     "part text": (swap(lambda push: replaced(push, key=PART, about="-1")), "as part '-1'"),
     "announced parts": (swap(lambda push: told(push, parts=10**9)), "claims 1000000000 parts"),
     "failed": (swap(lambda push: told(push, failed="no power")), "no power"),
+    "failed escape": (swap(lambda push: told(push, failed="\x1b[2Jno power")), " [2Jno power"),
 }
 
 
@@ -184,6 +189,15 @@ def test_an_upload_that_never_ends_takes_no_more_than_its_quota() -> None:
     assert "4416 bytes" in refused
 
 
+def test_an_empty_part_is_kept_where_the_contribution_has_an_empty_tensor() -> None:
+    uploads, stamp = Uploads(), Stamp(0, 0)
+    uploads.add(0, stamp, 0, torch.zeros(0), most_bytes=8, most_empty=1)
+    uploads.add(0, stamp, 1, torch.zeros(2), most_bytes=8, most_empty=1)
+    assert uploads.missing(0, stamp, 3) == (2,)
+    with pytest.raises(MalformedError, match="more than the 1 empty parts"):
+        uploads.add(0, stamp, 2, torch.zeros(0), most_bytes=8, most_empty=1)
+
+
 def test_a_device_that_diverges_says_so_and_takes_part_again() -> None:
     done = WholeNumbers(rounds=3)
     train = done.train
@@ -237,7 +251,7 @@ def test_whatever_comes_is_decoded_or_refused(codec: str) -> None:
     model = GlobalModel(FedAvg(), compressor, None, state, torch.zeros(state.layout.numel))
     at, block = contribution_context(0, 1, 0), FlatTensors(torch.randn(state.layout.numel), state.layout)
     sent = shard_message.encode(compressor, [block], shard_message.initial_states(compressor, [block], at), [at])
-    assert model.contribution_bytes(0) == payload_bytes(sent.payload)
+    assert model.contribution_size(0).nbytes == payload_bytes(sent.payload)
     draw, refused = Random(codec), 0
     for _ in range(60):
         payload = [*sent.payload]

@@ -22,6 +22,7 @@ from gossamer.strategies.federated import FederatedStrategy, LocalWork
 REMEMBERED = 101  # sizes of contributions that were admitted, of which the median is taken
 FEWEST = 10  # sizes that have a median which says something
 SLACK_BYTES = 4096  # beyond what a contribution's tensors have
+LONGEST_NAME = 64  # characters of a metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,12 @@ class ContributionAdmission:
         ):
             if not least <= value <= most:
                 raise MalformedError(f"it claims {value} {name}, and between {least} and {most} are believed")
+        for name in report.metrics:
+            if len(name) > LONGEST_NAME or not name.isprintable():
+                raise MalformedError(
+                    f"it names a metric {name[:LONGEST_NAME]!r}, and names have at most {LONGEST_NAME} characters, "
+                    "which can be printed"
+                )
         asked = self._strategy.local_steps
         if asked is not None and self._strategy.needs_steps and report.steps > asked:
             raise MalformedError(

@@ -45,8 +45,14 @@ def told(done: Mapping[int, Reported], version: int) -> Iterator[Reply]:
             yield Reply(token=token, answer=Receipt(version=version, about=encode(Fate())))
 
 
-def refusal(op: Ask, why: str) -> Answer:
-    """The answer to what is not done, of the kind that its asker waits for."""
+def refusal(op: Ask, why: str, lineage: str = "") -> Answer:
+    """The answer to what is not done, of the kind that its asker waits for. lineage: of this server's versions."""
     if isinstance(op, Pull):
-        return Pulled(version=-1, about=encode(Task(round=0, version=0, refused=why[:LONGEST_REFUSAL])))
+        task = Task(round=0, version=0, refused=why[:LONGEST_REFUSAL], lineage=lineage)
+        return Pulled(version=-1, about=encode(task))
     return Receipt(version=NOT_COUNTED, about=encode(Fate(refused=why[:LONGEST_REFUSAL])))
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(each if each.isprintable() else " " for each in text)

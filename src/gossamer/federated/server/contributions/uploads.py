@@ -22,6 +22,7 @@ class Upload:
     stamp: Stamp
     parts: dict[int, Tensor] = field(default_factory=dict)
     nbytes: int = 0
+    empty: int = 0  # parts without elements, which take space and no bytes
 
 
 class Uploads:
@@ -35,8 +36,9 @@ class Uploads:
         """Of all parts that are held."""
         return sum(upload.nbytes for upload in self._uploads.values())
 
-    def add(self, client: int, stamp: Stamp, number: int, part: Tensor, most_bytes: int) -> None:
-        """Keep a part, the first of its number. Raises MalformedError beyond the quota."""
+    def add(self, client: int, stamp: Stamp, number: int, part: Tensor, most_bytes: int, most_empty: int = 0) -> None:
+        """Keep a part, the first of its number. most_empty: parts without elements. Raises MalformedError beyond these
+        quotas."""
         upload = self._uploads.get(client)
         if upload is None or (upload.stamp.step, upload.stamp.known) < (stamp.step, stamp.known):
             upload = self._uploads[client] = Upload(stamp)
@@ -46,8 +48,11 @@ class Uploads:
             raise MalformedError(
                 f"it sent more than the {most_bytes} bytes that a contribution has with this federation's recipe"
             )
+        if not part.numel() and upload.empty == most_empty:
+            raise MalformedError(f"it sent more than the {most_empty} empty parts that a contribution has")
         upload.parts[number] = part
         upload.nbytes += part.nbytes
+        upload.empty += not part.numel()
 
     def missing(self, client: int, stamp: Stamp, parts: int) -> tuple[int, ...]:
         """The first parts of so many that are not there."""
