@@ -111,7 +111,10 @@ def run(setting: Setting) -> Run:
         seed=setting.seed,
         until=f"smoothed>={TARGET}",
     )
-    points = [(each.up, each.down, each.virtual_seconds, round(each.metrics["accuracy"], 4)) for each in found.rounds]
+    points = [
+        (each.up_bytes, each.down_bytes, each.virtual_seconds, round(each.metrics["accuracy"], 4))
+        for each in found.rounds
+    ]
     return {
         "setting": asdict(setting),
         "reached": found.ended == "reached",

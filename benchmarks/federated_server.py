@@ -304,8 +304,8 @@ def _report(history: list[dict[str, Any]], args: argparse.Namespace, folder: Pat
     for entry in history:
         for client in entry["clients"]:
             due[client] += 1 / len(entry["clients"])
-        if "evaluation" in entry and not missing:
-            is_there = [entry["evaluation"][f"entry {client}"] for client in range(DEVICES)]
+        if entry["metrics"] and not missing:
+            is_there = [entry["metrics"][f"entry {client}"] for client in range(DEVICES)]
             worst = max(worst, *(abs(a - b) for a, b in zip(is_there, due, strict=True)))
     seconds = sorted(entry["seconds"] for entry in history)
     cohorts = [len(entry["clients"]) for entry in history]

@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch
 from click.testing import CliRunner
 from support.command_line import refusal
 
@@ -39,7 +40,8 @@ SCRIPT = """
 
     @gossamer.federated.evaluate
     def evaluate(model, told):
-        return Update(samples=1, metrics={"error": (model.weight - 1).abs().max().item()})
+        error = (model.weight - 1).abs().max().item()
+        return Update(samples=1, metrics={"error": error, **told.config})
 """
 PHONES = """
     [[devices]]
@@ -75,16 +77,18 @@ def test_a_script_is_simulated_and_recorded(script: Path) -> None:
     assert row.split()[0] == "4"
     found = json.loads(record.read_text())
     assert (found["rounds"], found["clients"], found["ended"]) == (4, 6, "finished")
-    up = found["by_round"]["up_bytes"]
+    up = [each["up_bytes"] for each in found["history"]]
     assert up == [3 * 4 * 4] * 4  # three devices, four numbers, four bytes each
     assert found["up_bytes"] == sum(each["up_bytes"] for each in found["by_client"].values()) == sum(up)
-    assert found["by_round"]["virtual_seconds"] == pytest.approx([2.128 * count for count in range(1, 5)])
-    assert found["metrics"]["error"][-1] < found["metrics"]["error"][0]
+    seconds = [each["virtual_seconds"] for each in found["history"]]
+    assert seconds == pytest.approx([2.128 * count for count in range(1, 5)])
+    assert found["history"][-1]["metrics"]["error"] < found["history"][0]["metrics"]["error"]
     assert found["peak_memory_bytes"] > 1e6
 
 
 def test_it_ends_once_it_is_good_enough(script: Path) -> None:
-    assert federated(script, "--seed", "1", "--until", "error<1000")[2].count("ended after 1 rounds, as was asked") == 1
+    aside = federated(script, "--seed", "1", "--until", "error<1000")[2]
+    assert aside.count("ended after 1 rounds: error<1000 is reached") == 1
 
 
 def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,11 +104,13 @@ def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pyte
         return run(simulation)
 
     monkeypatch.setattr(Simulation, "run", interrupted)
-    code, shown, aside = federated(script, "--json", str(record))
+    code, shown, aside = federated(script, "--json", str(record), "--save", str(script.with_name("model.pt")))
     assert code == federate.INTERRUPTED
     assert "interrupted after 2 of 4 rounds; what there is stands above" in aside
     assert shown.strip().splitlines()[-1].split()[0] == "2"
     assert json.loads(record.read_text())["ended"] == "interrupted"
+    assert "weights_only=True" in aside
+    assert torch.load(script.with_name("model.pt"), weights_only=True).keys() == {"weight", "bias"}
 
 
 @pytest.mark.parametrize(
@@ -114,6 +120,9 @@ def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pyte
         (["--until", "accuracy"], "is no metric compared with a number"),
         (["--profiles", "tiny.py"], "cannot be read as device profiles"),
         (["--clients", "0"], "Invalid value for '--clients'"),
+        (["--config", "rate"], "write KEY=VALUE, such as rate=0.1"),
+        (["--fewest", "9"], "fewest is 1 to the cohort's"),
+        (["--recipe", "FedBuff(buffer=2)", "--over-selection", "0.5"], "over_selection means nothing"),
     ],
 )
 def test_what_cannot_be_run_is_refused(
@@ -124,8 +133,31 @@ def test_what_cannot_be_run_is_refused(
     assert why in " ".join(refusal(*plan).split())
 
 
+def test_the_config_is_told_and_the_model_is_saved(script: Path) -> None:
+    model = script.with_name("model.pt")
+    code, shown, aside = federated(script, "--config", "rate=0.5", "--config", "warm=true", "--save", str(model))
+    assert code == 0, aside
+    assert shown.splitlines()[0].split()[-3:] == ["error", "rate", "warm"]
+    assert shown.splitlines()[1].split()[-2:] == ["0.500", "1.00"]
+    assert f"model.load_state_dict(torch.load('{model}', weights_only=True))" in " ".join(aside.split())
+    assert torch.load(model, weights_only=True)["weight"].shape == (1, 3)
+
+
+def test_a_deadline_goes_with_every_kind_of_rounds(script: Path) -> None:
+    code, _, aside = federated(script, "--round-seconds", "5", recipe="FedBuff(buffer=2, fraction=0.5, local_steps=2)")
+    assert code == 0, aside
+
+
+def test_a_spent_budget_is_said(script: Path) -> None:
+    private = "CentralPrivacy(noise=4.0, clip=1.0, delta=0.01, budget=1.2)"
+    code, _, aside = federated(script, recipe=f"FedAvg(fraction=1.0, local_steps=2, privacy={private})")
+    assert code == 0, aside
+    assert "rounds: the privacy budget is spent: epsilon is" in " ".join(aside.split())
+
+
 def test_the_first_argument_may_name_a_command() -> None:
     said = CliRunner().invoke(gossamer, ["federate", "--help"]).stdout
     assert "simulate" in said
+    assert all(name in said for name in ("serve", "join", "enroll"))
     assert "--recipe" in CliRunner().invoke(gossamer, ["federate", "simulate", "--help"]).stdout
     assert "does not exist" in refusal("federate", "nothing.py", "--recipe", "FedAvg()")

@@ -11,13 +11,22 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
 from support.certificates import certificates
 from support.deployed_federations import Command, commands, join, port, program, server
 
-from gossamer.cli.federate_server import INTERRUPTED, join_command, read_bind, read_server, serve_command
+from gossamer.cli.federate_server import (
+    INTERRUPTED,
+    enroll_command,
+    join_command,
+    read_bind,
+    read_server,
+    serve_command,
+)
 from gossamer.environment.run_token import read_token
 from gossamer.federated.script_file import load_script
+from gossamer.federated.secure.roster import IdentityRoster
 
 Start = Callable[..., Command]
 NOTHING = click.Context(serve_command), click.Option(["--bind"])
@@ -68,7 +77,7 @@ def test_a_federation_of_processes_ends_encrypted_and_hears_signals(tmp_path: Pa
     assert again.wait() == 0
     found = json.loads(record.read_text())
     assert found["ended"] == "finished"
-    assert [entry["evaluation"]["bias"] for entry in found["history"]] == [1.0, 2.0, 3.0, 4.0]
+    assert [entry["metrics"]["bias"] for entry in found["history"]] == [1.0, 2.0, 3.0, 4.0]
     assert "round 4/4" in again.text
     assert "bias 4" in again.text
     token = (tmp_path / "token").read_bytes().hex()
@@ -95,7 +104,7 @@ def test_a_server_and_a_device_that_are_killed_go_on_and_nothing_counts_twice(tm
     assert "going on from version" in again.text
     last = json.loads(record.read_text())["history"][-1]
     assert last["version"] == rounds
-    assert last["evaluation"] == {"bias": rounds, "least": rounds}  # each device adds one, each round's mean is one
+    assert last["metrics"] == {"bias": rounds, "least": rounds}  # each device adds one, each round's mean is one
 
 
 def test_wrong_tokens_and_models_are_refused_in_time(tmp_path: Path) -> None:
@@ -136,3 +145,38 @@ def test_a_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
     said = CliRunner().invoke(serve_command, arguments)
     assert said.exit_code == 2
     assert "chmod 600" in said.output
+
+
+def token_of(folder: Path) -> bytes:
+    (folder / "token").write_bytes(bytes(32))
+    (folder / "token").chmod(0o600)
+    return read_token(folder / "token")
+
+
+def test_it_ends_where_it_was_told_to_and_the_model_is_saved(tmp_path: Path) -> None:
+    number, model, script = port(), tmp_path / "model.pt", load_script(program(tmp_path))
+    device = join(("127.0.0.1", number), 0, script=script, token=token_of(tmp_path))
+    chosen = {"clients": 1, "rounds": 10**6, "until": "bias>=2", "config": "rate=0.5", "save": model}
+    said = CliRunner().invoke(serve_command, [*map(str, serving(tmp_path, number, **chosen))][1:])
+    assert said.exit_code == 0, said.output
+    assert device.ended() >= 2
+    assert "of 1000000: bias>=2 is reached" in said.output
+    assert f"model.load_state_dict(torch.load('{model}', weights_only=True))" in said.output
+    assert torch.load(model, weights_only=True)["bias"].item() >= 2
+
+
+def test_what_no_federation_can_be_is_said_without_a_traceback(tmp_path: Path) -> None:
+    token_of(tmp_path)
+    said = CliRunner().invoke(serve_command, [*map(str, serving(tmp_path, port(), fewest=4))][1:])
+    assert said.exit_code == 1
+    assert "fewest is 1 to the cohort's 3, not 4" in said.output
+
+
+def test_a_device_is_enrolled_by_its_line(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    words = ["--number", "3", "--identity", str(tmp_path / "identity")]
+    first, again = (CliRunner().invoke(enroll_command, words).stdout for _ in range(2))
+    assert first == again
+    assert stat.S_IMODE((tmp_path / "identity").stat().st_mode) == 0o600
+    (tmp_path / "roster").write_text(first)
+    assert [*IdentityRoster.read(tmp_path / "roster").keys] == [3]

@@ -17,7 +17,8 @@ explain_federated.py  a round of a federation, for explain.py
 explain.py, rehearse.py  predictions: of a recipe, of a model and machines that are elsewhere
 simulate.py           gossamer simulate: all workers of a script in this process, in virtual time
 simulated_costs.py    gossamer simulate --shapes: what thousands of workers would cost, calculated
-federate.py           federations of devices that keep their data; federate_server.py: `serve` and `join`
+federate.py           federations of devices that keep their data; federate_server.py: `serve`, `join` and `enroll`
+federate_options.py   what simulated and served federations are told alike
 doctor.py, bench.py   measurements: of hosts and links, of compressors
 recipes.py            lists the parts of recipes
 program.py            the script or module of a command, as one gives it to python

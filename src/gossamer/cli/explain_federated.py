@@ -83,9 +83,9 @@ def _lines(recipe: Recipe, strategy: FederatedStrategy, model: str, found: Round
     yield "Between rounds they remember, in bytes:"
     yield f"  {'a device':<28}{found.device_bytes:>20,}   of these residuals {found.residual_bytes:,}"
     yield f"  {'the server, in a round':<28}{found.server_bytes:>20,}{_kept(strategy)}"
-    if found.epsilon:
+    if found.epsilon and strategy.privacy is not None:
         yield ""
-        yield f"Privacy: epsilon, for delta {getattr(strategy.privacy, 'delta', 0):g}, that it will cost:"
+        yield f"Privacy: epsilon, for delta {strategy.privacy.delta:g}, that it will cost:"
         for rounds, epsilon in found.epsilon:
             yield f"  {f'after {rounds:,} rounds':<28}{epsilon:>20.3f}"
 

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from gossamer.cli.console import progress, say, table, wide_console
-from gossamer.cli.options import output_option, readable_recipe
+from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
+from gossamer.cli.options import output_option
 from gossamer.observe.record import write
 from gossamer.observe.units import bytes_text, seconds_text, short
 from gossamer.version import __version__
@@ -27,7 +28,7 @@ TOLD_EVERY_SECONDS = 10.0  # where there is no terminal
 INTERRUPTED = 130
 COLUMNS = ("rounds", "virtual time", "up a round", "down a round", "up in all", "down in all", "seconds a round")
 SIMULATE = "simulate"
-SERVER = "gossamer.cli.federate_server"
+ELSEWHERE = {name: f"gossamer.cli.federate_server:{name}_command" for name in ("serve", "join", "enroll")}
 
 Tell = Callable[[int, str], None]
 
@@ -43,21 +44,14 @@ class FederateGroup(click.Group):
         return args if named or not args else [SIMULATE, *args]
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted({SIMULATE, *_connected()})
+        return sorted({SIMULATE, *ELSEWHERE})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        return simulate_command if name == SIMULATE else _connected().get(name)
-
-
-def _connected() -> dict[str, click.Command]:
-    """`serve` and `join`, imported only where this group is used."""
-    try:
-        server = import_module(SERVER)
-    except ModuleNotFoundError as error:
-        if error.name != SERVER:
-            raise
-        return {}
-    return {"serve": server.serve_command, "join": server.join_command}
+        if name not in ELSEWHERE:
+            return simulate_command if name == SIMULATE else None
+        module, _, command = ELSEWHERE[name].partition(":")
+        found: click.Command = getattr(import_module(module), command)
+        return found
 
 
 @click.group("federate", cls=FederateGroup)
@@ -69,38 +63,14 @@ def federate_command() -> None:
     """
 
 
-def check_until(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    from gossamer.federated.virtual.stop_condition import StopCondition
-
-    try:
-        return text if text is None else str(StopCondition.read(text))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def check_recipe_text(context: click.Context, option: click.Parameter, text: str) -> str:
-    return readable_recipe(text)
-
-
 @click.command(SIMULATE)
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]...")
-@click.option("--recipe", required=True, callback=check_recipe_text, help="How devices train and talk.")
-@click.option("--clients", type=click.IntRange(1), required=True, help="Devices of the whole federation.")
-@click.option("--rounds", type=click.IntRange(1), required=True, help="Versions to make.")
+@script_with_arguments
+@plan_options
 @click.option(
     "--profiles",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE.toml",
     help="Speed, link and hours of devices.  [default: always there, on an instant network]",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of selection and of devices.")
-@click.option("--until", callback=check_until, metavar='"accuracy>0.95"', help="End there, if not before.")
-@click.option("--round-seconds", type=click.FloatRange(0, min_open=True), help="A round's deadline, in virtual time.")
-@click.option(
-    "--over-selection",
-    type=click.FloatRange(0),
-    help="Share of devices chosen beyond the cohort; the slowest are late.",
 )
 @click.option(
     "--states",
@@ -117,21 +87,17 @@ def check_recipe_text(context: click.Context, option: click.Parameter, text: str
 @click.option(
     "--threads", type=click.IntRange(1), default=1, show_default=True, help="Of torch; more for large models only."
 )
+@save_option
 @output_option("json", "Write the record there.")
 def simulate_command(
     script: Path,
     arguments: tuple[str, ...],
-    recipe: str,
-    clients: int,
-    rounds: int,
+    plan: FederationPlan,
     profiles: Path | None,
-    seed: int,
-    until: str | None,
-    round_seconds: float | None,
-    over_selection: float | None,
     states: Path | None,
     engine: str,
     threads: int,
+    save_file: Path | None,
     json_file: Path | None,
 ) -> None:
     """Simulate a federation: training and bytes are real, time is virtual. What follows `--` belongs to SCRIPT."""
@@ -139,33 +105,36 @@ def simulate_command(
     from gossamer.federated.script_file import load_script
     from gossamer.federated.virtual.simulate import Simulation
 
-    options: dict[str, Any] = {"round_seconds": round_seconds, "over_selection": over_selection}
-    given = {name: value for name, value in options.items() if value is not None}
     file = load_script(script, arguments)
-    devices = None if profiles is None else read_profiles(profiles, clients)
+    devices = None if profiles is None else read_profiles(profiles, plan.clients)
     with tempfile.TemporaryDirectory(prefix="gossamer-devices-") as temporary:
         try:
             simulation = Simulation(
-                file.train, file.model, recipe,
-                clients=clients, rounds=rounds, evaluate=file.evaluate, profiles=devices, seed=seed, until=until,
-                states=states or temporary, engine=engine, threads=threads, **given,
+                file.train, file.model, evaluate=file.evaluate, profiles=devices,
+                states=states or temporary, engine=engine, threads=threads, **plan.given,
             )  # fmt: skip
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         run, began = simulation.result, time.perf_counter()
-        say(f"gossamer: {foretold(simulation, clients, rounds)}")
+        say(f"gossamer: {foretold(simulation, plan.clients, plan.rounds)}")
         try:
-            with _bar(rounds) as tell:
-                simulation.on_round = lambda record: tell(record.version, _standing(run, until))
+            with _bar(plan.rounds) as tell:
+                simulation.on_round = lambda record: tell(record.version, _standing(run, plan.until))
                 simulation.run()
         finally:  # also of a federation that failed
             _show(run)
+            if save_file is not None and run.rounds:
+                say(f"gossamer: {saved(run.model, save_file)}")
             if json_file is not None:
-                about = {"gossamer": __version__, "script": str(script), "arguments": list(arguments), "seed": seed}
-                about |= {"profiles": profiles and str(profiles), "peak_memory_bytes": peak_memory_bytes()}
+                about: dict[str, Any] = {"gossamer": __version__, "script": str(script), "arguments": list(arguments)}
+                about |= {
+                    "seed": plan.seed,
+                    "profiles": profiles and str(profiles),
+                    "peak_memory_bytes": peak_memory_bytes(),
+                }
                 write(json_file, {**about, "real_seconds": time.perf_counter() - began, **run.record()})
     if run.ended == "interrupted":
-        say(f"gossamer: interrupted after {len(run.rounds)} of {rounds} rounds; what there is stands above")
+        say(f"gossamer: interrupted after {len(run.rounds)} of {plan.rounds} rounds; what there is stands above")
         raise SystemExit(INTERRUPTED)
 
 
@@ -226,13 +195,11 @@ def _show(run: Any) -> None:
 
 def _remarks(run: Any) -> Sequence[str]:
     lines = []
-    if run.ended == "reached":
-        lines.append(f"ended after {len(run.rounds)} rounds, as was asked")
-    if run.ended == "exhausted":
-        lines.append(f"ended after {len(run.rounds)} rounds: the privacy budget is spent")
+    if run.why:
+        lines.append(f"ended after {len(run.rounds)} rounds: {run.why}")
     if run.rounds and run.rounds[-1].epsilon is not None:
         lines.append(f"epsilon {run.rounds[-1].epsilon:.3g} was spent")
-    refused = sum(len(each.refused) for each in run.rounds)
+    refused = sum(each.refused_count for each in run.rounds)
     if refused:
         why = next(why for each in run.rounds for why in each.refused.values())
         lines.append(f"{refused} contributions were refused, such as: {why}")

@@ -1,8 +1,9 @@
-"""`gossamer federate serve` and `join`: a federation's server, and its devices, as processes on any machines."""
+"""`gossamer federate serve`, `join` and `enroll`: a federation's server and its devices, as processes anywhere."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -10,12 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from gossamer.cli.console import say
-from gossamer.cli.options import check_recipe, output_option
+from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
+from gossamer.cli.options import check_parent, check_recipe, output_option
 from gossamer.cli.servers import check_certificates, check_token
 from gossamer.environment.run_token import check_token_file, make_token, read_token
 from gossamer.errors import ConnectError
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 PORT = 29600
 LEAVE_SECONDS = 1.8  # after a signal, whatever the user's code does
 INTERRUPTED = 130
-
-Command = Callable[..., Any]
 
 
 def _address(text: str, port: int | None) -> Address:
@@ -64,11 +64,6 @@ def make_missing_token(context: click.Context, option: click.Parameter, path: Pa
         raise click.BadParameter(str(error)) from None
 
 
-def _script_with_arguments(command: Command) -> Command:
-    command = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]...")(command)
-    return click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))(command)
-
-
 tls_option = click.option(
     "--tls",
     type=click.Path(file_okay=False, path_type=Path),
@@ -81,15 +76,14 @@ tls_option = click.option(
 roster_option = click.option(
     "--roster",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Public keys of all devices, the same file everywhere; for recipes with secure=SecureAggregation().",
+    help="Numbers and public keys of all devices, lines of `enroll`, the same file everywhere; for recipes with "
+    "secure=SecureAggregation().",
 )
 
 
 @click.command("serve")
-@_script_with_arguments
-@click.option("--recipe", required=True, callback=check_recipe, help="How devices train and talk; they learn it here.")
-@click.option("--clients", type=click.IntRange(1), required=True, help="Devices of the whole federation.")
-@click.option("--rounds", type=click.IntRange(1), required=True, help="Versions to make.")
+@script_with_arguments
+@plan_options
 @click.option(
     "--bind",
     default="127.0.0.1",
@@ -111,21 +105,6 @@ roster_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder from which a server that was killed goes on.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of selection and rounding.")
-@click.option(
-    "--round-seconds",
-    type=click.FloatRange(0, min_open=True),
-    default=600.0,
-    show_default=True,
-    help="A round goes on then without those who have not reported.",
-)
-@click.option(
-    "--over-selection",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
-    help="Share of devices chosen beyond the cohort, of whom the slowest are not waited for.",
-)
 @click.option(
     "--absent-seconds",
     type=click.FloatRange(0, min_open=True),
@@ -134,22 +113,19 @@ roster_option = click.option(
     help="A device that sleeps or is disconnected keeps its task for so long.",
 )
 @roster_option
+@save_option
 @output_option("json", "Write the federation's record there.")
 def serve_command(
     script: Path,
     arguments: tuple[str, ...],
-    recipe: str,
-    clients: int,
-    rounds: int,
+    plan: FederationPlan,
     bind: Address,
     token_file: Path,
     tls: Path | None,
     journal: Path | None,
-    seed: int,
-    round_seconds: float,
-    over_selection: float,
     absent_seconds: float,
     roster: Path | None,
+    save_file: Path | None,
     json_file: Path | None,
 ) -> None:
     """Serve a federation to devices that join.
@@ -162,53 +138,62 @@ def serve_command(
     from gossamer.federated.deployment.server import FederationServer, FederationSettings
     from gossamer.federated.script_file import load_script
 
+    loaded = load_script(script, arguments)
     settings = FederationSettings(
-        recipe=recipe,
-        clients=clients,
-        rounds=rounds,
-        seed=seed,
-        round_seconds=round_seconds,
-        over_selection=over_selection,
+        **plan.given,
         silent_seconds=absent_seconds,
         patience=Patience(absent_seconds=absent_seconds),
     )
-    server = FederationServer(
-        load_script(script, arguments),
-        settings,
-        token=read_token(token_file),
-        address=bind,
-        tls=_tls(tls),
-        journal=journal,
-        identities=_identities(roster),
-        say=click.echo,
-    )
+    try:
+        server = FederationServer(
+            loaded,
+            settings,
+            token=read_token(token_file),
+            address=bind,
+            tls=_tls(tls),
+            journal=journal,
+            identities=_identities(roster),
+            say=click.echo,
+        )
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
     host, port = server.address
     if server.resumed:
-        click.echo(f"going on from version {server.rounds.model.version} of {rounds}, as {journal} says")
-    click.echo(f"serving {clients} clients at {host}:{port}; devices join by:")
-    click.echo(
-        f"  gossamer federate join {script} --server {'ADDRESS' if host in ('0.0.0.0', '::') else host}:{port} "
-        f"--token-file {token_file.name}{'' if tls is None else ' --tls DIRECTORY'}"
-    )
-    with _stopping(server.stop):
-        ended = server.run()
-    if json_file is not None:
-        server.report.record(json_file, ended)
-    version = server.rounds.model.version
+        click.echo(f"going on from version {server.rounds.model.version} of {plan.rounds}, as {journal} says")
+    click.echo(f"serving {plan.clients} clients at {host}:{port}; devices join by:")
+    also = {"--tls DIRECTORY": tls, "--roster FILE --identity FILE": roster, shlex.join(("--", *arguments)): arguments}
+    words = [f"--server {'ADDRESS' if host in ('0.0.0.0', '::') else host}:{port}", f"--token-file {token_file.name}"]
+    words += ["--state DIRECTORY", *(word for word, given in also.items() if given)]
+    click.echo(f"  gossamer federate join {script} {' '.join(words)}")
+    try:
+        with _stopping(server.stop):
+            ended = server.run()
+    finally:  # also of a federation that failed
+        version = server.rounds.model.version
+        if save_file is not None and version:
+            click.echo(saved(server.model(), save_file))
+        if json_file is not None:
+            server.record(json_file)
     if ended == "finished":
-        click.echo(f"all {rounds} rounds are made")
+        click.echo(f"all {plan.rounds} rounds are made")
         return
-    how = (
-        f"start the same command again: it goes on from {journal}"
-        if journal is not None
-        else "nothing was kept, since there was no --journal; what devices learned in these rounds is lost"
-    )
-    click.echo(f"stopped at version {version} of {rounds}; {how}")
+    if ended != "stopped":
+        click.echo(f"ended at version {version} of {plan.rounds}: {server.why}")
+        return
+    click.echo(f"stopped at version {version} of {plan.rounds}; {_how_to_go_on(journal, save_file)}")
     sys.exit(INTERRUPTED)
 
 
+def _how_to_go_on(journal: Path | None, save_file: Path | None) -> str:
+    if journal is not None:
+        return f"start the same command again: it goes on from {journal}"
+    if save_file is not None:
+        return "the same command would begin anew, since there was no --journal"
+    return "nothing was kept, since there was no --journal; what devices learned in these rounds is lost"
+
+
 @click.command("join")
-@_script_with_arguments
+@script_with_arguments
 @click.option("--server", required=True, callback=read_server, metavar="ADDRESS:PORT", help="Where to connect to.")
 @click.option(
     "--token-file",
@@ -218,7 +203,16 @@ def serve_command(
     help="The federation's secret, copied from the server, mode 0600.",
 )
 @tls_option
-@click.option("--number", type=click.IntRange(0), help="The client that this device is.  [default: any that is free]")
+@click.option(
+    "--recipe",
+    callback=check_recipe,
+    help="Take part by this recipe only, whatever the server says.  [default: by the server's]",
+)
+@click.option(
+    "--number",
+    type=click.IntRange(0),
+    help="The client that this device is.  [default: the one of its identity in --roster, else any that is free]",
+)
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
@@ -228,7 +222,7 @@ def serve_command(
 @click.option(
     "--identity",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="This device's private key, made where there is none; needed with --roster.",
+    help="This device's private key, as `enroll` wrote it; needed with --roster.",
 )
 @click.option(
     "--give-up-seconds",
@@ -243,6 +237,7 @@ def join_command(
     server: Address,
     token_file: Path,
     tls: Path | None,
+    recipe: str | None,
     number: int | None,
     state: Path | None,
     roster: Path | None,
@@ -251,7 +246,8 @@ def join_command(
 ) -> None:
     """Take part in a federation as one device.
 
-    SCRIPT is the server's, with this device's data. The recipe comes from the server. Connections are made from here
+    SCRIPT is the server's, with this device's data. The recipe comes from the server, and --recipe says which one this
+    device agrees to, so that no server can leave privacy or masks out. Connections are made from here
     only, and again wherever they break. Ctrl-C and SIGTERM leave within 2 s; with --state the same command goes on.
     """
     from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
@@ -269,6 +265,7 @@ def join_command(
         directory=state,
         identities=_identities(roster),
         identity=None if identity is None else Identity.kept_at(identity),
+        recipe=recipe,
         options=DeviceOptions(give_up_seconds=give_up_seconds),
         say=click.echo,
     )
@@ -283,6 +280,25 @@ def join_command(
     finally:
         device.close()
     click.echo(f"the federation has ended; {counted} contributions of this start were counted")
+
+
+@click.command("enroll")
+@click.option("--number", type=click.IntRange(0), required=True, help="The client that this device is to be.")
+@click.option(
+    "--identity",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    callback=check_parent,
+    help="Its private key, which never leaves it; made where there is none.",
+)
+def enroll_command(number: int, identity: Path) -> None:
+    """Print this device's line of the roster, its number and its public key.
+
+    The lines of all devices make one file, which is copied to the server and to every device: --roster FILE.
+    """
+    from gossamer.federated.secure.roster import Identity, IdentityRoster
+
+    click.echo(IdentityRoster.line(number, Identity.kept_at(identity).public), nl=False)
 
 
 def _identities(path: Path | None) -> IdentityRoster | None:

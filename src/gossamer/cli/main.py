@@ -49,7 +49,6 @@ for command in (
     federate_command,
     rehearse,
     simulate_command,
-    federate_command,
     doctor,
     recipes,
     bench,

@@ -7,6 +7,10 @@ client        a device: the user's function, its hooks, feedback, and the device
 population    devices unlike each other: data, speed, link, hours
 round_forecast  what a round costs, before anything runs
 script_file   the functions that a user's script marks
+round_config  what the user tells all devices of a round
+round_record  what is known of a version that was made, simulated or served
+evaluator     the user's evaluation function, called on versions
+model_file    a model's state on disk
 privacy       clipping, noise, and what versions tell of a device
 secure        masks that cancel in the sum: the server learns that, and nothing of a device
 flower        Flower: its programs on devices of ours, our compression in its programs (extra `flower`)

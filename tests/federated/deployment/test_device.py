@@ -188,8 +188,35 @@ def test_masked_contributions_travel_and_unmasked_ones_are_not_sent() -> None:
     plain.close()
     served = server(recipe, clients=3, identities=roster)
     served.start()
-    stranger = join(served.address, 1, identities=roster, identity=identities[0]).ended()
-    assert f"Add this line to the roster on every machine: 1 {roster.line(1, identities[0].public).split()[1]}" in str(
-        stranger
-    )
+    other = join(served.address, 1, identities=roster, identity=identities[0]).ended()
+    assert "The roster holds this device as client 0, and it joined as client 1" in str(other)
+    served.close()
+
+
+def test_a_device_is_the_client_that_the_roster_makes_it() -> None:
+    """Without a number; and one that the roster does not have is told what to add, or that the number is taken."""
+    pytest.importorskip("cryptography")
+    identities = [Identity.new() for _ in range(4)]
+    roster = IdentityRoster({number: each.public for number, each in enumerate(identities[:3])})
+    served = server("FedAvg(fraction=1.0, secure=SecureAggregation())", clients=4, rounds=1, identities=roster)
+    served.start()
+    last = join(served.address, identities=roster, identity=identities[2])
+    wait_until(lambda: any("waiting" in text for text in last.said))
+    assert "joined as client 2 of 4" in last.said[0]
+    taken = join(served.address, 1, identities=roster, identity=identities[3]).ended()
+    assert "The roster holds another device as client 1" in str(taken)
+    stranger = join(served.address, 3, identities=roster, identity=identities[3]).ended()
+    assert f"on every machine: {roster.line(3, identities[3].public).strip()}" in str(stranger)
+    served.stop()
+    served.close()
+
+
+def test_a_device_takes_part_by_the_recipe_that_it_agreed_to() -> None:
+    served = server("FedAvg(fraction=1.0) + TopK(0.5)", clients=1, rounds=1)
+    served.start()
+    refusal = join(served.address, recipe="FedAvg(fraction=1.0, privacy=LocalPrivacy(noise=1.0)) + Dense()").ended()
+    assert isinstance(refusal, ConnectError)
+    assert all(text in str(refusal) for text in ("TopK(density=0.5", "LocalPrivacy(", "--recipe"))
+    assert served.rounds.model.version == 0
+    assert join(served.address, recipe="TopK(0.5) + FedAvg(fraction=1.0)").ended() == 1
     served.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from gossamer.federated.deployment.round_report import RoundReport, weighted_metrics
+from gossamer.federated.deployment.round_report import RoundReport
 from gossamer.federated.messages import Report
+from gossamer.federated.server.contributions.reports import Committed
 
 REPORTS = {
     2: Report(samples=1, steps=1, metrics={"loss": 4.0}),
@@ -14,23 +16,33 @@ REPORTS = {
 }
 
 
+def made(version: int, **known: object) -> Committed:
+    return replace(Committed(version, 0.0, REPORTS), **known)
+
+
 def test_a_round_is_a_line_and_an_entry(tmp_path: Path) -> None:
     said: list[str] = []
-    report = RoundReport({"rounds": 9}, said.append, tmp_path / "rounds.jsonl")
-    report.write(report.round_made(1, REPORTS, 5, (2000, 1_000_000)), {"accuracy": 0.5})
-    report.write(report.round_made(2, REPORTS, 4, (5000, 1_000_000)), None)
+    report = RoundReport(9, said.append, tmp_path / "rounds.jsonl")
+    report.write(replace(report.round_made(made(1), 5, (2000, 1_000_000)), metrics={"accuracy": 0.5}))
+    second = made(2, refused={1: "client 1 was refused"}, epsilon=0.125)
+    report.write(report.round_made(second, 4, (5000, 1_000_000)))
     assert said[0].endswith("2 of 5 devices  up 2.0 kB  down 1.0 MB  accuracy 0.5")
     assert said[1].startswith("round 2/9")
-    assert said[1].endswith("up 3.0 kB  down 0 B  loss 1  other 1")
+    assert said[1].endswith("2 of 4 devices  1 refused  up 3.0 kB  down 0 B  epsilon 0.125  loss 1  other 1")
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('\n{"round": 2, "vers')
-    again = RoundReport({"rounds": 9}, said.append, tmp_path / "rounds.jsonl")
+    again = RoundReport(9, said.append, tmp_path / "rounds.jsonl")
     assert again.rounds == report.rounds
-    again.record(tmp_path / "record.json", "stopped")
+    again.record(tmp_path / "record.json", ended="stopped")
     found = json.loads((tmp_path / "record.json").read_text())
-    assert found["ended"] == "stopped"
+    assert (found["ended"], found["up_bytes"]) == ("stopped", 5000)
     assert [each["clients"] for each in found["history"]] == [[0, 2], [0, 2]]
+    assert [each["epsilon"] for each in found["history"]] == [None, 0.125]
 
 
-def test_metrics_are_weighted_by_samples() -> None:
-    assert weighted_metrics(REPORTS) == {"loss": 1.0, "other": 1.0}
+def test_who_was_drawn_is_written_nowhere(tmp_path: Path) -> None:
+    report = RoundReport(9, lambda text: None, tmp_path / "rounds.jsonl", names_clients=False)
+    report.write(report.round_made(made(1, refused={5: "client 5 was refused"}), 6, (0, 0)))
+    found = json.loads((tmp_path / "rounds.jsonl").read_text())
+    assert (found["counted"], found["refused_count"]) == (2, 1)
+    assert (found["clients"], found["refused"]) == ([], {})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from support.deployed_federations import alone, join, server
+from support.deployed_federations import alone, flat, join, server
 from support.federations import model_of, one_pass
 from support.rpc_endpoints import wait_until
 from torch import nn
@@ -15,6 +16,9 @@ from torch import nn
 from gossamer.errors import CheckpointError, MismatchError, RecipeError
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.script_file import ScriptFile
+from gossamer.strategies.federated.privacy.loss import gaussian_epsilon
+
+PRIVATE = "FedAvg(fraction=1.0, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01, budget={:g}))"
 
 
 def test_sockets_come_to_what_a_simulation_comes_to() -> None:
@@ -26,9 +30,9 @@ def test_sockets_come_to_what_a_simulation_comes_to() -> None:
     assert [each.ended() for each in devices] == [3, 3, 3]
     assert torch.allclose(served.rounds.model.parameters, alone(recipe, 3, 3), rtol=0, atol=1e-12)
     assert not torch.allclose(served.rounds.model.parameters, alone(recipe, 3, 2), rtol=0, atol=1e-6)  # the twin
-    assert [entry["clients"] for entry in served.report.rounds] == [[0, 1, 2]] * 3
-    assert [entry["evaluation"].keys() for entry in served.report.rounds] == [{"weight"}] * 3
-    assert all(entry["bytes_up"] > 0 and entry["bytes_down"] > 0 for entry in served.report.rounds)
+    assert [entry.clients for entry in served.report.rounds] == [(0, 1, 2)] * 3
+    assert [entry.metrics.keys() for entry in served.report.rounds] == [{"weight"}] * 3
+    assert all(entry.up_bytes > 0 and entry.down_bytes > 0 for entry in served.report.rounds)
     assert len(said) == 3
     assert said[0].startswith("round 1/3")
     assert "weight" in said[0]
@@ -39,7 +43,7 @@ def test_devices_without_numbers_get_different_ones() -> None:
     devices = [join(served.address) for _ in range(3)]
     served.run()
     assert [each.ended() for each in devices] == [1, 1, 1]
-    assert served.report.rounds[0]["clients"] == [0, 1, 2]
+    assert served.report.rounds[0].clients == (0, 1, 2)
 
 
 def test_a_server_that_was_stopped_goes_on(tmp_path: Path) -> None:
@@ -57,7 +61,7 @@ def test_a_server_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert second.run() == "finished"
     assert sum(each.ended() for each in devices) == 12
     assert torch.allclose(second.rounds.model.parameters, alone(recipe, 2, 6), rtol=0, atol=1e-12)
-    assert [entry["version"] for entry in second.report.rounds] == [1, 2, 3, 4, 5, 6]
+    assert [entry.version for entry in second.report.rounds] == [1, 2, 3, 4, 5, 6]
 
 
 def test_devices_begin_anew_with_a_server_that_lost_its_rounds(tmp_path: Path) -> None:
@@ -129,4 +133,87 @@ def test_an_evaluation_that_fails_stops_nothing() -> None:
     device = join(served.address)
     assert served.run() == "finished"
     assert device.ended() == 2
-    assert all("evaluation" not in entry for entry in served.report.rounds)
+    assert [entry.metrics for entry in served.report.rounds] == [{}, {}]
+
+
+def test_the_model_of_the_last_version_is_there() -> None:
+    served = server(clients=1, rounds=2)
+    device = join(served.address)
+    served.run()
+    assert device.ended() == 2
+    assert torch.equal(flat(served.model()), served.rounds.model.parameters)
+    assert not torch.equal(flat(served.model()), flat(model_of()))
+
+
+def test_a_spent_budget_ends_it_and_is_said(tmp_path: Path) -> None:
+    one, two, three = (gaussian_epsilon(4.0, rounds, 0.01) for rounds in (1, 2, 3))
+    said: list[str] = []
+    recipe = PRIVATE.format((two + three) / 2)
+    served = server(recipe, clients=2, rounds=5, journal=tmp_path / "journal", say=said.append)
+    devices = [join(served.address, number) for number in range(2)]
+    assert served.run() == "exhausted"
+    assert [each.ended() for each in devices] == [2, 2]
+    assert [each.epsilon for each in served.report.rounds] == [one, two]
+    assert f"epsilon {one:.4g}" in said[0]
+    assert "the privacy budget is spent" in served.why
+    served.record(tmp_path / "record.json")
+    found = json.loads((tmp_path / "record.json").read_text())
+    assert (found["ended"], found["why"], found["rounds"]) == ("exhausted", served.why, 2)
+
+
+def test_a_budget_that_a_restart_would_spend_again_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"a restart would spend it again.*--journal"):
+        server(PRIVATE.format(5), clients=2)
+
+
+def test_who_was_drawn_by_a_coin_is_not_kept(tmp_path: Path) -> None:
+    recipe = "FedAvg(fraction=0.5, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01))"
+    served = server(recipe, clients=2, rounds=3, journal=tmp_path)
+    assert served.rounds.selection.draws_each
+    devices = [join(served.address, number) for number in range(2)]
+    assert served.run() == "finished"
+    assert sum(each.ended() for each in devices) == sum(each.counted for each in served.report.rounds)
+    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().split("\n") if line]
+    assert [each["clients"] for each in lines] == [[], [], []]
+    assert [each["counted"] for each in lines] == [each.counted for each in served.report.rounds]
+
+
+def test_it_ends_once_it_is_good_enough_also_after_a_restart(tmp_path: Path) -> None:
+    served = server(clients=1, rounds=10**6, until="weight>-1000", journal=tmp_path)
+    device = join(served.address)
+    assert served.run() == "reached"
+    assert device.ended() >= 1
+    assert served.why == "weight>-1000 is reached"
+    again = server(clients=1, rounds=10**6, until="weight>-1000", journal=tmp_path)
+    assert again.run() == "reached"
+    assert again.rounds.model.version == served.rounds.model.version
+
+
+def test_devices_and_the_evaluation_are_told_the_config_of_the_round() -> None:
+    told: list[tuple[int | None, object]] = []
+
+    def seen(model: nn.Module, round_: Round) -> Update:
+        told.append((round_.client, round_.config["rate"]))
+        return Update(samples=1)
+
+    script = ScriptFile(train=seen, model=model_of, evaluate=seen)
+    served = server(clients=1, rounds=2, script=script, config=lambda index: {"rate": 0.5**index})
+    device = join(served.address, script=script)
+    served.run()
+    assert device.ended() == 2
+    assert sorted(told, key=str) == [(0, 0.5), (0, 1.0), (None, 0.5), (None, 1.0)]
+
+
+def test_a_round_begins_with_who_is_there_after_a_while() -> None:
+    served = server(clients=3, rounds=1, gather_seconds=0.3)
+    device = join(served.address)
+    assert served.run() == "finished"
+    assert device.ended() == 1
+    assert (served.report.rounds[0].counted, served.report.rounds[0].present) == (1, 1)
+
+
+def test_options_that_mean_nothing_are_refused() -> None:
+    server("FedBuff(buffer=1)").close()
+    for option in ("over_selection", "gather_seconds"):
+        with pytest.raises(RecipeError, match=f"{option} means nothing"):
+            server("FedBuff(buffer=1)", **{option: 0.5})

@@ -90,7 +90,7 @@ def test_where_all_have_reported_a_version_is_made_of_fewer() -> None:
 
 
 def test_a_device_that_says_nothing_gives_its_place_up() -> None:
-    hand = ByHand(rounds_of(Buffered(fraction=0.25, buffer=1), 4, task_seconds=10.0))
+    hand = ByHand(rounds_of(Buffered(fraction=0.25, buffer=1), 4, round_seconds=10.0))
     hand.ask(0)
     hand.ask(1)
     assert hand.training == [0]

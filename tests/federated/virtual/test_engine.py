@@ -110,7 +110,8 @@ def test_who_goes_offline_in_a_task_has_left_and_comes_back_the_next_day() -> No
     found = run("FedAvg(fraction=1.0, local_steps=1)", clients=3, rounds=3, profiles=profiles)
     assert [each.clients for each in found.rounds] == [(0, 2)] * 3
     assert [each.virtual_seconds for each in found.rounds] == [43_201.0, 86_402.0, 129_603.0]
-    assert [sorted(each.down_bytes) for each in found.rounds] == [[0, 1, 2], [0, 2], [0, 1, 2]]  # at hours 0 and 24
+    down = [sorted(each.down_bytes_by_client) for each in found.rounds]
+    assert down == [[0, 1, 2], [0, 2], [0, 1, 2]]  # at hours 0 and 24
 
 
 def test_what_was_being_sent_is_sent_again_the_next_day() -> None:
@@ -133,8 +134,8 @@ def test_what_was_being_sent_is_sent_again_the_next_day() -> None:
 def test_bytes_are_counted_when_they_were_sent_though_devices_are_trained_together() -> None:
     profiles = [DeviceProfile(seconds_per_step=1.0 + client) for client in range(6)]
     found = run("FedBuff(buffer=2, fraction=1.0, local_steps=9)", rounds=1, profiles=profiles)
-    assert found.rounds[0].up_bytes == {0: 40, 1: 40}
-    assert sorted(found.rounds[0].down_bytes) == list(range(6))
+    assert found.rounds[0].up_bytes_by_client == {0: 40, 1: 40}
+    assert sorted(found.rounds[0].down_bytes_by_client) == list(range(6))
 
 
 def test_masked_contributions_add_up() -> None:

@@ -5,6 +5,7 @@ reception            the server's script: who joins, and for how long whom it wa
 enrollment           which device has which number, also after a restart
 federation_identity  what makes two starts of a server the same federation
 round_report         progress lines, and the record of every round
+gathering            says who is waited for while a round cannot begin
 evaluation           evaluates versions by the user's function, beside the rounds
 device               FederationDevice: one process that joins, trains and sends
 server_link          watches a device's connection: what it says, and when it gives up

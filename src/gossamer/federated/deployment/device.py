@@ -34,6 +34,7 @@ from gossamer.federated.model_state import ModelState
 from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.federated.script_file import ScriptFile
 from gossamer.federated.secure.roster import Identity, IdentityRoster
+from gossamer.recipes.recipe import Recipe
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 from gossamer.transports.rpc.options import EndpointOptions
 from gossamer.transports.rpc.sockets import Address, Tls
@@ -70,18 +71,24 @@ class FederationDevice:
         directory: Path | None = None,
         identities: IdentityRoster | None = None,
         identity: Identity | None = None,
+        recipe: str | Recipe | None = None,
         options: DeviceOptions | None = None,
         say: Line = lambda text: None,
     ) -> None:
-        """number: the client that it wants to be; None: the server chooses. directory: where it keeps its identity and
-        its state, so that a restarted process is the same device; None: in memory. identities: of all devices, with
-        this one's own: then it sends nothing that is not masked, whatever recipe the server names.
+        """number: the client that it wants to be; None: the one of its identity in the roster, else the server chooses.
+        directory: where it keeps its identity and its state, so that a restarted process is the same device; None: in
+        memory. identities: of all devices, with this one's own: then it sends nothing that is not masked, whatever
+        recipe the server names. recipe: the only one by which it takes part; None: whatever the server names.
 
-        Raises CheckpointError where the directory is in use or damaged, ConnectError for an unknown server.
+        Raises RecipeError, CheckpointError where the directory is in use or damaged, ConnectError for an unknown
+        server.
         """
         options = options or DeviceOptions()
+        if number is None and identities is not None and identity is not None:
+            number = _enrolled(identities, identity)
         self._script, self._number, self._say = script, number, say
         self._identities, self._identity = identities, identity
+        self._recipe = None if recipe is None else recipe_terms(recipe).recipe
         self._model = script.model()
         self._state = ModelState.of(self._model)
         self._directory = None if directory is None else DeviceDirectory(directory)
@@ -120,6 +127,9 @@ class FederationDevice:
             except Forgotten:
                 self._say("the server was started anew; joining again")
                 continue
+            except ConnectError:  # it takes no part by this recipe or this roster: its number is another's
+                self.leave()
+                raise
             self.leave()
             return counted
 
@@ -146,6 +156,7 @@ class FederationDevice:
 
     def _take_part(self, invitation: Invitation) -> int:
         terms = recipe_terms(invitation.recipe)
+        self._check_recipe(terms.recipe)
         self._check_masks(invitation, terms.strategy.secure is not None)
         recipe = ClientRecipe(
             strategy=terms.strategy,
@@ -157,9 +168,17 @@ class FederationDevice:
             roster=self._identities,
             identity=self._identity,
         )
+        self._say("waiting until enough devices are there and this one is chosen")
         trainer = Trainer(self._model, self._state, terms.strategy, self._script.train)
         script = participate(invitation.number, recipe, self._store(invitation))
         return self._answered(script, trainer)
+
+    def _check_recipe(self, told: Recipe) -> None:
+        if self._recipe is not None and repr(told) != repr(self._recipe):
+            raise ConnectError(
+                f"The server's recipe is {told!r}, and this device takes part by {self._recipe!r} only, so it sends "
+                "nothing. Ask who runs the server why they differ, or write a recipe that you agree to: --recipe TEXT"
+            )
 
     def _check_masks(self, invitation: Invitation, masked: bool) -> None:
         if self._identities is None or self._identity is None:
@@ -169,12 +188,24 @@ class FederationDevice:
                 f"The server's recipe {invitation.recipe} has no masks, and this device has a roster, so it sends "
                 "nothing without. Start the server with secure=SecureAggregation(), or leave the roster out."
             )
-        line = self._identities.line(invitation.number, self._identity.public)
-        if self._identities.keys.get(invitation.number) != self._identity.public:
+        number, enrolled = invitation.number, _enrolled(self._identities, self._identity)
+        if enrolled == number:
+            return
+        if enrolled is not None:
             raise ConnectError(
-                f"The roster does not hold this device as client {invitation.number}, so the others would not trust "
-                f"it. Add this line to the roster on every machine: {line.strip()}"
+                f"The roster holds this device as client {enrolled}, and it joined as client {number}, which the "
+                f"others would not trust. Write --number {enrolled}, or leave --number out."
             )
+        if number in self._identities.keys:
+            raise ConnectError(
+                f"The roster holds another device as client {number}, and this one not at all, so the others would not "
+                "trust it. Enroll it by a number that is free: gossamer federate enroll --number N --identity FILE"
+            )
+        line = self._identities.line(number, self._identity.public).strip()
+        raise ConnectError(
+            f"The roster does not hold this device as client {number}, so the others would not trust it. Add this line "
+            f"to the roster on every machine: {line}"
+        )
 
     def _answered(self, script: Generator[Any, Any, int], trainer: Callable[[Train], Any]) -> int:
         answer: Any = None
@@ -203,3 +234,8 @@ class FederationDevice:
             kept = self._directory
             self._stores[key] = MemoryStore() if kept is None else kept.store(*key)
         return self._stores[key]
+
+
+def _enrolled(roster: IdentityRoster, identity: Identity) -> int | None:
+    """The number that the roster gives a device."""
+    return next((client for client, key in roster.keys.items() if key == identity.public), None)

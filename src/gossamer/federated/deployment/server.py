@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
+from gossamer.errors import RecipeError
 from gossamer.events import notice
 from gossamer.federated.deployment import limits
 from gossamer.federated.deployment.enrollment import Enrollment
 from gossamer.federated.deployment.evaluation import Evaluation, Metrics
 from gossamer.federated.deployment.federation_identity import FederationIdentity, same_federation
 from gossamer.federated.deployment.files import FolderLock
+from gossamer.federated.deployment.gathering import Gathering
 from gossamer.federated.deployment.invitations import DEVICE, RUN, Invitation
 from gossamer.federated.deployment.reception import Patience, Reception
 from gossamer.federated.deployment.round_report import Line, RoundReport
+from gossamer.federated.evaluator import Evaluator
 from gossamer.federated.messages import PART_BYTES, THE_SERVER
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.recipe_terms import recipe_terms
+from gossamer.federated.round_config import RoundConfig
+from gossamer.federated.round_record import RoundRecord
 from gossamer.federated.script_file import ScriptFile
 from gossamer.federated.secure.roster import IdentityRoster
 from gossamer.federated.server.contributions.reports import Committed
@@ -29,7 +36,9 @@ from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import keep
 from gossamer.federated.server.rounds import Rounds
+from gossamer.federated.virtual.stop_condition import StopCondition
 from gossamer.runtime.peer_thread import PeerThread
+from gossamer.strategies.federated import FederatedStrategy
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 from gossamer.transports.rpc.options import EndpointOptions
 from gossamer.transports.rpc.sockets import Address, Tls
@@ -39,7 +48,8 @@ HEARTBEAT_SECONDS = 15.0  # under the half minute after which home routers may f
 SILENT_SECONDS = 300.0
 GOODBYE_SECONDS = 2.0
 EVALUATION_SECONDS = 60.0  # waited for at the end
-Ended = Literal["finished", "stopped"]
+GATHER_SECONDS = 600.0
+Ended = Literal["finished", "reached", "exhausted", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +60,12 @@ class FederationSettings:
     clients: int  # of the whole federation, of which a strategy's fraction is
     rounds: int  # versions to make
     seed: int = 0
+    until: str | None = None  # a metric compared with a number, such as "accuracy>0.95": no round begins after that
+    config: RoundConfig | None = None  # told to devices in each round
     round_seconds: float = 600.0  # after which a round goes on without those who have not reported
+    gather_seconds: float | None = None  # after which a round begins with those that are there; None: 600
     over_selection: float = 0.0  # share of devices chosen beyond the cohort
-    fewest: int = 1  # reports of which a round may be made at its deadline
+    fewest: int = 1  # devices with which a round begins then, and reports of which it may be made at its deadline
     silent_seconds: float = SILENT_SECONDS  # a connection through which nothing comes for so long is closed
     patience: Patience = field(default_factory=Patience)
     part_bytes: int = PART_BYTES
@@ -90,16 +103,19 @@ class FederationServer:
         """token: 32 secret bytes. journal: a folder, from which it goes on where there is something in it.
         identities: of all devices, where the recipe masks contributions.
 
-        Raises RecipeError, CheckpointError and ConnectError before anybody can connect.
+        Raises RecipeError, CheckpointError and ConnectError before anybody can connect, ValueError for settings.
         """
-        self.settings, self._stopped = settings, False
+        self.settings, self._script, self._stopped, self._reached = settings, script, False, False
+        self._until = None if settings.until is None else StopCondition.read(settings.until)
         terms = recipe_terms(settings.recipe)
+        self._recipe = repr(terms.recipe)
         limits.check_blocks(terms.strategy)
+        _check_budget(terms.strategy, journal)
         model = script.model()
         state = ModelState.of(model)
         identity = FederationIdentity(
             federation=secrets.token_hex(8),
-            recipe=repr(terms.recipe),
+            recipe=self._recipe,
             clients=settings.clients,
             seed=settings.seed,
             layout=state.fingerprint(),
@@ -114,22 +130,60 @@ class FederationServer:
                 GlobalModel(terms.strategy, terms.compressor, terms.pull, state, parameters, settings.seed), identities
             )
             self.resumed = journal is not None and keep(journal, self.rounds)
+            guard = self.rounds.privacy.guard
             self.report = RoundReport(
-                {key: getattr(settings, key) for key in ("clients", "rounds", "seed")} | {"recipe": repr(terms.recipe)},
+                settings.rounds,
                 say,
                 None if journal is None else journal / "rounds.jsonl",
+                names_clients=guard is None or not guard.amplified,  # where nobody may see which were drawn
             )
+            self._end_if_reached(self.report.rounds)
+            self._gathering = Gathering(self.rounds, say, self._gather_seconds)
             enrollment = Enrollment(settings.clients, None if journal is None else journal / "enrollment.json")
             self.reception = Reception(self.rounds, enrollment, _invitation(settings, identity), settings.patience)
             _allow_open_files(settings.clients)
             self._endpoint = TcpEndpoint(_credentials(settings, state, token), settings.endpoint(address, tls))
-            self._evaluation = Evaluation(script.evaluate, model, state)
+            self._evaluation = Evaluation(_evaluator(script, model, state, settings))
             self._open = opening.pop_all()
 
     @property
     def address(self) -> Address:
         """Where it listens."""
         return self._endpoint.address
+
+    @property
+    def ended(self) -> Ended:
+        """How, where it has; "stopped" otherwise."""
+        if self._reached:
+            return "reached"
+        if not self.rounds.finished:
+            return "stopped"
+        return "finished" if self.rounds.model.version >= self.settings.rounds else "exhausted"
+
+    @property
+    def why(self) -> str:
+        """No round begins any more though not all were made; empty where that is not so."""
+        if self._reached:
+            return f"{self._until} is reached"
+        return self.rounds.privacy.why if self.ended == "exhausted" else ""
+
+    def model(self) -> nn.Module:
+        """The script's model with the parameters of the last version. Call it once `run` has returned."""
+        made = self._script.model()
+        self.rounds.model.state.write(self.rounds.model.parameters, made)
+        return made
+
+    def record(self, path: Path) -> None:
+        """Write all rounds so far as JSON. Raises CheckpointError where it cannot be written."""
+        settings = self.settings
+        self.report.record(
+            path,
+            recipe=self._recipe,
+            clients=settings.clients,
+            seed=settings.seed,
+            ended=self.ended,
+            why=self.why,
+        )
 
     def start(self) -> PeerThread:
         """Serve in a thread."""
@@ -140,7 +194,7 @@ class FederationServer:
         self._stopped = True
 
     def run(self, poll: Callable[[], None] = lambda: None) -> Ended:
-        """Serve until all rounds are made and devices know it, or until `stop`. Raises what serving raised.
+        """Serve until the federation has ended and devices know it, or until `stop`. Raises what serving raised.
 
         poll: called twice a second, by this thread.
         """
@@ -151,10 +205,11 @@ class FederationServer:
                     serving.wait(0.5)
                     break
                 except TimeoutError:
+                    self._gathering.look()
                     poll()
         finally:
             self.close()
-        return "finished" if self.rounds.finished else "stopped"
+        return self.ended
 
     def close(self) -> None:
         """Say goodbye to all devices, which will try again, and finish what is to be evaluated."""
@@ -169,21 +224,25 @@ class FederationServer:
         down = sum(one.payload_bytes_sent + one.overhead_bytes_sent for one in each)
         return up, down
 
+    @property
+    def _gather_seconds(self) -> float:
+        given = self.settings.gather_seconds
+        return GATHER_SECONDS if given is None else given
+
     def _rounds(self, model: GlobalModel, identities: IdentityRoster | None) -> Rounds:
         settings = self.settings
-        options: dict[str, Any] = {"task_seconds": settings.round_seconds}
-        if not model.strategy.asynchronous:
-            options = {
-                "round_seconds": settings.round_seconds,
-                "over_selection": settings.over_selection,
-                "fewest": settings.fewest,
-            }
-        if model.strategy.secure is not None:
-            options["phase_seconds"] = settings.round_seconds
+        options: dict[str, Any] = {
+            "round_seconds": settings.round_seconds,
+            "over_selection": settings.over_selection,
+            "fewest": settings.fewest,
+        }
+        if settings.gather_seconds is not None or not model.strategy.asynchronous:
+            options["gather_seconds"] = self._gather_seconds
         return rounds_for(
             model,
             clients=settings.clients,
             rounds=settings.rounds,
+            config=settings.config,
             on_commit=self._committed,
             return_seconds=settings.patience.absent_seconds,
             identities=identities,
@@ -191,14 +250,34 @@ class FederationServer:
         )
 
     def _committed(self, committed: Committed) -> None:
-        entry = self.report.round_made(committed.version, committed.reports, len(self.reception.joined), self.traffic())
-        self._evaluation.submit(committed.version - 1, self.rounds.model.parameters, partial(self._write, entry))
+        record = self.report.round_made(committed, len(self.reception.joined), self.traffic())
+        self._evaluation.submit(committed.version, self.rounds.model.parameters, partial(self._write, record))
 
-    def _write(self, entry: dict[str, Any], metrics: Metrics | None) -> None:
-        try:
-            self.report.write(entry, metrics)
-        except OSError as error:
-            notice(f"A round's line cannot be kept ({error}); the rounds go on.")
+    def _write(self, record: RoundRecord, metrics: Metrics | None) -> None:
+        record = replace(record, metrics=dict(metrics or {}))
+        self._end_if_reached([record])
+        self.report.write(record)
+
+    def _end_if_reached(self, records: Sequence[RoundRecord]) -> None:
+        """The version that there is now becomes the last: the next event finds all rounds made."""
+        if self._until is not None and any(self._until.reached(each.all_metrics) for each in records):
+            self.rounds.rounds, self._reached = self.rounds.model.version, True
+
+
+def _evaluator(
+    script: ScriptFile, model: nn.Module, state: ModelState, settings: FederationSettings
+) -> Evaluator | None:
+    if script.evaluate is None:
+        return None
+    return Evaluator(script.evaluate, model, state, seed=settings.seed, config=settings.config)
+
+
+def _check_budget(strategy: FederatedStrategy, journal: Path | None) -> None:
+    if strategy.privacy is not None and strategy.privacy.budget is not None and journal is None:
+        raise RecipeError(
+            f"{strategy.privacy!r} has a budget, and a server without a journal forgets what of it was spent, so that "
+            "a restart would spend it again. Name a folder that stays: --journal DIRECTORY"
+        )
 
 
 def _invitation(settings: FederationSettings, identity: FederationIdentity) -> Invitation:

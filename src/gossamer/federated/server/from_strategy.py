@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from typing import Any
 
 from gossamer.errors import RecipeError
-from gossamer.federated.messages import Scalar
+from gossamer.federated.round_config import RoundConfig
 from gossamer.federated.secure.roster import IdentityRoster
 from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.buffered import BufferedRounds
@@ -19,8 +19,8 @@ from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 from gossamer.federated.server.synchronous import SynchronousRounds
 
-FOR_BUFFERED = {"task_seconds": inf}
-FOR_MASKED = {"phase_seconds": inf}  # beside those of synchronous ones
+FOR_BUFFERED = {"round_seconds": inf}  # of a task: there is no round that has a deadline
+FOR_MASKED = {"phase_seconds": inf}  # beside those of synchronous ones; by default their round_seconds
 FOR_SYNCHRONOUS = {
     "round_seconds": inf,
     "over_selection": 0.0,
@@ -38,7 +38,7 @@ def rounds_for(
     rounds: int,
     selection: SelectionPolicy | None = None,
     admission: ContributionLimits | None = None,
-    config: Mapping[str, Scalar] | None = None,
+    config: RoundConfig | None = None,
     on_commit: Callable[[Committed], Any] = lambda committed: None,
     return_seconds: float = 60.0,
     identities: IdentityRoster | None = None,
@@ -47,8 +47,9 @@ def rounds_for(
     """BufferedRounds where the model's strategy is asynchronous, SecureRounds where it masks contributions, else
     SynchronousRounds.
 
-    identities: of the devices, where contributions are masked. options: what these have of their own. One that the
-    other kind has may be given as what it is by default. Raises RecipeError for another.
+    config: told to devices in each round, or what tells a round's by its index. identities: of the devices, where
+    contributions are masked. options: what these rounds have of their own. One that the other kind has may be given as
+    what it is by default. Raises RecipeError for another.
     """
     is_buffered, is_masked = model.strategy.asynchronous, model.strategy.secure is not None
     mine, other = (FOR_BUFFERED, FOR_SYNCHRONOUS) if is_buffered else (FOR_SYNCHRONOUS, FOR_BUFFERED)
@@ -60,7 +61,10 @@ def rounds_for(
             f"{'waits for no round' if is_buffered else 'waits for rounds'}. It takes {', '.join(mine)}: leave "
             f"{wrong[0]} out."
         )
-    kind: Callable[..., Rounds] = BufferedRounds if is_buffered else SynchronousRounds
+    own = {name: value for name, value in options.items() if name in mine}
+    kind: Callable[..., Rounds] = SynchronousRounds
+    if is_buffered:
+        kind, own = BufferedRounds, {"task_seconds": own.get("round_seconds", inf)}
     if is_masked:
         if identities is None:
             raise RecipeError(
@@ -68,6 +72,7 @@ def rounds_for(
                 "roster that all of them read, by serve --roster FILE, or leave secure out."
             )
         kind = partial(SecureRounds, roster=identities)
+        own.setdefault("phase_seconds", own.get("round_seconds", inf))
     return kind(
         model,
         clients=clients,
@@ -77,5 +82,5 @@ def rounds_for(
         config=config,
         on_commit=on_commit,
         return_seconds=return_seconds,
-        **{name: value for name, value in options.items() if name in mine},
+        **own,
     )

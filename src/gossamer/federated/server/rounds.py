@@ -41,11 +41,11 @@ from gossamer.federated.messages import (
     THE_SERVER,
     Fate,
     Report,
-    Scalar,
     SecureTask,
     Task,
     encode,
 )
+from gossamer.federated.round_config import RoundConfig, config_by_round
 from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.contributions.reports import Committed, Reported, printable, refusal, told
 from gossamer.federated.server.contributions.uploads import Uploads
@@ -69,7 +69,7 @@ class Rounds(KeptRounds, ABC):
         rounds: int,
         selection: SelectionPolicy,
         admission: ContributionLimits | None = None,
-        config: Mapping[str, Scalar] | None = None,
+        config: RoundConfig | None = None,
         journal: RoundsJournal | None = None,
         on_commit: Callable[[Committed], Any] = lambda committed: None,
         return_seconds: float = 60.0,
@@ -82,7 +82,7 @@ class Rounds(KeptRounds, ABC):
         self.selection = self.privacy.selection
         self.cohort = model.strategy.cohort(clients)
         self.admission = ContributionAdmission(self.privacy.limits, model.strategy)
-        self.config = dict(config or {})
+        self.config = config_by_round(config)
         self.journal: RoundsJournal = journal or NoRoundsJournal()
         self.on_commit = on_commit
         self.roster, self.uploads = Roster(), Uploads()
@@ -106,6 +106,11 @@ class Rounds(KeptRounds, ABC):
     def due(self) -> float:
         """The moment at which something is to be done though nothing has happened."""
         return inf if self.finished else min(self.deadline, self.roster.unheard_until)
+
+    @property
+    def wanted(self) -> int:
+        """Devices that have to wait for a task before any is given."""
+        return 1
 
     @abstractmethod
     def assign(self, moment: float) -> list[int]:
@@ -365,7 +370,7 @@ class Rounds(KeptRounds, ABC):
                 round=assignment.round,
                 version=version,
                 chain=pulled.about,
-                config=self.config,
+                config=self.config(assignment.round),
                 seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
                 secure=self.secure_task,
                 lineage=self.model.lineage,

@@ -82,16 +82,21 @@ class SynchronousRounds(Rounds):
                 'sum of what all devices remember, which would no longer be one. Write late="drop".'
             )
 
+    @property
+    def wanted(self) -> int:
+        if self._is_impatient:
+            return self._fewest
+        gone = len(self.roster.away) + len(self.roster.training) + len(self.reported)  # they cannot be chosen
+        most = self.clients if self.selection.draws_each else self._most
+        return max(self._fewest, min(most, self.clients - gone))
+
     def assign(self, moment: float) -> list[int]:
         if self._is_open:
             return []
         if moment >= self.deadline:
             self._is_impatient, self.deadline = True, inf
         ready = self.roster.ready
-        gone = len(self.roster.away) + len(self.roster.training) + len(self.reported)  # they cannot be chosen
-        most = self.clients if self.selection.draws_each else self._most
-        wanted = self._fewest if self._is_impatient else max(self._fewest, min(most, self.clients - gone))
-        if len(ready) < wanted:
+        if len(ready) < self.wanted:
             return []
         chosen = self.selection.choose(ready, min(self._most, len(ready)), self.next_round)
         for client in chosen:

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.core import rng
-from gossamer.errors import LoopError, require
-from gossamer.federated.client.functions import ClientFunction, Round, Update
+from gossamer.errors import require
+from gossamer.federated.client.functions import ClientFunction
 from gossamer.federated.client.script import ClientRecipe
-from gossamer.federated.messages import Scalar
+from gossamer.federated.evaluator import Evaluator
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.population import DeviceProfile
 from gossamer.federated.recipe_terms import recipe_terms
+from gossamer.federated.round_config import RoundConfig
+from gossamer.federated.round_record import RoundRecord
 from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.server.contributions.reports import Committed
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.virtual.device_states import DeviceStates
 from gossamer.federated.virtual.engine import VirtualFederation
-from gossamer.federated.virtual.federated_run import FederatedRun, RoundRecord
+from gossamer.federated.virtual.federated_run import FederatedRun
 from gossamer.federated.virtual.seeding import generators_kept, seed_everything
 from gossamer.federated.virtual.stop_condition import StopCondition
 from gossamer.federated.virtual.training import DeviceTraining
@@ -48,7 +50,7 @@ def simulate(
     seed: int = 0,
     until: str | None = None,
     on_round: OnRound | None = None,
-    config: Mapping[str, Scalar] | None = None,
+    config: RoundConfig | None = None,
     states: str | os.PathLike[str] | None = None,
     engine: str = "local",
     threads: int = 1,
@@ -59,10 +61,11 @@ def simulate(
     train, model, evaluate: as a script marks them. A `train` that was marked vectorized trains many devices in a call.
     profiles: of the devices, or what tells a device's by its number; None: always there, on an instant network.
     until: a metric compared with a number, such as "accuracy>0.95"; the rounds end there at the latest.
-    on_round: called with the record of each version as it is made. config: told to devices in each round.
+    on_round: called with the record of each version as it is made.
+    config: told to devices in each round, or what tells a round's by its index: lambda index: {"rate": 0.99**index}.
     states: an empty directory for what devices keep between rounds (their feedback); None: in memory.
     engine: "local", or "ray" for tasks of Ray, on whatever machines it has: the same bits.
-    options: of the rounds, such as round_seconds=600 and over_selection=0.3.
+    options: of the rounds, such as round_seconds=600, over_selection=0.3 and selection=LeastTrained().
 
     threads: of torch, meanwhile. More help large models, hinder small ones, and may change the last bits of sums.
 
@@ -96,7 +99,7 @@ class Simulation:
         seed: int = 0,
         until: str | None = None,
         on_round: OnRound | None = None,
-        config: Mapping[str, Scalar] | None = None,
+        config: RoundConfig | None = None,
         states: str | os.PathLike[str] | None = None,
         engine: str = "local",
         threads: int = 1,
@@ -107,7 +110,7 @@ class Simulation:
         require(threads >= 1, f"threads is 1 or more, not {threads}")
         self._threads = threads
         self._until = None if until is None else StopCondition.read(until)
-        self.on_round, self._evaluate, self._seed = on_round, evaluate, seed
+        self.on_round, self._seed = on_round, seed
         profile = _profile_of(profiles, clients)
         terms = recipe_terms(recipe)
         with generators_kept():
@@ -115,6 +118,7 @@ class Simulation:
             made = model if isinstance(model, nn.Module) else model()
         self._model, self._terms = made, terms
         state = ModelState.of(made)
+        self._evaluator = None if evaluate is None else Evaluator(evaluate, made, state, seed=seed, config=config)
         self.cohort = terms.strategy.cohort(clients)
         self.training = _training(engine, train, made, state, terms.strategy, threads)
         self.result = FederatedRun(recipe=repr(terms.recipe), clients=clients, model=made)
@@ -154,6 +158,7 @@ class Simulation:
                 self.result.ended = "finished" if len(self.result.rounds) == self._rounds.rounds else "exhausted"
                 if self._until is not None:
                     self._until.check_told([each.all_metrics for each in self.result.rounds])
+                self.result.why = self._rounds.privacy.why if self.result.ended == "exhausted" else ""
         except KeyboardInterrupt:
             self.result.ended = "interrupted"
         finally:
@@ -170,39 +175,29 @@ class Simulation:
         counted = self.engine.committed()
         metrics = self._evaluated(committed.version)
         now = time.perf_counter()
-        record = RoundRecord(
-            version=committed.version,
+        record = RoundRecord.of(
+            committed,
             virtual_seconds=committed.moment,
             seconds=now - self._began,
-            clients=tuple(sorted(committed.reports)),
-            up_bytes=counted.up,
-            down_bytes=counted.down,
+            up_bytes=sum(counted.up.values()),
+            down_bytes=sum(counted.down.values()),
+            up_bytes_by_client=counted.up,
+            down_bytes_by_client=counted.down,
             metrics=metrics,
-            train_metrics=_mean_metrics(committed),
-            refused=dict(committed.refused),
-            epsilon=committed.epsilon,
         )
         self._began = now
         self.result.rounds.append(record)
         if self._until is not None and self._until.reached(record.all_metrics):
-            self.result.ended = "reached"
+            self.result.ended, self.result.why = "reached", f"{self._until} is reached"
             self.engine.stopping = True
         if self.on_round is not None:
             self.on_round(record)
 
     def _evaluated(self, version: int) -> dict[str, float]:
-        if self._evaluate is None:
+        if self._evaluator is None:
             return {}
-        self._write()
-        self._model.eval()
         seed_everything(rng.address(self._seed, "evaluate", version))
-        update = self._evaluate(self._model, Round(index=version, client=None, config=self._rounds.config))
-        if not isinstance(update, Update):
-            raise LoopError(
-                f"The evaluation returned {update!r}, and its metrics go into the record. End it with `return "
-                'gossamer.federated.Update(samples=len(data), metrics={"accuracy": accuracy})`.'
-            )
-        return {name: float(value) for name, value in update.metrics.items()}
+        return self._evaluator.metrics(version, self._rounds.model.parameters)
 
 
 def _training(
@@ -232,14 +227,3 @@ def _profile_of(profiles: Profiles, clients: int) -> Callable[[int], DeviceProfi
         f"there are {len(profiles)} profiles and {clients} clients, so some would have none: give one for each",
     )
     return profiles.__getitem__
-
-
-def _mean_metrics(committed: Committed) -> dict[str, float]:
-    """Of those that tell a metric, weighted by their samples."""
-    sums: dict[str, tuple[float, int]] = {}
-    for client in sorted(committed.reports):
-        report = committed.reports[client]
-        for name, value in report.metrics.items():
-            total, samples = sums.get(name, (0.0, 0))
-            sums[name] = total + value * report.samples, samples + report.samples
-    return {name: total / samples for name, (total, samples) in sums.items()}
