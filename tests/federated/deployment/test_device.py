@@ -155,7 +155,7 @@ def test_a_device_without_data_is_told_that_it_does_not_count_and_stays() -> Non
     devices = [join(served.address, 0), join(served.address, 1, script=empty)]
     assert served.run() == "finished"
     assert [each.ended() for each in devices] == [2, 0]
-    assert [entry["clients"] for entry in served.report.rounds] == [[0], [0]]
+    assert [entry.clients for entry in served.report.rounds] == [(0,), (0,)]
     assert any("not counted: it had nothing to train on" in text for text in devices[1].said)
 
 

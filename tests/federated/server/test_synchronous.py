@@ -17,7 +17,7 @@ from gossamer.federated.messages import CLIENT, NOT_COUNTED, THE_SERVER
 from gossamer.federated.privacy.poisson_selection import PoissonSelection
 from gossamer.federated.server.rounds import Rounds
 from gossamer.simulation.faulty_network import Kill, VirtualNetwork
-from gossamer.strategies.federated import SCAFFOLD, FedAvg, FedBuff, FederatedStrategy
+from gossamer.strategies.federated import SCAFFOLD, CentralPrivacy, FedAvg, FedBuff, FederatedStrategy
 
 
 def joined_batch(rounds: int, clients: int) -> torch.Tensor:
@@ -190,7 +190,10 @@ def test_after_a_restart_devices_that_stay_silent_are_not_waited_for() -> None:
 RESTARTED: dict[str, tuple[FederatedStrategy, dict[str, Any]]] = {
     "synchronous": (FedAvg(fraction=1.0), {}),
     "buffered": (FedBuff(fraction=1.0, buffer=3), {}),
-    "drawn": (FedAvg(fraction=1.0), {"selection": PoissonSelection(1.0)}),
+    "drawn": (
+        FedAvg(fraction=1.0, privacy=CentralPrivacy(noise=1.0, clip=1.0, delta=0.01)),
+        {"selection": PoissonSelection(1.0)},
+    ),
 }
 
 

@@ -48,7 +48,7 @@ def integer_noise(count: int, variance: float, mechanism: str, bits: RandomBits)
 
 
 @dataclass(frozen=True)
-class _Table:
+class _NoiseTable:
     """For each integer from -largest to largest - 1: the numbers of 128 bits below which a draw is at most it."""
 
     ends: Sequence[int]  # ascending
@@ -65,7 +65,7 @@ class _Table:
 
 
 @lru_cache(maxsize=8)
-def _table(mechanism: str, variance: float) -> _Table:
+def _table(mechanism: str, variance: float) -> _NoiseTable:
     largest = ceil(TAIL * sqrt(variance)) + SPARE
     halves = {SKELLAM: _skellam, DISCRETE_GAUSSIAN: _discrete_gaussian}
     with localcontext(Context(prec=DIGITS)):
@@ -73,7 +73,7 @@ def _table(mechanism: str, variance: float) -> _Table:
         weights = [*reversed(half[1:]), *half]
         scale = Decimal(2**128) / sum(weights)
         ends = [min(int(total * scale), 2**128 - 1) for total in accumulate(weights[:-1])]
-    return _Table(ends, numpy.array([end >> 64 for end in ends], dtype=numpy.uint64), largest)
+    return _NoiseTable(ends, numpy.array([end >> 64 for end in ends], dtype=numpy.uint64), largest)
 
 
 def _discrete_gaussian(variance: Decimal, largest: int) -> Sequence[Decimal]:
