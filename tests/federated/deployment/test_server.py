@@ -217,3 +217,11 @@ def test_options_that_mean_nothing_are_refused() -> None:
     for option in ("over_selection", "gather_seconds"):
         with pytest.raises(RecipeError, match=f"{option} means nothing"):
             server("FedBuff(buffer=1)", **{option: 0.5})
+
+
+def test_a_metric_that_nothing_told_is_noticed_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    served = server(clients=1, rounds=2, until="wieght>0")
+    device = join(served.address)
+    assert served.run() == "finished"
+    assert device.ended() == 2
+    assert "Nothing told 'wieght', so the federation could not end by wieght>0; there are: loss, weight" in caplog.text

@@ -209,6 +209,8 @@ class FederationServer:
                     poll()
         finally:
             self.close()
+        if self._until is not None and not self._reached:
+            self._until.check_told([each.all_metrics for each in self.report.rounds])
         return self.ended
 
     def close(self) -> None:
