@@ -8,6 +8,7 @@ import pytest
 from gossamer.estimate import calibration
 from gossamer.estimate.calibration import (
     COVERAGE,
+    LEAST_SPREAD,
     Calibration,
     ForecastInterval,
     PastForecast,
@@ -65,7 +66,7 @@ def test_it_widens_with_what_the_inputs_differed():
     past = Calibration(pair(exp(0.01 * (place - 4))) for place in range(9))
     widths = [
         log(found.high_seconds / found.low_seconds)
-        for found in (past.interval(1.0, "dense", "near", spread) for spread in (0.0, 0.05, 0.1))
+        for found in (past.interval(1.0, "dense", "near", spread) for spread in (0.0, LEAST_SPREAD, 2 * LEAST_SPREAD))
     ]
     assert widths == pytest.approx([0.08, 0.08 * sqrt(2), 0.08 * sqrt(5)])
 
