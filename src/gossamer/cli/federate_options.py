@@ -43,7 +43,7 @@ class FederationPlan:
 
 
 def check_until(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    from gossamer.federated.virtual.stop_condition import StopCondition
+    from gossamer.federated.stop_condition import StopCondition
 
     try:
         return text if text is None else str(StopCondition.read(text))

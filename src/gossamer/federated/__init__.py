@@ -10,6 +10,7 @@ script_file   the functions that a user's script marks
 round_config  what the user tells all devices of a round
 round_record  what is known of a version that was made, simulated or served
 evaluator     the user's evaluation function, called on versions
+stop_condition  "accuracy>0.95": where rounds end before they are all made
 model_file    a model's state on disk
 privacy       clipping, noise, and what versions tell of a device
 secure        masks that cancel in the sum: the server learns that, and nothing of a device

@@ -21,6 +21,7 @@ from gossamer.federated.client.script import ClientRecipe, Train, participate
 from gossamer.federated.messages import CLIENT, REPORT
 from gossamer.federated.server import journal
 from gossamer.federated.server.rounds import Rounds
+from gossamer.strategies.federated import LocalPrivacy
 
 VERSIONS = 8
 
@@ -144,6 +145,19 @@ def test_what_was_on_its_way_to_a_past_that_is_gone_counts_in_none(tmp_path: Pat
     assert visits.done.stores[1].load().pending is None
     visits.visit(0)
     check_conserved(visits.done)
+
+
+def test_what_was_told_to_a_past_that_is_gone_stays_told(tmp_path: Path) -> None:
+    """A server that forgets does not give a device its privacy back."""
+    strategy = WholeSteps(fraction=0.25, privacy=LocalPrivacy(1.0, delta=0.01))
+    visits = Visits(WholeNumbers(strategy, rounds=VERSIONS, keep=lambda rounds: journal.keep(tmp_path, rounds)))
+    visits.start()
+    visits.visit(0, 3)
+    shutil.rmtree(tmp_path / "rounds")
+    visits.start()
+    visits.visit(0, 2)
+    assert visits.rounds.model.version == 2
+    assert visits.done.stores[0].load().told == 5
 
 
 def test_a_device_that_knows_later_rounds_of_another_past_takes_part(tmp_path: Path) -> None:

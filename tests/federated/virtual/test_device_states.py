@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -12,7 +11,6 @@ from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.client.store import ClientState
 from gossamer.federated.virtual.device_states import DeviceStates
 from gossamer.federated.virtual.simulate import Simulation
-from gossamer.federated.virtual.stop_condition import StopCondition
 
 
 def learning(model: nn.Module, told: Round) -> Update:
@@ -66,12 +64,3 @@ def test_a_version_is_held_once_and_let_go_with_its_last_device() -> None:
     assert torch.equal(states.load(1).replica[0], torch.ones(4))  # not what another holds under the same number
     assert torch.equal(states.load(0).replica[0], torch.zeros(4))
     assert states.replicas == 2
-
-
-@pytest.mark.parametrize(("text", "value", "ends"), [("a>0.5", 0.6, True), (" a <= 1e-3", 0.6, False)])
-def test_a_stop_condition_is_read(text: str, value: float, ends: bool) -> None:
-    assert StopCondition.read(text).reached({"a": value}) is ends
-    assert not StopCondition.read(text).reached({"b": value})
-    assert not StopCondition.read(text).reached({"a": float("nan")})
-    with pytest.raises(ValueError, match=r"write accuracy>0\.95"):
-        StopCondition.read(text + "x")

@@ -99,7 +99,7 @@ def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> Client
         pulled = yield Pull(of=THE_SERVER, key=TASK, known=replica.version, at_least=state.round + 1)
         task = decode(pulled.about, Task, THE_SERVER)
         if task.lineage and task.lineage != state.lineage:  # of another past, to which nothing that is kept belongs
-            begun, state = state, ClientState(lineage=task.lineage)
+            begun, state = state, ClientState(lineage=task.lineage, told=state.told)  # but what was told stays told
             if begun.version >= 0:
                 store.save(state)
                 continue

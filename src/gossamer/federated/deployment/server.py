@@ -36,7 +36,7 @@ from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import keep
 from gossamer.federated.server.rounds import Rounds
-from gossamer.federated.virtual.stop_condition import StopCondition
+from gossamer.federated.stop_condition import StopCondition
 from gossamer.runtime.peer_thread import PeerThread
 from gossamer.strategies.federated import FederatedStrategy
 from gossamer.transports.rpc.endpoint import TcpEndpoint

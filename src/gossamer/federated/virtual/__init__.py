@@ -10,5 +10,4 @@ training_choice      which of these two
 ray_training         many devices of a round as tasks of Ray
 seeding              seeds of torch, random and numpy, for every device and round
 federated_run        FederatedRun: rounds, bytes, virtual seconds, metrics
-stop_condition       "accuracy>0.95"
 """

@@ -24,11 +24,11 @@ from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.server.contributions.reports import Committed
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
+from gossamer.federated.stop_condition import StopCondition
 from gossamer.federated.virtual.device_states import DeviceStates
 from gossamer.federated.virtual.engine import VirtualFederation
 from gossamer.federated.virtual.federated_run import FederatedRun
 from gossamer.federated.virtual.seeding import generators_kept, seed_everything
-from gossamer.federated.virtual.stop_condition import StopCondition
 from gossamer.federated.virtual.training import DeviceTraining
 from gossamer.federated.virtual.training_choice import training_of
 from gossamer.recipes.recipe import Recipe
