@@ -39,8 +39,8 @@ from gossamer.environment.run_token import read_token
 from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.deployment import limits
-from gossamer.federated.deployment.invitations import DEVICE, JOIN, RUN, Invitation, JoinRequest, decode, encode
-from gossamer.federated.messages import THE_SERVER
+from gossamer.federated.deployment.invitations import DEVICE, JOIN, RUN, Invitation, JoinRequest
+from gossamer.federated.messages import THE_SERVER, decode, encode
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.network import read_network

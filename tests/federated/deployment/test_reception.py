@@ -15,11 +15,10 @@ from support.deployed_federations import TOKEN, join, server
 from gossamer.core.peer_ops import Arrived, Elapsed, Peer, PeerJoined, PeerLeft, Pull, Push, Receipt, Reply, Stamp
 from gossamer.federated.deployment import files
 from gossamer.federated.deployment.enrollment import Enrollment
-from gossamer.federated.deployment.invitations import DEVICE, JOIN, LEAVE, RUN, UNKNOWN, Invitation, decode
+from gossamer.federated.deployment.invitations import DEVICE, JOIN, LEAVE, RUN, UNKNOWN, Invitation
 from gossamer.federated.deployment.limits import largest_frame_bytes
 from gossamer.federated.deployment.server import FederationServer
-from gossamer.federated.messages import PART, REPORT, TASK, THE_SERVER, Report, Task, encode
-from gossamer.federated.messages import decode as decode_told
+from gossamer.federated.messages import PART, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
 from gossamer.transports.wire.authentication import Credentials
 from gossamer.transports.wire.connection_state import ConnectionState
 from gossamer.transports.wire.messages import encode_ask
@@ -60,7 +59,7 @@ class Desk:
 
     def task(self, device: Peer, moment: float = 0.0) -> Task | None:
         """The task that a device is told when it asks, if any."""
-        told = [decode_told(each.answer.about, Task, THE_SERVER) for each in self.asks(device, moment)]
+        told = [decode(each.answer.about, Task, THE_SERVER) for each in self.asks(device, moment)]
         return told[-1] if told else None
 
     def reports(self, device: Peer, number: int, task: Task, value: float, moment: float = 0.0) -> list[int]:

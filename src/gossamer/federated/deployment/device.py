@@ -23,13 +23,10 @@ from gossamer.federated.deployment.invitations import (
     UNKNOWN,
     Invitation,
     JoinRequest,
-    decode,
-    encode,
 )
 from gossamer.federated.deployment.round_report import Line
 from gossamer.federated.deployment.server_link import ServerLink
-from gossamer.federated.messages import NOT_COUNTED, REPORT, THE_SERVER, Fate
-from gossamer.federated.messages import decode as decode_fate
+from gossamer.federated.messages import NOT_COUNTED, REPORT, THE_SERVER, Fate, decode, encode
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.federated.script_file import ScriptFile
@@ -221,7 +218,7 @@ class FederationDevice:
                 if answer.about == UNKNOWN:
                     raise Forgotten("the server does not know this device")
                 if isinstance(op, Push) and op.key == REPORT and answer.version == NOT_COUNTED:
-                    why = decode_fate(answer.about, Fate, THE_SERVER).refused or "it came too late"
+                    why = decode(answer.about, Fate, THE_SERVER).refused or "it came too late"
                     self._say(f"round {op.stamp.step + 1}: not counted: {why}")
         except StopIteration as stop:
             return int(stop.value)

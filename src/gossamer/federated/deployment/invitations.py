@@ -6,13 +6,10 @@ the model that the script makes. The recipe travels in the invitation, so a devi
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import msgspec
 
-from gossamer.core.json_text import read_json
-from gossamer.core.peer_ops import Peer
-from gossamer.errors import MalformedError
 from gossamer.federated.messages import PART_BYTES, Count
 
 DEVICE = "device"  # the kind of a peer that joins; its number is an identity that it drew, not the client's number
@@ -38,22 +35,3 @@ class Invitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rounds: Count = 0
     seed: Count = 0
     part_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**32)] = PART_BYTES
-
-
-Asked = TypeVar("Asked", JoinRequest, Invitation)
-
-
-def encode(asked: JoinRequest | Invitation) -> str:
-    return msgspec.json.encode(asked).decode()
-
-
-def decode(text: str, kind: type[Asked], sender: Peer) -> Asked:
-    """Raises MalformedError."""
-    try:
-        found: Any = read_json(text)
-        return msgspec.convert(found, kind, strict=True)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise MalformedError(
-            f"{sender} sent what has no place where a federation is joined ({error}). Install the same version of "
-            "Gossamer everywhere"
-        ) from error

@@ -38,10 +38,8 @@ from gossamer.federated.deployment.invitations import (
     UNKNOWN,
     Invitation,
     JoinRequest,
-    decode,
-    encode,
 )
-from gossamer.federated.messages import CLIENT, TASK
+from gossamer.federated.messages import CLIENT, TASK, decode, encode
 from gossamer.federated.server.rounds import Rounds
 
 POLL_SECONDS = 0.25  # after which a stop is noticed
