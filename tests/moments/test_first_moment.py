@@ -61,11 +61,11 @@ def test_a_resumed_run_has_the_same_bits(term: str, stop: int, tmp_path: Path) -
 def test_moments_outside_the_optimizers_state_would_be_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A twin that begins them anew after loading."""
     honest = AdamRule._move
-    known: set[int] = set()
+    known: dict[int, nn.Parameter] = {}  # held, so that no other is at the same place later
 
     def forgetful(self: AdamRule, parameter: nn.Parameter, group: Any) -> None:
         if id(parameter) not in known:
-            known.add(id(parameter))
+            known[id(parameter)] = parameter
             self.optimizer.state[parameter].clear()
         honest(self, parameter, group)
 
