@@ -80,3 +80,26 @@ def test_a_contender_that_has_not_been_there_is_slower() -> None:
 def test_few_steps_tell_nothing() -> None:
     curve = Draws(0).curve("A", DENSE, 3)
     assert against_baseline(curve, curve, 3.0).speedup.high == inf
+
+
+BEHIND = Planted(step_seconds=1 / 60, efficiency=0.48)  # 158 steps of it are worth 76, within three of the baseline's
+
+
+def _of_one_that_ran_ahead() -> list[ConfidenceInterval]:
+    return [
+        against_baseline(
+            Draws(seed).curve("A", BEHIND, 158), Draws(seed).curve("Dense", DENSE, 256), 158 / 60, 0.95
+        ).speedup
+        for seed in range(TRIALS)
+    ]
+
+
+def test_a_baseline_that_ran_ahead_is_looked_at_where_it_was_surely_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the steps are too many to make up for with certainty, a third is not: and what is said stays true."""
+    truth, found = BEHIND.speedup_over(DENSE), _of_one_that_ran_ahead()
+    covered = sum(each.low <= truth <= each.high for each in found)
+    assert (covered - 0.95 * TRIALS) / sqrt(TRIALS * 0.95 * 0.05) > -3.5
+    assert {each.confidence for each in found} == {0.95}
+    sure = sum(each.low > 1 for each in found)
+    monkeypatch.setattr(module, "LOOKS", (2,))
+    assert sure > 0.9 * TRIALS > 2 * sum(each.low > 1 for each in _of_one_that_ran_ahead())

@@ -6,7 +6,7 @@ both, because it is a hard one, cancels in the difference. At the same virtual *
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import numpy as np
@@ -22,6 +22,10 @@ from gossamer.advise.racing.loss_curve import Floats, LossCurve
 
 WINDOW = 0.25  # the last part of a race, over which losses are averaged
 FEWEST_POINTS = 2 * FEWEST_BATCHES  # in a window
+LOOKS = (
+    2,
+    3,
+)  # parts of the contender's steps, at the end of the first of which a baseline that ran ahead is looked at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +48,18 @@ def against_baseline(
     """Compare at virtual second `seconds`, up to which both are known. Losses: the lower, the better.
 
     The baseline may have run ahead of it: a step of it may take as long as a hundred of the contender's. It is looked
-    at no further than half the contender's steps then, which leaves that as many again to make up for being behind.
+    at no further than half the contender's steps then, which leaves that as many again to make up for being behind, or
+    at a third where it has surely made up for it there only. Both looks together have the confidence asked for.
     """
     contender, there = contender.until(seconds), baseline.until(seconds)
-    half = contender.steps[-1] / 2 if len(contender) else 0.0
-    ahead = baseline.between_steps(0.0, max(half, there.steps[-1] if len(there) else 0.0))
-    paired = paired_difference(contender, ahead)
-    speedup, steps_ratio = _speedup(contender, ahead, paired, confidence)
+    made = there.steps[-1] if len(there) else 0.0
+    ends = sorted({max(made, contender.steps[-1] / part if len(contender) else 0.0) for part in LOOKS}, reverse=True)
+    each = 1 - (1 - confidence) / len(ends)
+    looks = [_look(contender, baseline.between_steps(0.0, end), each) for end in ends]
+    paired, speedup, steps_ratio = next((look for look in looks if look[1].low > 0), looks[0])
     apart = difference_at(contender, there, seconds)
     return AgainstBaseline(
-        speedup=speedup,
+        speedup=replace(speedup, confidence=confidence),
         steps_ratio=steps_ratio,
         loss_at_equal_steps=paired.interval(confidence),
         loss_at_equal_seconds=apart.interval(confidence),
@@ -79,6 +85,14 @@ def difference_at(contender: LossCurve, other: LossCurve, seconds: float) -> Mea
         standard_error=sqrt(first.standard_error**2 + second.standard_error**2),
         freedom=min(first.freedom, second.freedom),
     )
+
+
+def _look(
+    contender: LossCurve, baseline: LossCurve, confidence: float
+) -> tuple[MeanEstimate, ConfidenceInterval, float]:
+    """How far apart they are at the baseline's last steps, the speedup to there, and the ratio of steps."""
+    paired = paired_difference(contender, baseline)
+    return paired, *_speedup(contender, baseline, paired, confidence)
 
 
 def _speedup(
