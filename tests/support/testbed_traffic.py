@@ -40,8 +40,8 @@ while True:
     sender.sendto(data, (sys.argv[1], 7001))
 """
 
-# Packets may arrive joined; every datagram's payload is whole all the same. The rate is the median over many stretches of
-# a tenth of a second (longer where that is few packets): what the line does while nobody stops this machine.
+# Packets may arrive joined; every datagram's payload is whole all the same. The rate is the median over many stretches
+# of a tenth of a second (longer where that is few packets): what the line does while nobody stops this machine.
 RATE = (
     COUNTERS
     + """
