@@ -1,1 +1,12 @@
-"""Parallel: models whose layers lie on several workers, and what crosses the boundaries between them, compressed."""
+"""Parallel: models whose layers lie on several workers, and what crosses the boundaries between them, compressed.
+
+pipeline_boundary  boundary: the codec of what crosses between two pipeline stages, and which codecs may
+compressed_stage   CompressedStage: a stage's module that decodes, computes and encodes, in both passes
+carrier            messages as the bits of float32 tensors, which torch's pipelining sends both ways
+sample_memory      what both sides know of each sample's activations, to which differences are sent (AQ-SGD)
+"""
+
+from gossamer.parallel.compressed_stage import CompressedStage
+from gossamer.parallel.pipeline_boundary import Boundary, boundary
+
+__all__ = ["Boundary", "CompressedStage", "boundary"]
