@@ -45,7 +45,8 @@ class Layers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.byte(x)
         x = x + self.place if len(self.place) else x
-        return self.guess(self.block(x, self.past, is_causal=True))
+        guess: Tensor = self.guess(self.block(x, self.past, is_causal=True))
+        return guess
 
 
 def surprise(guess: Tensor, following: Tensor) -> Tensor:

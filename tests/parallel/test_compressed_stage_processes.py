@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import pipeline_worker
+from support import interleaved_worker, pipeline_worker
 from support.pipeline_worker import BATCH, IDS, INPUTS, MICROBATCHES, STEPS, TARGETS, WIDTH, digest, edge_of
 from support.processes import findings, succeed
 from support.two_stages import GPIPE, ONE_F_ONE_B, TwoStages, halves
@@ -37,3 +37,10 @@ def test_torchs_pipelining_over_gloo_sends_few_bytes_and_trains_the_same_bits(
         known = [None] * MICROBATCHES if ids is None else ids.chunk(MICROBATCHES)
         answers = [stages.forward(*each)[2] for each in zip(INPUTS.chunk(MICROBATCHES), known, strict=True)]
     assert torch.equal(torch.tensor(second["answers"]), torch.cat(answers))
+
+
+@pytest.mark.processes
+def test_several_stages_a_rank_train_the_same_bits() -> None:
+    said = "".join(succeed([interleaved_worker.__file__], 2))
+    for schedule, places in interleaved_worker.PLACES.items():
+        assert all(f"equal {schedule} {one} {other}\n" in said for one, other in places)
