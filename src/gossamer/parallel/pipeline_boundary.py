@@ -85,7 +85,7 @@ def boundary(
     Raises RecipeError for a codec whose messages change their size, remember, or need a group, and with feedback for
     one that loses more than it sends.
 
-    source: Wang et al. 2022, NeurIPS (differences); Bian et al. 2024, MLSys (what compressing activations gains)
+    source: Wang et al. 2022, NeurIPS (differences); Bian et al. 2024, MLSys (which codecs suit activations)
     """
     terms = parse(codec).terms if isinstance(codec, str) else (codec,)
     if len(terms) != 1 or not isinstance(terms[0], Compressor):
@@ -131,7 +131,7 @@ def _check(edge: Boundary, samples: int) -> None:
     if lost >= 1:
         raise RecipeError(
             f"{edge.codec!r} loses {lost:.1f} times the energy of what it is given, so what is known of a sample would "
-            f"move away from it with every visit. Write more levels, smaller blocks or Float4(), or leave out feedback="
+            "move away from it with every visit. Write Float4(), more levels or smaller blocks, or leave out feedback=."
         )
 
 
