@@ -8,13 +8,14 @@ fabric_strategy.py     GossamerFabricStrategy: attaches what fabric.setup is giv
 joined_strategy.py     what both have: options of attach, this worker's rank and device, collective calls
 launched_job.py        ranks as gossamer run, torchrun, mpirun or srun gave them
 collectives.py         reduce, all_gather, broadcast and barrier, on the group of the open session
+agreed_model.py        what workers that train apart have in common, in checkpoints and when fit is over
 session_files.py       each rank's part of a checkpoint, in a directory beside Lightning's file
 recipe_limits.py       recipes that a loop of Lightning's would train wrongly, and what to write
 """
 
 from gossamer.integrations.library_versions import require_library
 
-require_library("lightning", "2.4", extra="lightning")
+require_library("lightning", "2.6", extra="lightning")
 
 from lightning.fabric.strategies import STRATEGY_REGISTRY  # noqa: E402  # not before its version is known
 from lightning.pytorch.strategies import StrategyRegistry  # noqa: E402

@@ -183,5 +183,5 @@ def _quiet_between_batches(trainer: Any) -> None:
     """Lightning has rank 0 tell all others before every batch whether it was asked to end, which would make every
     recipe move in step, one message a batch. Who was asked leaves after its batch, and the others hear of it then."""
     loop = trainer.fit_loop.epoch_loop
-    if hasattr(loop, "_broadcast_sigterm_tensor"):  # since Lightning 2.6
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
         loop._broadcast_sigterm_tensor = lambda: None
