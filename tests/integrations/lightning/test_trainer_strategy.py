@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("lightning")
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.tuner import Tuner
@@ -17,7 +18,7 @@ from support.lightning_training import ByHand, Tiny, flat, loader, momentum, sam
 from torch.optim import LBFGS
 
 from gossamer.errors import LoopError
-from gossamer.integrations.lightning import GossamerStrategy
+from gossamer.integrations.lightning import GossamerStrategy, collectives
 from gossamer.runtime.open_sessions import open_sessions
 
 pytestmark = [
@@ -42,8 +43,11 @@ def test_alone_it_is_lightnings_own_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gossamer", "GOSSAMER"])
-def test_it_goes_by_its_name(tmp_path: Path, name: str) -> None:
-    assert type(trainer(tmp_path, name).strategy) is GossamerStrategy
+def test_it_goes_by_its_name_and_can_be_asked_before_a_fit(tmp_path: Path, name: str) -> None:
+    strategy = trainer(tmp_path, name).strategy
+    assert type(strategy) is GossamerStrategy
+    strategy.barrier()
+    assert strategy.all_gather(torch.ones(2)).tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,21 @@ def test_the_session_is_closed_after_an_exception(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fitted(tmp_path, Fails())
     assert list(open_sessions()) == []
+
+
+def test_a_checkpoint_after_an_exception_asks_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails(Tiny):
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            if number == 2:
+                monkeypatch.setattr(collectives, "barrier", lambda: pytest.fail("waits for others"))
+                raise ZeroDivisionError
+            return super().training_step(batch, number)
+
+    saves = ModelCheckpoint(tmp_path, save_on_exception=True)
+    with pytest.raises(ZeroDivisionError):
+        fitted(tmp_path, Fails(), recipe="DiLoCo(period=3)", enable_checkpointing=True, callbacks=[saves])
+    assert len(list(tmp_path.glob("*.ckpt"))) == 1
+    assert not list(tmp_path.glob("*.gossamer"))
 
 
 def test_clipping_at_attach_goes_with_lightnings_closures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,15 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
         else:
             super(DDPStrategy, self).setup(trainer)
 
+    @property
+    def _interrupted(self) -> bool:
+        """Whether this worker is on its way out, where the others do not come along."""
+        module = self.lightning_module
+        return module is not None and bool(module.trainer.state.status == "interrupted")
+
     def barrier(self, name: str | None = None) -> None:
-        super().barrier(name)
+        if not self._interrupted:
+            super().barrier(name)
         if name == "run-stage":  # all is set up and restored, and no data were drawn
             self._begin()
 
@@ -154,16 +161,20 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """What the workers agree on, which is more than what rank 0 has where they train apart."""
-        if self.session is None or self._merged is not None:
+        if self.session is None or self._merged is not None or self._interrupted:
             return dict(super().lightning_module_state_dict())
         return agreed_state(self.session, super().lightning_module_state_dict)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """Lightning's file by rank 0, and beside it, by every rank, what its session remembers; see session_files."""
+        """Lightning's file by rank 0, and beside it, by every rank, what its session remembers; see session_files.
+
+        After an exception, such as with ModelCheckpoint(save_on_exception=True), there is Lightning's file alone.
+        """
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-        if self.session is not None and "optimizer_states" in checkpoint:  # not of weights alone
+        whole = "optimizer_states" in checkpoint  # not weights alone
+        if self.session is not None and whole and not self._interrupted:
             self.on_validation_end()  # what a rank goes on from is its own
             session_files.save(self.session, filepath)
 
