@@ -13,7 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,6 +161,9 @@ def check_values(given: dict[str, Any]) -> None:
 # -- other programs --------------------------------------------------------------------------------
 
 
+OPTIONAL = {"lightning"}
+
+
 class Parsed(Exception):
     """A script's arguments were read, so it need not go on."""
 
@@ -199,9 +202,20 @@ def read_script(script: Path, arguments: Sequence[str]) -> None:
         mock.patch.object(argparse.ArgumentParser, "error", refuse),
         mock.patch.object(sys, "path", list(sys.path)),
         suppress(Parsed),
+        without_optional_libraries(),
     ):
         runpy.run_path(str(script), run_name="__main__")
         raise ValueError(f"{script.name} ran without reading its arguments")
+
+
+@contextmanager
+def without_optional_libraries() -> Iterator[None]:
+    """A script of a library that is not installed is left unread."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if missing.name not in OPTIONAL:
+            raise
 
 
 def read_torchrun(arguments: Sequence[str], fragment: bool) -> None:

@@ -1,0 +1,30 @@
+"""Lightning: strategies of its Trainer and of Fabric that train with a recipe. Importing it registers "gossamer".
+
+    trainer = lightning.Trainer(strategy=GossamerStrategy("DiLoCo(period=50)"))
+    fabric = lightning.Fabric(strategy=GossamerFabricStrategy("TopK(density=0.01)"))
+
+trainer_strategy.py    GossamerStrategy: attaches a LightningModule before its first batch
+fabric_strategy.py     GossamerFabricStrategy: attaches what fabric.setup is given
+joined_strategy.py     what both have: options of attach, this worker's rank and device, collective calls
+launched_job.py        ranks as gossamer run, torchrun, mpirun or srun gave them
+collectives.py         reduce, all_gather, broadcast and barrier, on the group of the open session
+agreed_model.py        what workers that train apart have in common, in checkpoints and when fit is over
+session_files.py       each rank's part of a checkpoint, in a directory beside Lightning's file
+recipe_limits.py       recipes that a loop of Lightning's would train wrongly, and what to write
+"""
+
+from gossamer.integrations.library_versions import require_library
+
+require_library("lightning", "2.6", extra="lightning")
+
+from lightning.fabric.strategies import STRATEGY_REGISTRY  # noqa: E402  # not before its version is known
+from lightning.pytorch.strategies import StrategyRegistry  # noqa: E402
+
+from gossamer.integrations.lightning.fabric_strategy import GossamerFabricStrategy  # noqa: E402
+from gossamer.integrations.lightning.trainer_strategy import GossamerStrategy  # noqa: E402
+
+__all__ = ["GossamerFabricStrategy", "GossamerStrategy"]
+
+_ABOUT = "Gossamer: any communication scheme with any compression"
+StrategyRegistry.register("gossamer", GossamerStrategy, description=_ABOUT, override=True)
+STRATEGY_REGISTRY.register("gossamer", GossamerFabricStrategy, description=_ABOUT, override=True)

@@ -1,0 +1,118 @@
+"""Fabric strategy: attaches every model and optimizer that fabric.setup is given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.strategies.strategy import _BackwardSyncControl
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer.integrations.lightning import collectives, session_files
+from gossamer.integrations.lightning.agreed_model import agreed_state, close_agreed
+from gossamer.integrations.lightning.joined_strategy import JoinedStrategy
+from gossamer.session.session import Session
+
+
+class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # Any, where Lightning is not installed
+    """Trains what fabric.setup is given together with the other workers, talking as a recipe says.
+
+        fabric = lightning.Fabric(strategy=GossamerFabricStrategy("TopK(density=0.01)"))
+
+    Models are not wrapped. `sessions` are those that gossamer.attach gave, in the order of setup; call `close()` when
+    training is over.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sessions: list[Session] = []
+        self._modules: list[nn.Module] = []
+        self._beside = 0  # optimizers that are tracked
+        self._backward_sync_control = MutedSessions(self.sessions)
+
+    # -- joining and attaching ----------------------------------------------------------------------------------------
+
+    def _setup_distributed(self) -> None:
+        self._set_world_ranks()
+        self._join()
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        self._modules.append(module)
+        return module
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Attach it to the module whose parameters it holds; a second one of the same module is tracked."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        mine = [each for each in self._modules if held & {id(parameter) for parameter in each.parameters()}]
+        attached = [session for session in self.sessions if mine and session.model is mine[-1]]
+        if attached:
+            self._beside += 1
+            attached[0].track(**{f"optimizer_{self._beside}": optimizer})
+        elif mine:
+            scaler = getattr(self.precision, "scaler", None)
+            self.sessions.append(self._attach(mine[-1], optimizer, scaler=scaler))
+        return optimizer
+
+    def close(self) -> None:
+        """End all sessions, on every rank, with what the workers agree on in their models."""
+        for session in self.sessions:
+            close_agreed(session)
+        self.sessions.clear()
+
+    def teardown(self) -> None:
+        self.close()
+        super().teardown()
+
+    def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return collectives.all_reduce(tensor, reduce_op) if isinstance(tensor, Tensor) else tensor
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """What the workers agree on, where they train apart. Every rank calls it."""
+        mine = [session for session in self.sessions if session.model is module]
+        state_dict = partial(super().get_module_state_dict, module)
+        return agreed_state(mine[0], state_dict) if mine else dict(state_dict())
+
+    def save_checkpoint(self, path: str | os.PathLike[str], state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Fabric's file by rank 0, and beside it, by every rank, what sessions of saved optimizers remember."""
+        super().save_checkpoint(path, state, *args, **kwargs)
+        for number, session in enumerate(self.sessions):
+            if any(part is session.optimizer for part in state.values()):
+                schedulers = [each for each in state.values() if getattr(each, "optimizer", None) is session.optimizer]
+                session_files.save(session, path, number, schedulers=[each.state_dict() for each in schedulers])
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], state: Any = None, *args: Any, **kwargs: Any
+    ) -> Mapping[str, Any]:
+        """Load Fabric's file, attach anew what it changes, and take up what sessions remember."""
+        parts = list(state.values()) if isinstance(state, dict) else [state]
+        changed = {
+            number: session
+            for number, session in enumerate(self.sessions)
+            if any(part is session.model or part is session.optimizer for part in parts)
+        }
+        for session in changed.values():
+            session.close()
+        found: Mapping[str, Any] = super().load_checkpoint(path, state, *args, **kwargs)
+        for number, before in changed.items():
+            session = self.sessions[number] = self._attach(before.model, before.optimizer, scaler=before.scaler)
+            if any(part is session.optimizer for part in parts):
+                session_files.load(session, path, number)
+        return found
+
+
+class MutedSessions(_BackwardSyncControl):  # type: ignore[misc]  # Any, where Lightning is not installed
+    """Lets gradients add up on this worker within fabric.no_backward_sync."""
+
+    def __init__(self, sessions: list[Session]) -> None:
+        self._sessions = sessions
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        mine = [session for session in self._sessions if session.model is module]
+        return mine[0].no_sync() if enabled and mine else nullcontext()

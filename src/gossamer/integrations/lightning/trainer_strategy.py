@@ -1,0 +1,198 @@
+"""Trainer strategy: attaches a LightningModule before its first batch, and closes the session when fit ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from gossamer.integrations.lightning import collectives, session_files
+from gossamer.integrations.lightning.agreed_model import agreed_state, close_agreed
+from gossamer.integrations.lightning.joined_strategy import JoinedStrategy
+from gossamer.integrations.lightning.recipe_limits import refuse_clipping, refuse_counted_passes
+from gossamer.session.session import Session
+
+
+class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # Any, where Lightning is not installed
+    """Trains a LightningModule together with the other workers, talking as a recipe says.
+
+        trainer = lightning.Trainer(strategy=GossamerStrategy("DiLoCo(period=50)"))
+
+    The model is not wrapped. While fit runs, `session` is what gossamer.attach gave. Raises AttachError for what cannot
+    be served, before the first batch.
+    """
+
+    strategy_name = "gossamer"
+    session: Session | None = None
+    _merged: ExitStack | None = None  # while the model has the parameters that validation is to see
+    _resumed: str | os.PathLike[str] | None = None  # the checkpoint that this fit was given
+
+    # -- joining and attaching ----------------------------------------------------------------------------------------
+
+    def setup_distributed(self) -> None:
+        reset_seed()
+        self.set_world_ranks()
+        self._join()
+
+    def configure_ddp(self) -> None:
+        """The model stays as it is."""
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def setup(self, trainer: Any) -> None:
+        """As DDP's, which gives all ranks rank 0's model where none is to be attached; alone, there is no group."""
+        if self.world_size > 1 or trainer.state.fn == "fit":
+            super().setup(trainer)
+        else:
+            super(DDPStrategy, self).setup(trainer)
+
+    @property
+    def _interrupted(self) -> bool:
+        """Whether this worker is on its way out, where the others do not come along."""
+        module = self.lightning_module
+        return module is not None and bool(module.trainer.state.status == "interrupted")
+
+    def barrier(self, name: str | None = None) -> None:
+        if not self._interrupted:
+            super().barrier(name)
+        if name == "run-stage":  # all is set up and restored, and no data were drawn
+            self._begin()
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.session is None:  # a fit within a fit, as the learning rate finder's
+            self._begin()
+
+    def _begin(self) -> None:
+        """Attach the model of a fit, and take up what its checkpoint remembers."""
+        trainer = self.lightning_module.trainer
+        attached = [each for each in self.optimizers if each.param_groups]  # Lightning's stand-in for none has none
+        if trainer.state.fn != "fit" or not attached:
+            return
+        self._end()
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        session = self.session = self._attach(self.lightning_module, attached[0], scaler=scaler).__enter__()
+        refuse_counted_passes(session.recipe)
+        if trainer.gradient_clip_val:
+            refuse_clipping(session, trainer.gradient_clip_val, self.world_size)
+        for number, optimizer in enumerate(attached[1:], start=1):
+            session.track(**{f"optimizer_{number}": optimizer})
+        for number, config in enumerate(self.lr_scheduler_configs):
+            session.track(**{f"scheduler_{number}": config.scheduler})
+        if self._resumed is not None:
+            session_files.load(session, self._resumed)
+            self._resumed = None
+        _quiet_between_batches(trainer)
+
+    def _end(self, failure: BaseException | None = None) -> None:
+        """Close the session, if one is open; unless something was raised, with what the workers agree on."""
+        self.on_validation_end()
+        session, self.session = self.session, None
+        if session is None:
+            return
+        if failure is None:
+            close_agreed(session)
+        else:
+            session.__exit__(type(failure), failure, None)
+
+    def on_exception(self, exception: BaseException) -> None:
+        self._end(exception)
+        super().on_exception(exception)
+
+    def teardown(self) -> None:
+        self._end()
+        self._resumed = None
+        super().teardown()
+
+    # -- in the loop --------------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Through the module's own call, whose hooks see the batch."""
+        with self.precision_plugin.train_step_context():
+            return self._forward_redirection(self.model, self.lightning_module, "training_step", *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Run the closure, backward() included, before the step: what recipes do in between would come too late in it.
+
+        Where training_step returned None no backward pass was made, and no step is.
+        """
+        session, plugin, module = self.session, self.precision_plugin, model or self.lightning_module
+        if session is None or isinstance(optimizer, LBFGS) or getattr(plugin, "scaler", None) is not None:
+            found = super().optimizer_step(optimizer, closure, model, **kwargs)
+        else:
+            found = plugin._wrap_closure(module, optimizer, closure)
+            if found is not None or not module.automatic_optimization:
+                optimizer.step(**kwargs)
+        if session is not None and session.stopping:
+            module.trainer.should_stop = True
+        return found
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Gradients of all but the last batch of a step add up on this worker."""
+        with ExitStack() as muted:
+            if self.session is not None:
+                muted.enter_context(self.session.no_sync())
+            yield
+
+    def on_validation_start(self) -> None:
+        super().on_validation_start()
+        if self.session is not None:
+            self._merged = ExitStack()
+            self._merged.enter_context(self.session.merged(self.lightning_module))
+
+    def on_validation_end(self) -> None:
+        super().on_validation_end()
+        merged, self._merged = self._merged, None
+        if merged is not None:
+            merged.close()
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return collectives.all_reduce(tensor, reduce_op) if isinstance(tensor, Tensor) else tensor
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """What the workers agree on, which is more than what rank 0 has where they train apart."""
+        if self.session is None or self._merged is not None or self._interrupted:
+            return dict(super().lightning_module_state_dict())
+        return agreed_state(self.session, super().lightning_module_state_dict)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Lightning's file by rank 0, and beside it, by every rank, what its session remembers; see session_files.
+
+        After an exception, such as with ModelCheckpoint(save_on_exception=True), there is Lightning's file alone.
+        """
+        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+        whole = "optimizer_states" in checkpoint  # not weights alone
+        if self.session is not None and whole and not self._interrupted:
+            self.on_validation_end()  # what a rank goes on from is its own
+            session_files.save(self.session, filepath)
+
+    def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
+        super().remove_checkpoint(filepath)
+        if self.local_rank == 0:
+            session_files.remove(filepath)
+
+    def load_checkpoint(self, checkpoint_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+        self._end()  # what is loaded within a fit is another beginning
+        self._resumed = checkpoint_path
+        found: Mapping[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        return found
+
+
+def _quiet_between_batches(trainer: Any) -> None:
+    """Lightning has rank 0 tell all others before every batch whether it was asked to end, which would make every
+    recipe move in step, one message a batch. Who was asked leaves after its batch, and the others hear of it then."""
+    loop = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
+        loop._broadcast_sigterm_tensor = lambda: None
