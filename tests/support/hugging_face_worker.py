@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from support.tiny_gpt2 import arguments, digest, texts, tiny_gpt2
 from torch.nn.parallel import DistributedDataParallel
@@ -209,4 +209,5 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     for work in (by_trainer, resumed, best, with_momentum, scaled, by_accelerate):
         print("said", json.dumps({work.__name__: work(place / work.__name__)}), flush=True)
-        AcceleratorState._reset_state()  # the Trainer's settings are no concern of Accelerate's
+        AcceleratorState._reset_state()  # or the next one would have this one's settings,
+        GradientState._reset_state()  # and its loader, as if that were at its end

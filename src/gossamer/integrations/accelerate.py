@@ -25,7 +25,7 @@ from gossamer.session.session import Session
 from gossamer.transports.elastic.joined_run import is_elastic
 from gossamer.world import current
 
-require_library("accelerate", "1.0", extra="accelerate")
+require_library("accelerate", "1.6", extra="accelerate")
 
 from accelerate import Accelerator  # noqa: E402 - a version below the floor is refused first
 

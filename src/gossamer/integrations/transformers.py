@@ -28,7 +28,7 @@ from gossamer.session.attach import attach
 from gossamer.session.recipe_choice import Written
 from gossamer.session.session import Session
 
-require_library("transformers", "4.46", extra="transformers")
+require_library("transformers", "5.23", extra="transformers")
 
 from transformers import Trainer, TrainerCallback  # noqa: E402 - a version below the floor is refused first
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
