@@ -1,0 +1,145 @@
+"""Transformers adapter: a Trainer whose model is trained together with other workers' as a recipe says.
+
+    GossamerTrainer(model, TrainingArguments(...), train_dataset=data, recipe="DiLoCo(period=50) + Int8()").train()
+
+Transformers deals out batches, clips, schedules, logs, evaluates and saves as it does under DistributedDataParallel;
+the model is not wrapped, and Gossamer averages.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+from torch.nn.utils import get_total_norm
+
+from gossamer.integrations.accelerate import leave_out_ddp, refuse_other_world, share_no_sync
+from gossamer.integrations.library_versions import require_library
+from gossamer.integrations.session_folder import load_within, save_within
+from gossamer.integrations.trainer_recipes import (
+    keep_step_local,
+    refuse_contradictions,
+    tell_of_dispatching,
+    trains_apart,
+)
+from gossamer.reducer.parameter_views import copy_parameters, trainable
+from gossamer.session.attach import attach
+from gossamer.session.recipe_choice import Written
+from gossamer.session.session import Session
+
+require_library("transformers", "5.23", extra="transformers")
+
+from transformers import Trainer, TrainerCallback  # noqa: E402 - a version below the floor is refused first
+from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
+
+_OF_SPEED = ("_runtime", "_per_second")  # endings of what the Trainer logs beside losses; the session knows better
+
+
+class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the library is not installed
+    """A Trainer that trains together with the other workers of this job, as `recipe` says; None means Dense().
+
+    For a trainer of another library, such as SFTTrainer: class MyTrainer(GossamerTrainer, SFTTrainer): pass. `session`
+    is the open session while it trains. Checkpoints hold each rank's part of it in their folder `gossamer`, from which
+    train(resume_from_checkpoint=...) goes on exactly. Where workers train apart, evaluation, prediction and the saved
+    model have the parameters that are merged.
+
+    Raises what gossamer.attach raises, and AttachError as training begins where the recipe and what the Trainer does
+    contradict each other.
+    """
+
+    def __init__(self, *args: Any, recipe: Written = None, **kwargs: Any) -> None:
+        self.recipe = recipe
+        self.session: Session | None = None
+        self._resumed: str | None = None  # the checkpoint from which training goes on
+        self._open = ExitStack()
+        super().__init__(*args, **kwargs)
+        self.add_callback(_SessionCallback(self))
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        leave_out_ddp(self.accelerator)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        if resume_from_checkpoint is True:
+            self._resumed = get_last_checkpoint(self.args.output_dir)
+        else:
+            self._resumed = resume_from_checkpoint or None
+        with self._open:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def open_session(self, train_dataloader: Any) -> None:
+        """Attach what was prepared; a resumed training goes on from its checkpoint. On every rank."""
+        refuse_other_world(self.accelerator)
+        session = attach(self.model, self.optimizer, self.recipe, scaler=self.accelerator.scaler, replace=True)
+        self.session = self._open.enter_context(session)
+        self._open.callback(setattr, self, "session", None)
+        refuse_contradictions(session, self.args)
+        tell_of_dispatching(train_dataloader)
+        keep_step_local(session, self.args)
+        share_no_sync(self.accelerator, session)
+        if self._resumed:
+            load_within(session, self._resumed)
+
+    def close_session(self) -> None:
+        """Training is over: workers that trained apart go on with what they agree on, as it was evaluated and saved."""
+        if self.session is not None and trains_apart(self.session):
+            places = {name: parameter.detach() for name, parameter in trainable(self.model).items()}
+            with self._merged():
+                agreed = {name: place.clone() for name, place in places.items()}
+            copy_parameters(agreed, places)
+        self._open.close()
+
+    def _merged(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.session is None else self.session.merged(self.model)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        with self._merged():
+            return super().evaluation_loop(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        # By itself the Trainer saves on every rank, as merging may need; a user may on one
+        with self._merged() if _internal_call else nullcontext():
+            super().save_model(output_dir, _internal_call=_internal_call)
+
+    def _load_best_model(self) -> None:
+        self.close_session()  # which would put what was agreed on last in the place of the best
+        super()._load_best_model()
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        if grad_norm is None:  # theirs multiplies all by one, which a compressor that owns momentum takes for clipping
+            self.accelerator.unscale_gradients()
+            grad_norm = get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+        return super()._get_grad_norm(model, grad_norm=grad_norm)
+
+
+class _SessionCallback(TrainerCallback):  # type: ignore[misc]
+    """Opens, saves and closes a trainer's session, and hands it what the trainer logs."""
+
+    def __init__(self, trainer: GossamerTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        self._trainer.open_session(train_dataloader)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._session.stopping:
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if self._trainer.session is not None:
+            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+            self._trainer.session.log(**{name: numbers[name] for name in numbers if not name.endswith(_OF_SPEED)})
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not args.save_only_model:
+            save_within(self._session, os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer.close_session()
+
+    @property
+    def _session(self) -> Session:
+        session: Session | None = self._trainer.session
+        assert session is not None, "on_train_begin has opened it"
+        return session
