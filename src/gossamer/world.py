@@ -6,9 +6,10 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
+from torch.utils.data import IterableDataset
 
 from gossamer import environment, events
 from gossamer.environment.wait_timeout import set_timeout
@@ -16,11 +17,13 @@ from gossamer.errors import CheckpointError
 from gossamer.runtime import uncaught_errors
 from gossamer.runtime.transport import Transport
 from gossamer.runtime.worker_scope import WorkerScope, current_worker
-from gossamer.sampler import Labels, Shard
+from gossamer.sampler import Even, HubStreamShard, Labels, Shard, StreamShard, WorldShard, is_hub_stream
 from gossamer.transports.elastic.joined_run import is_elastic, join_run
 from gossamer.transports.simulated import SimulatedGroup
 
 _Saved = TypeVar("_Saved")
+_Item = TypeVar("_Item")
+_Dealt = TypeVar("_Dealt", bound=WorldShard)
 
 
 class World:
@@ -29,7 +32,7 @@ class World:
     def __init__(self, *, rank: int, size: int, local_rank: int, device: torch.device) -> None:
         self._place = (rank, size)  # one reference: another thread than the one that trains may move it
         self._local_rank, self._device = local_rank, device
-        self._shards: list[weakref.ref[Shard]] = []
+        self._shards: list[weakref.ref[WorldShard]] = []
         self._told = False  # of a loader that draws ahead, once
 
     def __repr__(self) -> str:
@@ -65,6 +68,10 @@ class World:
         same place."""
         return SimulatedGroup(1).transports[0] if self.size == 1 else None
 
+    @overload
+    def shard(self, dataset: IterableDataset[_Item], *, even: Even | None = None) -> StreamShard[_Item]: ...  # type: ignore[overload-overlap]
+
+    @overload
     def shard(
         self,
         dataset: object,
@@ -74,28 +81,68 @@ class World:
         shuffle: bool = True,
         labels: Labels | None = None,
         non_iid: float | None = None,
-    ) -> Shard:
-        """This rank's part of `dataset` (map-style, or a sampler), as a sampler for a DataLoader.
+    ) -> Shard: ...
+
+    def shard(
+        self,
+        dataset: Any,
+        stratify: Labels | None = None,
+        seed: int = 0,
+        *,
+        shuffle: bool = True,
+        labels: Labels | None = None,
+        non_iid: float | None = None,
+        even: Even | None = None,
+    ) -> Shard | StreamShard[Any] | HubStreamShard:
+        """This rank's part of `dataset`. Of a map-style one, or a sampler, as a sampler for a DataLoader: DataLoader(
+        dataset, sampler=world.shard(dataset)). Of an iterable one as one: DataLoader(world.shard(stream)).
 
         shuffle False: in the dataset's order in every epoch, as an evaluation reads it; a sampler has its own order.
         stratify: one label a sample, equally frequent on all ranks. non_iid, with `labels`: unequally frequent, by a
         Dirichlet distribution of this concentration: 100 is nearly equal, 0.1 leaves most ranks few labels.
+        Streams are in their own order and know neither. even: how all ranks get equally many of their items, "drop" or
+        "pad"; see StreamShard, and HubStreamShard for those of Hugging Face.
         """
         rank, size = self._place
-        shard = Shard(
-            dataset,
-            rank=rank,
-            size=size,
-            stratify=stratify,
-            seed=seed,
-            shuffle=shuffle,
-            labels=labels,
-            non_iid=non_iid,
-        )
+        if not isinstance(dataset, IterableDataset):
+            if even is not None:
+                raise ValueError(
+                    f"even={even!r} is for streams, and this dataset has a length: ranks differ by one sample at most. "
+                    "Write DataLoader(..., sampler=world.shard(dataset), drop_last=True)."
+                )
+            return self._kept(
+                Shard(
+                    dataset,
+                    rank=rank,
+                    size=size,
+                    stratify=stratify,
+                    seed=seed,
+                    shuffle=shuffle,
+                    labels=labels,
+                    non_iid=non_iid,
+                )
+            )
+        if stratify is not None or labels is not None or non_iid is not None:
+            raise ValueError(
+                "a stream is dealt out as it comes, so how often a label comes to a rank cannot be chosen. Write "
+                "world.shard(stream), or give a map-style dataset."
+            )
+        if not is_hub_stream(dataset):
+            return self._kept(StreamShard(dataset, rank=rank, size=size, even=even))
+        if even is not None or is_elastic():
+            reason = f"even={even!r} cannot be kept" if even is not None else "workers cannot come and go"
+            raise ValueError(
+                "ranks read whole shards of a Hugging Face stream, and how many examples are in each, or left, is not "
+                f"known, so {reason}. Give world.shard a torch.utils.data.IterableDataset of your own, whose __iter__ "
+                "yields from the dataset: its items are counted."
+            )
+        return self._kept(HubStreamShard(dataset, rank=rank, size=size))
+
+    def _kept(self, shard: _Dealt) -> _Dealt:
         self._shards.append(weakref.ref(shard))
         return shard
 
-    def _alive(self) -> list[Shard]:
+    def _alive(self) -> list[WorldShard]:
         # Weak references, so that shards made for one evaluation and dropped do not count.
         return [shard for reference in self._shards if (shard := reference()) is not None]
 
@@ -105,12 +152,12 @@ class World:
         self._tell_of_fetching(shards, "a checkpoint counts as trained on what was only fetched: the resumed run would")
         return {"shards": [shard.state_dict() for shard in shards]}
 
-    def _tell_of_fetching(self, shards: Sequence[Shard], consequence: str) -> None:
+    def _tell_of_fetching(self, shards: Sequence[WorldShard], consequence: str) -> None:
         if self.is_first and not self._told and any(shard.drawn_ahead and not shard.tracked for shard in shards):
             self._told = True
             events.notice(
-                f"a DataLoader with workers fetches ahead, and {consequence} skip it. Let the session count what the "
-                "loop takes: loader = session.track(DataLoader(...))"
+                f"a DataLoader with workers fetches ahead, and {consequence} skip it, or draw a stream from its "
+                "beginning. Let the session count what the loop takes: loader = session.track(DataLoader(...))"
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -148,7 +195,7 @@ class World:
         shards = [shard for shard, _ in matched]
         self._tell_of_fetching(shards, "what a lost worker had only fetched counts as trained on: those who go on")
 
-    def _matched(self, saved: Sequence[_Saved], who_holds: str) -> list[tuple[Shard, _Saved]]:
+    def _matched(self, saved: Sequence[_Saved], who_holds: str) -> list[tuple[WorldShard, _Saved]]:
         shards = self._alive()
         if len(saved) != len(shards):
             raise CheckpointError(

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from gossamer.checkpoint.reshard import fold_positions
 from gossamer.errors import AttachError
-from gossamer.session.tracked_loader import TrackedLoader
+from gossamer.session.tracked_loader import RestoredLoader, TrackedLoader
 from gossamer.world import World
 
 DATA = torch.arange(37)  # 19 and 18 samples on two ranks
@@ -292,3 +292,34 @@ def test_nothing_is_fetched_twice_where_nobody_comes_or_goes() -> None:
     for epoch in range(3):
         taken = torch.cat([*loader]).tolist()
         assert taken == data.fetched[10 * epoch :]
+
+
+class Seeded:
+    """A loader with a state, whose iterators draw a seed as they are made, as torchdata's do."""
+
+    def __init__(self) -> None:
+        self.iterator: Iterator[int] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        found, self.iterator = self.iterator or self._made(), None
+        return found
+
+    def _made(self) -> Iterator[int]:
+        torch.rand(())
+        return iter(range(3))
+
+    def state_dict(self) -> dict[str, int]:
+        self.iterator = self.iterator or self._made()
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.iterator = None
+
+
+def test_a_restored_loader_draws_no_seed_for_an_epoch_under_way() -> None:
+    loader, before = RestoredLoader(Seeded()), torch.get_rng_state()
+    loader.load_state_dict({})
+    assert [*loader] == [0, 1, 2]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [*loader] == [0, 1, 2]
+    assert not torch.equal(torch.get_rng_state(), before), "the next epoch's is drawn"

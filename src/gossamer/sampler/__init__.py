@@ -1,15 +1,31 @@
 """Sampler: each worker's own part of a dataset, disjoint, covering, resumable, and dealt out again when workers change.
 
-shard     Shard, the sampler itself, and what a loader tells it
+shard     Shard, the sampler itself
+progress  what loaders, checkpoints and changes of the workers ask of a shard
+stream    StreamShard, for iterable datasets; hub_stream: for those of Hugging Face, which have shards of their own
 position  where a worker stands: its epoch and its draws; positions of all of them after workers came or went
 deal      how one epoch's common order is shared out, again after each change of the workers
 non_iid   parts in which few labels are frequent
 sources   what is dealt out: its length and its labels
 """
 
+from gossamer.sampler.deal import Even
+from gossamer.sampler.hub_stream import HubStreamShard, is_hub_stream
 from gossamer.sampler.non_iid import dirichlet_split
 from gossamer.sampler.position import taken_up
+from gossamer.sampler.progress import WorldShard
 from gossamer.sampler.shard import Shard
 from gossamer.sampler.sources import Labels
+from gossamer.sampler.stream import StreamShard
 
-__all__ = ["Labels", "Shard", "dirichlet_split", "taken_up"]
+__all__ = [
+    "Even",
+    "HubStreamShard",
+    "Labels",
+    "Shard",
+    "StreamShard",
+    "WorldShard",
+    "dirichlet_split",
+    "is_hub_stream",
+    "taken_up",
+]

@@ -7,15 +7,22 @@
     2 deal   4 6 8 | 5 7 9
 
 law: the entries drawn under all deals of an epoch are disjoint; with what is left they are the order
+
+A stream is dealt out in the same way as it comes, by `left_of` and `part_of`, since nobody knows its length before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
+
+Item = TypeVar("Item")
+Even = Literal["drop", "pad"]
 
 NO_PLACE = -1  # of a worker whose loop was told that the epoch is over
 
@@ -69,3 +76,32 @@ class Deal:
                     open_entries[arrange(left[place :: len(counts)], before, place)[:count]] = False
             left = open_entries.nonzero().flatten()
         return arrange(left[self.place :: self.places], len(self.drawn), self.place)
+
+
+def left_of(items: Iterable[Item], drawn: Sequence[Sequence[int]]) -> Iterator[Item]:
+    """What of a stream nobody drew under the deals before, in its order; drawn: as in Deal."""
+    reached = [0] * len(drawn)  # items that each deal dealt out
+    for item in items:
+        for deal, counts in enumerate(drawn):
+            row, place = divmod(reached[deal], len(counts))
+            reached[deal] += 1
+            if row < counts[place]:
+                break
+        else:
+            yield item
+
+
+def part_of(items: Iterable[Item], place: int, places: int, even: Even | None = None) -> Iterator[Item]:
+    """Of every row of `places` items the one at `place`; of a last row that is short what there is, or with `even`
+    nobody's ("drop"), or its first item for those it has none for ("pad"): as many items at every place."""
+    if even is None:
+        yield from islice(items, place, None, places)
+        return
+    rest = iter(items)
+    for first in rest:
+        mine, count = first, 1
+        for item in islice(rest, places - 1):
+            mine = item if count == place else mine
+            count += 1
+        if count == places or even == "pad":
+            yield mine

@@ -169,6 +169,12 @@ def _unclaimed(there: Sequence[Position], epoch: int, size: int, total: int) -> 
 
 def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
     """The state with which one of `size` workers takes up a checkpoint of others, whose `states` are given by rank."""
+    if "source" in states[0]:
+        raise CheckpointError(
+            f"this position is in shards that {len(states)} workers have read, each its own files, so {size} workers "
+            f"cannot share what is left. Start {len(states)} workers again; streams whose items are counted, of a "
+            "torch.utils.data.IterableDataset of your own, can be shared anew."
+        )
     positions = [Position.of(each, total=UNKNOWN_TOTAL, rank=old, size=len(states)) for old, each in enumerate(states)]
     newest = max(each.epoch for each in positions)
     deal = _deal_again(positions, newest, newest, rank, size, stayed=())
@@ -178,6 +184,7 @@ def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
         "drawn": 0,
         **(_dealt_state(deal) if deal.drawn else {}),
         **({"over": all(said)} if said else {}),
+        **({"total": sum(map(sum, deal.drawn)) if all(said) else None} if "total" in states[0] else {}),
     }
 
 
@@ -186,7 +193,8 @@ def _deal_again(
 ) -> Deal:
     """The deal of what is left of an epoch; `newest`: in which newcomers begin."""
     known = [(each, deal) for each in positions if (deal := each.deal_in(epoch)) is not None]
-    _, before = known[0]
+    total = max(deal.total for _, deal in known)  # of a stream only those know one who came to its end
+    before = replace(known[0][1], total=total)
     counts = [before.count(place) for place in range(before.places)]  # whoever is in a later epoch drew all of its part
     for each, deal in known:
         if (deal.places, deal.drawn) != (before.places, before.drawn):
@@ -200,7 +208,7 @@ def _deal_again(
     if epoch >= newest and (sharers or not stayed):
         sharers += range(len(stayed), size)
     return Deal(
-        total=before.total,
+        total=total,
         place=sharers.index(rank) if rank in sharers else NO_PLACE,
         places=len(sharers),
         drawn=(*before.drawn, tuple(counts)) if any(counts) else before.drawn,

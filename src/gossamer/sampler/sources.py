@@ -17,8 +17,8 @@ def length_of(source: Any) -> int:
     if isinstance(source, IterableDataset) or scalar or not hasattr(source, "__len__"):
         raise TypeError(
             f"{type(source).__name__} has no length or cannot be indexed, so the workers cannot divide its "
-            "samples beforehand. Give world.shard a map-style dataset or a sampler with a length; in an iterable "
-            "dataset, take every world.size-th sample yourself."
+            "samples beforehand. Give world.shard a map-style dataset, a sampler with a length, or a stream that "
+            "can be begun again: class Stream(torch.utils.data.IterableDataset), whose __iter__ yields the items."
         )
     return len(source)
 

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 from gossamer import events
 from gossamer.checkpoint.state import Stateful
 from gossamer.errors import AttachError, LoopError
-from gossamer.sampler import Shard
+from gossamer.sampler import HubStreamShard, Shard, StreamShard
 from gossamer.session.foreign_optimizers import steps_through
-from gossamer.session.tracked_loader import TrackedLoader
+from gossamer.session.tracked_loader import RestoredLoader, TrackedLoader
 
 
 class TrackedParts:
@@ -42,8 +42,10 @@ class TrackedParts:
         if loader is not None:
             parts = {f"loader {sum(name.startswith('loader ') for name in self._parts)}": loader}
         ((name, part),) = parts.items()
-        if isinstance(part, DataLoader) and not _stateful(part):
-            return TrackedLoader(part)  # the world's shards have its position
+        if isinstance(part, DataLoader) and _position_is_in_world(part):
+            return TrackedLoader(part)
+        if isinstance(part, DataLoader):
+            part = RestoredLoader(part)
         self._add(name, part)
         return part
 
@@ -61,8 +63,8 @@ class TrackedParts:
                 f"session.load() came before session.track({name}=...), so its state was not taken up. Track it first, "
                 "then load."
             )
-        if isinstance(part, DataLoader) and isinstance(part.sampler, Shard):
-            part.sampler.tracked = True
+        if isinstance(part, RestoredLoader) and isinstance(part.dataset, HubStreamShard):
+            part.dataset.tracked = True
         self._parts[name] = part
         if name in self._handed:
             self._put_in(part, self._handed.pop(name))
@@ -84,7 +86,7 @@ class TrackedParts:
         """
         self._loaded, parts = frozenset(saved), self._all()
         for name in saved.keys() & parts.keys():
-            if not (resharded and isinstance(parts[name], DataLoader)):
+            if not (resharded and isinstance(parts[name], RestoredLoader)):
                 parts[name].load_state_dict(saved[name])
         for name in sorted(saved.keys() - parts.keys()):
             self._tell(
@@ -118,7 +120,7 @@ class TrackedParts:
             )
 
     def _put_in(self, part: Stateful, state: Any) -> None:
-        if isinstance(part, DataLoader):
+        if isinstance(part, RestoredLoader):
             return  # others' stand elsewhere; the world's shards have the position
         part.load_state_dict(state)
         if _schedules(part, self._optimizer) and isinstance(state, Mapping):
@@ -175,6 +177,11 @@ def _stateful(part: Any) -> bool:
     """Whether it can be saved and loaded; a class cannot, until it is built."""
     methods = (getattr(part, name, None) for name in ("state_dict", "load_state_dict"))
     return not isinstance(part, type) and all(map(callable, methods))
+
+
+def _position_is_in_world(loader: DataLoader[Any]) -> bool:
+    """Whether what the loop takes of it is to be counted: the world's shards then have the position."""
+    return isinstance(loader.dataset, StreamShard) or isinstance(loader.sampler, Shard) or not _stateful(loader)
 
 
 def _has_scheduler(optimizer: Optimizer) -> bool:
