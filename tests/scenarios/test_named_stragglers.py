@@ -66,6 +66,7 @@ def slow_loaders(folder: Path) -> set[object]:
     return {rank for (rank,) in asked(folder, f"SELECT rank FROM finding WHERE cause = '{SLOW}'")}
 
 
+@pytest.mark.measures
 @pytest.mark.processes
 def test_who_loads_data_slowly_is_named_once_it_does(tmp_path: Path) -> None:
     """That nobody is named where all are alike is the law of tests/telemetry/test_stragglers.py."""
