@@ -138,7 +138,7 @@ if __name__ == "__main__":
 def test_multiprocessing_says_when_it_imports_the_script_again(tmp_path):
     (tmp_path / "train.py").write_text(IMPORTED)
     done = subprocess.run(
-        [sys.executable, tmp_path / "train.py"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, tmp_path / "train.py"], capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.split() == ["False", "True"]
 
@@ -313,6 +313,6 @@ def test_two_processes_join_and_leave_quietly(port, environ):
         ]
         for worker in workers:
             running.callback(worker.kill)
-        said = [worker.communicate(timeout=100)[1] for worker in workers]
+        said = [worker.communicate(timeout=200)[1] for worker in workers]
     assert said == [f"{rank}/2 cpu 3.0" for rank in (0, 1)]
     assert [worker.returncode for worker in workers] == [0, 0]

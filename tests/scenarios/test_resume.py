@@ -118,7 +118,7 @@ def test_the_command_that_a_killed_run_prints_resumes_it(
     directory = tmp_path / "killed"
     with started(directory) as launcher:
         kill_after_first_checkpoint(directory, launcher)
-        _, said = launcher.communicate(timeout=20)
+        _, said = launcher.communicate(timeout=100)
     assert launcher.returncode == 137
     assert "rank 1 failed: it ended with signal SIGKILL" in said
     assert "A checkpoint of step 4 is in kept." in said

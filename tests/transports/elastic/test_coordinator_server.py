@@ -20,7 +20,7 @@ from gossamer.transports.elastic.coordinator_server import CoordinatorServer
 from gossamer.transports.elastic.remote_control import resize
 
 pytestmark = pytest.mark.processes
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 150.0
 
 
 class Process:
@@ -134,7 +134,7 @@ def test_a_worker_that_waits_ends_by_ctrl_c(start: Start, tmp_path: Path) -> Non
     _, members, _ = run_of(start, tmp_path, 1, 1.0)
     asked_at = time.time()
     members[0].popen.send_signal(signal.SIGINT)
-    assert float(members[0].line("interrupted").split()[1]) - asked_at < PATIENCE_SECONDS
+    assert float(members[0].line("interrupted").split()[1]) - asked_at < 40.0
     assert members[0].popen.wait(PATIENCE_SECONDS) == 0
 
 
