@@ -25,7 +25,7 @@ GOSSAMER = [sys.executable, "-m", "gossamer", "doctor"]
 def examined(directory: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     ran = subprocess.run(
         [*GOSSAMER, *options, "--json", "found.json"],
-        cwd=directory, capture_output=True, text=True, timeout=100, check=False,
+        cwd=directory, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert [path.name for path in directory.iterdir()] == ["found.json"]
