@@ -19,20 +19,21 @@ help: ## show this list
 demo: $(READY) ## loss over seconds on a slow network: plain DDP beside recipes that talk less (under 3 minutes)
 	$(BIN)/python examples/demo.py
 
-# Two passes: what starts processes, listens or measures rates has the machine to itself. Both run, whatever the first
-# says, and the last line tells of both. Worker processes read compiled files, whatever the shell says of writing them.
-IN_TURN := processes or namespaces
+# Two passes: what measures seconds or rates, or builds networks, has the machine to itself. Other tests of processes wait
+# as often as they compute: three at a time keep two cores busy. Both passes run, whatever the first says, and the last
+# line tells of both. Worker processes read compiled files, whatever the shell says of writing them.
+IN_TURN := measures or namespaces
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY) ## run the tests
-	@$(BIN)/pytest -n 2 --durations=15 -m "not ($(IN_TURN))"; pure=$$?; \
-	$(BIN)/pytest --durations=40 -m "$(IN_TURN)"; in_turn=$$?; \
-	echo "tests in one process: exit $$pure; tests of processes and networks: exit $$in_turn"; \
-	[ $$pure = 0 ] && [ $$in_turn = 0 ]
+	@$(BIN)/pytest -n 3 --durations=40 -m "not ($(IN_TURN))"; beside=$$?; \
+	$(BIN)/pytest --durations=15 -m "$(IN_TURN)"; in_turn=$$?; \
+	echo "tests beside each other: exit $$beside; tests of rates and networks: exit $$in_turn"; \
+	[ $$beside = 0 ] && [ $$in_turn = 0 ]
 
 # Longer by a third, and without what tests/eager puts in the compiler's place: once a day is enough.
 test-plain: export PYTHONDONTWRITEBYTECODE :=
 test-plain: $(READY) ## run the tests of processes and networks with the real torch._dynamo
-	$(BIN)/pytest -m "$(IN_TURN)" --plain
+	$(BIN)/pytest -m "processes or namespaces" --plain
 
 check: $(READY) ## formatting, lint, types, architecture
 	$(BIN)/ruff format --check .

@@ -1,10 +1,10 @@
-"""Tests that start processes or build networks run one after another, in one of the workers of `pytest -n 2`."""
+"""What every test runs with; and tests that measure or build networks share one worker of `pytest --dist loadgroup`."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ def refuse_unpickling(event: str, arguments: tuple[object, ...]) -> None:
 
 sys.addaudithook(refuse_unpickling)
 
-IN_TURN = ("processes", "namespaces")
+STARTS_PROCESSES, IN_TURN = ("processes", "namespaces"), ("measures", "namespaces")
 EAGER = str(Path(__file__).parent / "eager")
 
 
@@ -41,13 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--plain", action="store_true", help="processes that tests start import the real torch._dynamo")
 
 
-def in_turn(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in IN_TURN)
+def marked(item: pytest.Item, names: Iterable[str]) -> bool:
+    return any(item.get_closest_marker(name) for name in names)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if in_turn(item):
+        if marked(item, IN_TURN):
             item.add_marker(pytest.mark.xdist_group("in turn"))
 
 
@@ -55,6 +55,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Processes that a test starts find eager/sitecustomize.py; this one, whose tests compile models, does not."""
     with pytest.MonkeyPatch.context() as patch:
-        if in_turn(item) and not item.config.getoption("plain"):
+        if marked(item, STARTS_PROCESSES) and not item.config.getoption("plain"):
             patch.setenv("PYTHONPATH", EAGER, prepend=os.pathsep)
         return (yield)

@@ -246,7 +246,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     ],
 )
 def test_killed_at_any_moment_a_whole_checkpoint_remains(tmp_path, call, count, steps):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), call, str(count)], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), call, str(count)], timeout=200, check=False)
     assert done.returncode == -signal.SIGKILL
     assert checkpoint.complete_steps(tmp_path, 0) == steps
     for step in steps:

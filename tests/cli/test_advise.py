@@ -130,5 +130,5 @@ def test_from_a_script_to_a_recipe_that_can_be_run(tmp_path: Path, script: Path)
     assert advice.contenders[0].recipe == "Dense()"
     assert advice.command in files["html"].read_text() or "&#x27;" in files["html"].read_text()
     explain = [*gossamer, "explain", f"@{files['json']}", "--workers", "2"]
-    told = subprocess.run(explain, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    told = subprocess.run(explain, env=environment, capture_output=True, text=True, timeout=200, check=True).stdout
     assert "bytes per worker" in told

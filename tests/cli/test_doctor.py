@@ -25,7 +25,7 @@ GOSSAMER = [sys.executable, "-m", "gossamer", "doctor"]
 def examined(directory: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     ran = subprocess.run(
         [*GOSSAMER, *options, "--json", "found.json"],
-        cwd=directory, capture_output=True, text=True, timeout=100, check=False,
+        cwd=directory, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert [path.name for path in directory.iterdir()] == ["found.json"]
@@ -41,9 +41,9 @@ def test_two_workers_on_this_machine(tmp_path: Path) -> None:
     assert (found["workers"], found["network"], found["emulation"], found["backend"]) == (2, None, None, "gloo")
     (pair,) = found["pairs"]
     assert pair["ranks"] == [0, 1]
-    assert 0 < pair["minimum_round_trip_seconds"] <= pair["median_round_trip_seconds"] < 0.1
-    assert min(pair["forth_bits_per_second"], pair["back_bits_per_second"]) > 1e8
-    assert abs(pair["clock_offset_seconds"]) < 0.05
+    assert 0 < pair["minimum_round_trip_seconds"] <= pair["median_round_trip_seconds"] < 1
+    assert min(pair["forth_bits_per_second"], pair["back_bits_per_second"]) > 1e6
+    assert abs(pair["clock_offset_seconds"]) < 0.5
     assert [host["rank"] for host in found["hosts"]] == [0, 1]
     assert all(host["memory_bytes"] > 1e8 and host["cores"] >= 1 for host in found["hosts"])
 

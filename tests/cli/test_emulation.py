@@ -58,7 +58,7 @@ def command(directory: Path, steps: int, *options: str) -> list[str]:
 def test_the_record_of_a_run_on_an_emulated_network(tmp_path: Path, spec: str, name: str) -> None:
     ran = subprocess.run(
         command(tmp_path, 12, "--network", spec, "--fault", "stop(1, at=0, for_seconds=0.2)", "--json", "out.json"),
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     record = json.loads((tmp_path / "out.json").read_text())

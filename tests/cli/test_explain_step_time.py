@@ -110,7 +110,7 @@ def test_seconds_beside_a_script_stand_for_other_machines(script):
 def test_a_script_is_timed_for_the_rate_it_needs(tmp_path):
     (tmp_path / "train.py").write_text(TRAINING)
     output, record = explained(tmp_path, "--workers", "3", "Dense", script=[str(tmp_path / "train.py")])
-    assert 0.02 < record["compute_seconds"] < 2
+    assert 0.02 < record["compute_seconds"] < 10
     expected = 8 * record["dense_bytes_sent_per_step"] / record["compute_seconds"]
     assert record["bits_per_second_to_hide"]["dense float32 ring"] == expected
     assert rates(output) == pytest.approx([rate / 1e6 for rate in record["bits_per_second_to_hide"].values()], rel=0.05)

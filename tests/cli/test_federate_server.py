@@ -66,7 +66,7 @@ def test_a_federation_of_processes_ends_encrypted_and_hears_signals(tmp_path: Pa
     began = time.monotonic()
     devices[1].process.send_signal(signal.SIGTERM)
     assert devices[1].wait() == INTERRUPTED
-    assert time.monotonic() - began < 10.0  # it would be waited for half a minute and more
+    assert time.monotonic() - began < 25.0  # it would be waited for half a minute and more
     assert "start the same command again" in devices[1].text
     server.process.send_signal(signal.SIGINT)
     assert server.wait() == INTERRUPTED
@@ -122,7 +122,7 @@ def test_wrong_tokens_and_models_are_refused_in_time(tmp_path: Path) -> None:
         began = time.monotonic()
         said = CliRunner().invoke(join_command, words)
         assert reason in str(said.exception)
-        assert time.monotonic() - began < 10.0  # it would be waited for half a minute and more
+        assert time.monotonic() - began < 25.0  # it would be waited for half a minute and more
     served.stop()
     served.close()
 

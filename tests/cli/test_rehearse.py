@@ -31,7 +31,7 @@ def test_recipes_are_rehearsed_with_real_bytes(shapes, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "gossamer", "rehearse", "--shapes", shapes, "--step-seconds", "0.05", "--workers", "2"]
         + ["--recipe", "Dense()", "--recipe", "TopK(density=0.01)", "--steps", "10", "--json", "out.json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out.json").read_text())
@@ -114,7 +114,7 @@ def test_recipes_that_talk_less_are_rehearsed(shapes, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "gossamer", "rehearse", "--shapes", shapes, "--step-seconds", "0.05", "--workers", "2"]
         + [*options, "--steps", "10", "--json", "out.json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]

@@ -92,7 +92,7 @@ def test_a_session_that_the_script_left_open_is_closed(tmp_path: Path, monkeypat
     (tmp_path / "train.py").write_text(ATTACHED)
     done = subprocess.run(
         [*GOSSAMER, "run", "--json", "out.json", "train.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "out.json").read_text())
@@ -107,7 +107,7 @@ def test_a_run_sends_what_explain_foretells(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     subprocess.run(
         [*GOSSAMER, "explain", recipe, "--workers", "3", "--json", "foretold.json", "train.py"],
-        cwd=tmp_path, capture_output=True, timeout=60, check=True,
+        cwd=tmp_path, capture_output=True, timeout=200, check=True,
     )  # fmt: skip
     record, foretold = (json.loads((tmp_path / name).read_text()) for name in ("out.json", "foretold.json"))
     # thirds of bytes, added up in another order

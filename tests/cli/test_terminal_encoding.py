@@ -55,6 +55,6 @@ def test_what_is_printed_has_a_stand_in_of_its_own() -> None:
 def test_the_command_line_writes_ascii_where_nothing_else_is_there() -> None:
     command = [sys.executable, "-m", "gossamer", "explain", "DiLoCo(8)", "--parameters", "1000"]
     said = subprocess.run(
-        command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60, check=True
+        command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=200, check=True
     ).stdout.decode("ascii")
     assert "- trains apart" in said

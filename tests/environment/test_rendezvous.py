@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.joining import attends, hello, in_threads, job
+from support.processes import SOON_SECONDS
 
 from gossamer.environment import JobEnvironment, device_for, join, leave, rendezvous
 from gossamer.environment.meeting import RunIdentity
@@ -28,7 +29,7 @@ def failure(rank, port, seconds=0.3, world=2):
     started = time.monotonic()
     with pytest.raises(ConnectError) as caught:
         join(job(rank, port, world), seconds)
-    assert time.monotonic() - started < seconds + 5
+    assert time.monotonic() - started < seconds + SOON_SECONDS
     assert not dist.is_initialized()
     assert f"127.0.0.1:{port}" in str(caught.value)
     return str(caught.value)
@@ -58,9 +59,9 @@ def test_a_port_in_use_is_told_at_once():
         other.bind(("::", 0))
         other.listen()
         started = time.monotonic()
-        message = failure(0, other.getsockname()[1], seconds=10)
+        message = failure(0, other.getsockname()[1], seconds=100)
     assert "choose another: MASTER_PORT" in message
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < SOON_SECONDS
 
 
 def join_all(port, *ranks):
@@ -137,7 +138,7 @@ if __name__ == "__main__":
 def test_multiprocessing_says_when_it_imports_the_script_again(tmp_path):
     (tmp_path / "train.py").write_text(IMPORTED)
     done = subprocess.run(
-        [sys.executable, tmp_path / "train.py"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, tmp_path / "train.py"], capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.split() == ["False", "True"]
 
@@ -181,7 +182,7 @@ def test_any_two_ranks_that_do_not_reach_each_other_are_named(port, formed):
 def test_who_dies_while_the_group_forms_is_named_to_all_at_once(port, monkeypatch):
     """Torch itself would wait for half an hour."""
     forming, dead = threading.Event(), threading.Event()
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: (forming.set(), dead.wait(30)))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: (forming.set(), dead.wait(60)))
 
     def rank_1():
         member = attends(port, 1)
@@ -194,7 +195,7 @@ def test_who_dies_while_the_group_forms_is_named_to_all_at_once(port, monkeypatc
     dead.set()
     assert isinstance(error, LeftWhileJoining)
     assert "rank 1 (w1) left while the workers were joining" in str(error)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < SOON_SECONDS
 
 
 def test_who_dies_before_all_stand_is_named_to_who_does(port, formed):
@@ -222,7 +223,7 @@ def test_a_foreign_program_at_the_meeting_point_is_told_from_a_meeting(port, gre
         began = time.monotonic()
         error, link = in_threads(lambda: join(job(1, port), 60.0), answer)
         link.close()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < SOON_SECONDS
     assert told in str(error)
     assert "MASTER_PORT=<a free port>" in str(error)
 
@@ -312,6 +313,6 @@ def test_two_processes_join_and_leave_quietly(port, environ):
         ]
         for worker in workers:
             running.callback(worker.kill)
-        said = [worker.communicate(timeout=60)[1] for worker in workers]
+        said = [worker.communicate(timeout=200)[1] for worker in workers]
     assert said == [f"{rank}/2 cpu 3.0" for rank in (0, 1)]
     assert [worker.returncode for worker in workers] == [0, 0]

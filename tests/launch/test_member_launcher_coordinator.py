@@ -68,7 +68,8 @@ agent.leave(finished=True), agent.close()
         max_restarts=1,
     )
     assert outcome == Outcome(restarts=1), run.lines
-    assert sorted(run.lines) == [(0, "0 3"), (1, "1 3")]
+    # Where a busy machine takes its time to start the second, the first says every ten seconds what it waits for
+    assert sorted(line for line in run.lines if "has waited" not in line[1]) == [(0, "0 3"), (1, "1 3")]
     assert run.notes[0] == "rank 1 was lost (signal SIGKILL). The other one goes on; restarting it (1 of at most 1)."
     assert not any("is over" in note for note in run.notes), "who finishes is no news"
 
@@ -121,7 +122,7 @@ agent.leave(finished=True), agent.close()
     )
     assert outcome == Outcome(), run.lines
     assert run.lines[-1] == (0, "alone again")
-    said = joined[0].communicate(timeout=60)[0]
+    said = joined[0].communicate(timeout=200)[0]
     assert joined[0].returncode == 0, said
     assert "resized to 1 workers" in said
     assert "rank 0 has left the run. The run goes on without it." in said

@@ -66,7 +66,7 @@ class Waiting:
     def took(self, kept: StandbyProcess) -> list[str]:
         """What a process with this environment printed; and no more is heard of it."""
         process = kept.take((*PYTHON, BEGINS), MINE, self.directory / "out.txt", self.directory / "boot.txt")
-        assert process.wait(20) == 0
+        assert process.wait(100) == 0
         return self.said("out.txt")
 
 
@@ -143,7 +143,7 @@ def test_it_ends_with_its_input(waiting: Waiting) -> None:
     assert process is not None
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(20) == 0
+    assert process.wait(100) == 0
     kept.close()
 
 

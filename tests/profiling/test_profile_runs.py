@@ -67,6 +67,7 @@ atexit.register(lambda: (folder / f"{os.getpid()}.moments").write_text(repr(mome
 """
 
 
+@pytest.mark.measures
 @pytest.mark.processes
 def test_copies_of_a_short_script_make_their_steps_at_the_same_time(tmp_path):
     (tmp_path / "train.py").write_text(LATE + SCRIPT.replace("0.005", "0.02"))

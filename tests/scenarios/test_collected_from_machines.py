@@ -100,7 +100,7 @@ def test_the_first_store_has_both_machines_and_the_failure_on_the_second(tmp_pat
         assert eventually(lambda: min(steps(tmp_path, 0), steps(tmp_path, 1)) > 20, 90), running
         assert eventually(lambda: count(tmp_path, "SELECT COUNT(*) FROM vital WHERE rank = 1") > 0)
         (tmp_path / "fail").touch()
-        said = [each.communicate(timeout=60)[0] for each in running]
+        said = [each.communicate(timeout=200)[0] for each in running]
     assert all(each.returncode for each in running), said
     with store_of(tmp_path, 0) as first, store_of(tmp_path, 1) as second:
         for db in (first, second):
@@ -126,7 +126,7 @@ def test_the_first_launcher_goes_on_when_the_second_is_killed(tmp_path: Path) ->
         assert eventually(lambda: steps(tmp_path, 1) > 20, 90), running
         had = steps(tmp_path, 1)
         os.kill(running[1].pid, signal.SIGKILL)
-        said, _ = running[0].communicate(timeout=60)
+        said, _ = running[0].communicate(timeout=200)
     assert running[0].returncode == 1, said
     assert 'Traceback (most recent call last):\n  File "<frozen runpy>' not in said
     assert steps(tmp_path, 1) >= had

@@ -95,7 +95,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
         filler.unlink()
         assert trains_on(tmp_path)
         (tmp_path / "end").touch()
-        assert launcher.wait(30) == 0, said(tmp_path)
+        assert launcher.wait(100) == 0, said(tmp_path)
         assert said(tmp_path).count("run.sqlite takes nothing now") == 1
         made = step(tmp_path) + 1
         assert step(tmp_path, 1) + 1 == made
@@ -111,6 +111,6 @@ def test_a_folder_that_is_removed_while_the_run_goes_on(tmp_path: Path) -> None:
         shutil.rmtree(logs, ignore_errors=True)
         assert trains_on(tmp_path, 100)
         (tmp_path / "end").touch()
-        assert launcher.wait(30) == 0, said(tmp_path)
+        assert launcher.wait(100) == 0, said(tmp_path)
     assert "Traceback" not in said(tmp_path)
     assert f"{logs} was removed while the run went on" in " ".join(said(tmp_path).split())

@@ -141,7 +141,7 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
         assert eventually(lambda: len(told(logs)) >= rows, 90), launcher.poll()
         os.kill(pid_of(logs, 1), signal.SIGKILL)
         everything = told(logs)
-        said, _ = launcher.communicate(timeout=60)
+        said, _ = launcher.communicate(timeout=200)
     assert launcher.returncode == 137, said
     check_whole(logs)
     assert everything.keys() - kept(logs) == set()

@@ -100,7 +100,7 @@ def together(script: str, *arguments: str, **settings: str) -> None:
         workers.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     try:
         for worker in workers:
-            _, said = worker.communicate(timeout=90)
+            _, said = worker.communicate(timeout=200)
             assert worker.returncode == 0, said
     finally:
         for worker in workers:

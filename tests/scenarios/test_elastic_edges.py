@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Join, Loss
-from support.elastic_training import STEPS, Told, again, check_alike, operations, told
+from support.elastic_training import STEPS, Told, again, check_alike, told
 from support.sessions import sgd
 from support.virtual_workers import Worker, batch, loss_of, network, seeded, train_step
 from torch import nn
@@ -134,10 +134,13 @@ def test_uneven_inputs_through_losses(recipe: str) -> None:
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
+SAVED_STEPS = 4  # two checkpoints: the first, and one that takes its place
+
+
 def saving(directory: Path, recipe: str, worker: Worker) -> Told:
     world = World(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
     model, optimizer, session = worker.start(network(worker.rank), sgd, recipe, world=world)
-    while session.steps < STEPS:
+    while session.steps < SAVED_STEPS:
         train_step(model, optimizer, session.steps, worker.rank)
         if session.steps % 2 == 0:
             session.save(directory)
@@ -154,7 +157,7 @@ def resumed(directory: Path, recipe: str, worker: Worker) -> Told:
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "LocalSGD(2)"])
 def test_a_checkpoint_is_whole_whoever_is_lost_while_it_is_written(recipe: str, tmp_path: Path) -> None:
     run = ElasticRun(3)
-    whole = check_alike(run(partial(saving, tmp_path / "whole", recipe)))[0]
+    whole = check_alike(run(partial(saving, tmp_path / "whole", recipe)), SAVED_STEPS)[0]
     ops = run.members.operations[0, 2]
     for op in range(5, ops):
         for victim, answered in ((0, False), (1, True)):
@@ -165,11 +168,10 @@ def test_a_checkpoint_is_whole_whoever_is_lost_while_it_is_written(recipe: str, 
                 here = [each for each in results if each is not None]
                 if len(here) == 3:
                     continue
-                here = check_alike(here)
-                back = check_alike(ElasticRun(2)(partial(resumed, where, recipe)))
+                here = check_alike(here, SAVED_STEPS)
+                back = check_alike(ElasticRun(2)(partial(resumed, where, recipe)), SAVED_STEPS)
                 assert torch.equal(back[0].agreed, here[0].agreed)
-    assert whole.steps == STEPS
-    assert operations("Dense()") > 0
+    assert whole.steps == SAVED_STEPS
 
 
 def test_newcomers_wait_while_others_save(tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_newcomers_wait_while_others_save(tmp_path: Path) -> None:
             results: list[Any] = ElasticRun(2, newcomers=1, join=Join(op=op))(
                 partial(saving, tmp_path / str(op), "TopK(0.1)")
             )
-            check_alike(results)
+            check_alike(results, SAVED_STEPS)
 
 
 def test_batches_are_not_alike() -> None:

@@ -45,7 +45,7 @@ def start(script: str, *arguments: str, rank: int = 0, world: int = 1, port: int
 
 
 def finish(worker: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = worker.communicate(timeout=90)
+    out, err = worker.communicate(timeout=200)
     assert worker.returncode == 0, err
     (line,) = [line for line in out.splitlines() if line.startswith("heard ")]
     return dict(json.loads(line.removeprefix("heard ")))

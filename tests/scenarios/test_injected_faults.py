@@ -219,6 +219,7 @@ def check_arrival(seen: Seen) -> None:
     check_nothing_counted_twice(seen, sum(map(len, seen.steps.values())))
 
 
+@pytest.mark.measures
 def test_in_rounds_whoever_stops_is_waited_for_and_who_dies_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +234,7 @@ def test_in_rounds_whoever_stops_is_waited_for_and_who_dies_is_not(
     socket.create_server((host, int(port))).close()  # is free
 
 
+@pytest.mark.measures
 def test_promise_4_on_arrival_nobody_waits_and_who_was_lost_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ def say(folder: Path, *arguments: str, kernels: bool = True) -> tuple[int, str]:
     if not kernels:
         environment["GOSSAMER_KERNELS"] = "reference"
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=100
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=200
     )
     return done.returncode, done.stdout + done.stderr
 

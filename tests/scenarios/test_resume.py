@@ -76,7 +76,7 @@ def kill_after_first_checkpoint(directory: Path, launcher: subprocess.Popen[str]
 
 def run(directory: Path, arguments: list[str]) -> str:
     done = subprocess.run(
-        [*GOSSAMER, *arguments], cwd=directory, capture_output=True, text=True, timeout=100, check=False
+        [*GOSSAMER, *arguments], cwd=directory, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -118,7 +118,7 @@ def test_the_command_that_a_killed_run_prints_resumes_it(
     directory = tmp_path / "killed"
     with started(directory) as launcher:
         kill_after_first_checkpoint(directory, launcher)
-        _, said = launcher.communicate(timeout=20)
+        _, said = launcher.communicate(timeout=200)
     assert launcher.returncode == 137
     assert "rank 1 failed: it ended with signal SIGKILL" in said
     assert "A checkpoint of step 4 is in kept." in said
@@ -134,7 +134,7 @@ def test_a_run_that_may_restart_resumes_by_itself(tmp_path: Path, undisturbed: t
     directory = tmp_path / "restarted"
     with started(directory, "--max-restarts", "1") as launcher:
         kill_after_first_checkpoint(directory, launcher)
-        resumed, said = launcher.communicate(timeout=100)
+        resumed, said = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, said
     assert "rank 1 failed: it ended with signal SIGKILL" in said
     assert "Restarting all workers (1 of at most 1)" in said

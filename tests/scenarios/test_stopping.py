@@ -201,6 +201,6 @@ def test_whoever_launched_it_the_script_ends_well(tmp_path: Path) -> None:
         assert all(map(ended, succeed([str(script)], world)))
     command = [sys.executable, "-m", "gossamer", "run", "--workers", "2", "--logs", str(tmp_path / "logs"), str(script)]
     mine = {name: value for name, value in environment(0, 2, 0).items() if "RANK" not in name}
-    done = subprocess.run(command, env=mine, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=mine, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(ended(log.read_text()) for log in (tmp_path / "logs").glob("rank-*.log"))

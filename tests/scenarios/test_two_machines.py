@@ -105,7 +105,7 @@ def together(machines: list[Machine], *options: str) -> tuple[str, str]:
     shared = ("--nnodes", "2", *options)
     running = [each.start("--node-rank", str(place), *shared) for place, each in enumerate(machines)]
     try:
-        said = ["\n".join(each.communicate(timeout=60)) for each in running]
+        said = ["\n".join(each.communicate(timeout=200)) for each in running]
     finally:
         for each in running:
             each.kill()
@@ -147,7 +147,7 @@ def test_without_a_first_machine_the_second_says_where_it_looked(
 ) -> None:
     monkeypatch.setenv("GOSSAMER_TIMEOUT", "2")  # usually it waits for half an hour
     with machines[1].start("--nnodes", "2", "--node-rank", "1", "--rendezvous", f"first:{PORT}") as second:
-        _, said = second.communicate(timeout=30)
+        _, said = second.communicate(timeout=200)
     assert second.returncode == 1
     assert f"No connection to machine 0 at first:{PORT}, interface g" in said
     assert "nothing listens there" in said

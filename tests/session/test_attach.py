@@ -276,7 +276,7 @@ def virtual_environment(folder: Path, *paths: Path) -> str:
     return str(folder / "bin" / "python")
 
 
-AT_ONCE_SECONDS = 20  # on a busy machine: who waits, waits for minutes
+AT_ONCE_SECONDS = 60  # on a busy machine: who waits, waits for minutes
 SAME = "(install the same one everywhere)"
 
 

@@ -246,7 +246,7 @@ def keeps_its_port() -> None:
     training = Training()
     if world.rank == 0:
         port = os.environ["MASTER_PORT"]
-        for result in run_workers(["-c", SECOND_JOB], 2, extra={"MASTER_PORT": port}, timeout_seconds=40):
+        for result in run_workers(["-c", SECOND_JOB], 2, extra={"MASTER_PORT": port}, timeout_seconds=100):
             assert result.returncode == 1, result.stdout
             (heard,) = findings(result.stdout)
             assert heard["seconds"] < 20, heard

@@ -29,8 +29,8 @@ def compressors_over_gloo() -> None:
     """The same aggregation over Gloo and simulated: the same bits, except for the order of float sums beyond two."""
     transport = ProcessGroupTransport()
     for compressor in EXACT + ROUNDED:
-        for whole in (False, True):
-            _compare(compressor, whole, transport)
+        _compare(compressor, False, transport)
+    _compare(Dense(), True, transport)  # whole numbers: the order of their sums is all the same
     transport.close()
 
 

@@ -67,7 +67,7 @@ def run_workers(
     *,
     extra: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
-    timeout_seconds: float = 100,
+    timeout_seconds: float = 200,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run `python ARGUMENTS` once per rank; returns what each did, by rank. None outlives the call."""
     port = free_port()

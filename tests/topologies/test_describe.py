@@ -76,7 +76,7 @@ def test_every_module_draws_itself(name, tmp_path, monkeypatch, capsys):
 @pytest.mark.processes
 def test_a_module_runs_from_the_command_line_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "gossamer.topologies.ring", str(tmp_path / "ring.png")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     assert ran.stderr == ""
     assert (tmp_path / "ring.png").read_bytes().startswith(PNG)
 

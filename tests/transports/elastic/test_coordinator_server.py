@@ -20,7 +20,7 @@ from gossamer.transports.elastic.coordinator_server import CoordinatorServer
 from gossamer.transports.elastic.remote_control import resize
 
 pytestmark = pytest.mark.processes
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 150.0
 
 
 class Process:
@@ -85,8 +85,8 @@ def run_of(start: Start, tmp_path: Path, workers: int, dead_after_seconds: float
 
 
 def test_a_killed_worker_is_out_long_before_its_silence_would_count(start: Start, tmp_path: Path) -> None:
-    """Its closed connection is evidence: 0.15 s here, where it says nothing for 5 s."""
-    _, members, where = run_of(start, tmp_path, 3, 5.0)
+    """Its closed connection is evidence: 0.15 s here, where it says nothing for 10 s."""
+    _, members, where = run_of(start, tmp_path, 3, 10.0)
     killed_at = time.time()
     members[1].popen.send_signal(signal.SIGKILL)
     seconds = []
@@ -95,19 +95,19 @@ def test_a_killed_worker_is_out_long_before_its_silence_would_count(start: Start
         assert (number, world) == ("2", "2")
         seconds.append(float(moment) - killed_at)
     print(f"out after {max(seconds):.3f} s")
-    assert max(seconds) < 2.0  # on a machine that is busy
-    again = start("elastic_worker.py", where, 1, 5.0)
+    assert max(seconds) < 5.0  # on a machine that is busy
+    again = start("elastic_worker.py", where, 1, 10.0)
     for each in (members[0], members[2], again):
         assert each.line("view").split()[1:3] == ["3", "3"]
 
 
 def test_promise_4_a_stopped_worker_is_out_and_hears_so_when_it_goes_on(start: Start, tmp_path: Path) -> None:
-    _, members, _ = run_of(start, tmp_path, 2, 1.0)
+    _, members, _ = run_of(start, tmp_path, 2, 3.0)
     stopped_at = time.time()
     members[1].popen.send_signal(signal.SIGSTOP)
     _, number, world, moment = members[0].line("view").split()
     assert (number, world) == ("2", "1")
-    assert 0.8 < float(moment) - stopped_at < 10.0
+    assert 2.4 < float(moment) - stopped_at < 30.0
     members[1].popen.send_signal(signal.SIGCONT)
     assert "not in the run any more" in members[1].line("out")
 
@@ -134,7 +134,7 @@ def test_a_worker_that_waits_ends_by_ctrl_c(start: Start, tmp_path: Path) -> Non
     _, members, _ = run_of(start, tmp_path, 1, 1.0)
     asked_at = time.time()
     members[0].popen.send_signal(signal.SIGINT)
-    assert float(members[0].line("interrupted").split()[1]) - asked_at < 10.0
+    assert float(members[0].line("interrupted").split()[1]) - asked_at < 40.0
     assert members[0].popen.wait(PATIENCE_SECONDS) == 0
 
 
