@@ -64,7 +64,9 @@ def compare(config: dict[str, Any]) -> None:
 
 def main(args: argparse.Namespace) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    ray.init(
+        address="local", num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000
+    )
     pairs: list[tuple[float, float]] = []
 
     class Collect(train.UserCallback):  # type: ignore[misc]

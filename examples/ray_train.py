@@ -43,7 +43,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    ray.init(num_cpus=args.workers, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=args.workers, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory() as folder:
         trainer = TorchTrainer(
             train,

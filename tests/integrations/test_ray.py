@@ -77,6 +77,7 @@ def local_ray() -> Iterator[None]:
     import ray
 
     ray.init(
+        address="local",  # not one that happens to run here
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=100_000_000,
