@@ -10,14 +10,15 @@ import argparse
 import copy
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
-from benchmarks.provenance import provenance
 from ray import train
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
@@ -26,8 +27,10 @@ from torch import nn
 import gossamer
 from gossamer.integrations.ray import GossamerConfig
 
-WORKERS = 2
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.provenance import provenance  # after the line above
 
+WORKERS = 2
 
 Way = tuple[nn.Module, torch.optim.Optimizer]
 
