@@ -144,7 +144,7 @@ def fit(folder: Path, name: str, last: int = 6, workers: int = 2, dies: bool = F
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)  # Ray starts thirty processes, more slowly than they train
 def test_a_lost_worker_changes_no_bit_and_another_number_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
