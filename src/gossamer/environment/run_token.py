@@ -18,11 +18,11 @@ def make_token_file(directory: Path) -> Path:
     return make_token(directory / "token")
 
 
-def make_token(path: Path) -> Path:
-    """Make a token at a path where nothing is yet. Raises OSError."""
+def make_token(path: Path, token: bytes | None = None) -> Path:
+    """Make a token at a path where nothing is yet, or write this one there. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:
-        file.write(secrets.token_bytes(TOKEN_BYTES))
+        file.write(token or secrets.token_bytes(TOKEN_BYTES))
     return path
 
 

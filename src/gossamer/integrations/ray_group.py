@@ -1,0 +1,104 @@
+"""Ray group: starts a group of Ray's workers as a run of Gossamer's, whose settings go into their environments."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gossamer.environment.rendezvous import leave_meeting
+from gossamer.environment.run_token import TOKEN_BYTES, make_token
+from gossamer.world import init
+
+LOOPBACK = "127.0.0.1"
+TOKEN_FILE = "GOSSAMER_TOKEN_FILE"
+_secrets: tempfile.TemporaryDirectory[str] | None = None  # of this worker; removed at exit, too
+
+
+class WorkerGroup(Protocol):
+    """What is used of Ray's group of workers: calls a function in each, and returns all answers, by rank."""
+
+    def execute(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
+    def execute_single(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any: ...
+
+
+class WorkerPlace(Protocol):
+    """A worker's place, as ray.train.get_context() tells it in that worker."""
+
+    def get_world_rank(self) -> int: ...
+    def get_world_size(self) -> int: ...
+    def get_local_rank(self) -> int: ...
+    def get_local_world_size(self) -> int: ...
+    def get_node_rank(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings:
+    """What all workers of one start of a group have in common. The token is never printed."""
+
+    address: str  # of rank 0's machine, and a port that is free there
+    port: int
+    timeout_seconds: float
+    tls: str | None = None
+    interface: str | None = None
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+    token: bytes = field(default_factory=lambda: secrets.token_bytes(TOKEN_BYTES), repr=False)
+
+    def variables(self, place: WorkerPlace) -> dict[str, str]:
+        """One worker's environment. Workers of one machine meet at its loopback address."""
+        alone = place.get_local_world_size() == place.get_world_size()
+        chosen = {"GOSSAMER_TLS": self.tls, "GLOO_SOCKET_IFNAME": self.interface}
+        return {
+            "RANK": str(place.get_world_rank()),
+            "WORLD_SIZE": str(place.get_world_size()),
+            "LOCAL_RANK": str(place.get_local_rank()),
+            "LOCAL_WORLD_SIZE": str(place.get_local_world_size()),
+            "NODE_RANK": str(place.get_node_rank()),
+            "MASTER_ADDR": LOOPBACK if alone else self.address,
+            "MASTER_PORT": str(self.port),
+            "GOSSAMER_RUN": self.run,
+            "GOSSAMER_TIMEOUT": f"{self.timeout_seconds:g}",
+            **{name: value for name, value in chosen.items() if value},
+        }
+
+
+def start_group(
+    group: WorkerGroup,
+    free_endpoint: Callable[[], tuple[str, int]],
+    place: Callable[[], WorkerPlace],
+    **options: Any,
+) -> None:
+    """Let the workers of a group that has just been started join each other.
+
+    free_endpoint: tells, in rank 0, its machine's address and a free port; place: tells, in each worker, its place.
+    options: GroupSettings' own. Every start has another name and token: a worker of the group before it is refused.
+    """
+    address, port = group.execute_single(0, free_endpoint)
+    group.execute(enter_group, GroupSettings(address=address, port=port, **options), place)
+    group.execute(_join)  # not before all know where
+
+
+def enter_group(settings: GroupSettings, place: Callable[[], WorkerPlace]) -> None:
+    """In a worker: take up what all have in common. The token lies in a file that only this user reads."""
+    global _secrets
+    leave_group()
+    os.environ.update(settings.variables(place()))
+    _secrets = tempfile.TemporaryDirectory(prefix="gossamer-")
+    os.environ[TOKEN_FILE] = str(make_token(Path(_secrets.name) / "token", settings.token))
+
+
+def _join() -> None:
+    init()  # nothing is returned: Ray would pickle it, and a World stays in its process
+
+
+def leave_group() -> None:
+    """In a worker whose training is over: leave the others, and remove the token, which no later group has."""
+    global _secrets
+    if _secrets is not None:
+        leave_meeting()
+        _secrets.cleanup()
+        _secrets = None
