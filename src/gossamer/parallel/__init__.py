@@ -1,1 +1,7 @@
-"""Parallel: models whose layers lie on several workers, and what crosses the boundaries between them, compressed."""
+"""Parallel: models whose layers or tensors lie on several workers.
+
+replica_mesh  the ranks that hold the same part of the model, from one dimension of a DeviceMesh
+local_shards  this rank's part of each DTensor, as a parameter that the synchronizers average
+local_state   state dicts of local shards, for checkpoints
+model_group   the ranks that hold one replica together: one norm, one decision to skip a step
+"""
