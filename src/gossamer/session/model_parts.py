@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gossamer import events
 from gossamer.checkpoint.coordinated import LoadedCheckpoint
 from gossamer.checkpoint.state import Stateful
-from gossamer.errors import AttachError, CheckpointError
+from gossamer.errors import AttachError, CheckpointError, GossamerError
 from gossamer.parallel.local_shards import parameters_of
 from gossamer.parallel.local_state import LocalModelState, LocalOptimizerState
 from gossamer.parallel.model_group import ModelGroup
@@ -82,6 +84,14 @@ class ModelParts:
                 views.gather()  # a pass within the block has made copies
         finally:
             views.close()
+
+    def whole(self, closed: events.Closed) -> events.Closed:
+        """With a digest of all parts of the replica, which replicas compare, where the others end as well."""
+        if self._group is None or closed.ended != "finished":
+            return closed
+        with suppress(GossamerError):
+            return replace(closed, digest=" ".join(self._group.training.all_gather_text(closed.digest)))
+        return closed
 
     def refuse(self, what: str) -> None:
         """Raise AttachError for what needs the whole model on every rank."""

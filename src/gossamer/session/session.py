@@ -381,7 +381,8 @@ class Session:
                 self._synchronizer.end_run()
                 self._changes.farewell()
             self._synchronizer.close()
-            events.emit(lifecycle_events.ended(self.model, self._parameters, self.steps, self._synchronizer, how))
+            closed = lifecycle_events.ended(self.model, self._parameters, self.steps, self._synchronizer, how)
+            events.emit(self._parts.whole(closed))
             self._leave()
 
     def __enter__(self) -> Self:
