@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, log2, nan
 
-from gossamer.advise.racing.against_baseline import WINDOW, against_baseline, paired_difference
+from gossamer.advise.racing.against_baseline import LOOKS, WINDOW, against_baseline, paired_difference
 from gossamer.advise.racing.contender import LOSSES, Contender, RaceJob, StartJob
 from gossamer.advise.racing.loss_curve import LossCurve
 from gossamer.advise.racing.target import Target, seconds_to
@@ -32,7 +32,7 @@ OVERRUN = 0.1  # of the budget: what a step takes is known only once it is made
 ENOUGH_STEPS = 256  # of the baseline, before a race may be decided early
 SURE = 0.99  # of what is decided before the budget is spent: it is looked at again and again
 FEWEST_STEPS = 16  # of the baseline: with fewer nothing can be told
-FIRST_STEPS = 8  # of the baseline, before the first go out
+FIRST_STEPS = 8  # of each of the others, before the first go out
 NO_TIME = "not raced: that would have taken more --minutes"
 NO_LOSS = (
     "the script logs no loss, so recipes can be compared by the time of a step only, and that says nothing of how far "
@@ -120,7 +120,6 @@ class Race:
         for rung in range(rungs):
             self._advance_until((rung + 1) / shares, FIRST_STEPS)
             field_ = self._halve(first, field_)
-        self._run_ahead(first)
         self._advance_until(1.0, last=True, again=self._retuned)
         field_ = self._halve(first, field_, keep=FINALISTS)
         if not self._retune(field_):
@@ -140,12 +139,14 @@ class Race:
         if not logged:
             raise RaceError(NO_LOSS)
         self._metric = logged[0]
+        ahead = self._cost(first)
         for place, each in enumerate(others):
-            ahead = (FIRST_STEPS - 1) * sum(map(self._cost, self._everyone[: place + 1]))
             if place >= FINALISTS and self._spent() + ahead > share:
                 each.out = NO_TIME
-            else:
-                self._bring([each], first.seconds)
+                continue
+            self._bring([each], first.seconds)
+            if each.steps:
+                ahead += self._cost(each) * max(0.0, FIRST_STEPS / each.steps - 1)
         self._seconds = first.seconds
         if left_out := sum(each.out == NO_TIME for each in others):
             self._remarks.append(f"{left_out} of {len(others)} recipes were not raced: it would take more --minutes")
@@ -153,35 +154,48 @@ class Race:
     def _advance_until(
         self, share: float, fewest: int = 0, last: bool = False, again: Callable[[], Sequence[Contender]] = tuple
     ) -> None:
-        """Bring all that are left further, slice by slice, until so much of the budget is spent, and the baseline has
-        made the fewest steps. last: the last rung, which may be decided early. again: those whose other learning rates
-        are to be tried up to there, for which as much is left as that takes."""
+        """Bring all that are left further, slice by slice, until so much of the budget is spent, and all but the
+        baseline have made the fewest steps. last: the last rung, which may be decided early, and in which the baseline
+        keeps up. again: those whose other learning rates are to be tried up to there, for which as much is left as that
+        takes."""
         first = self._everyone[0]
         while not (self._ended() or (last and self._decided())):
-            slice_seconds = self._next_slice(share, again())
+            slice_seconds = self._next_slice(share, again(), last)
             step_seconds = first.seconds / max(1, first.steps)
-            if slice_seconds < step_seconds and first.steps >= fewest:
+            if slice_seconds < step_seconds and self._fewest_steps() >= fewest:
                 return
             slice_seconds = max(slice_seconds, step_seconds)
             self._bring(self._left(), self._seconds + slice_seconds)
             self._check_baseline(first)
             self._seconds = min([self._seconds + slice_seconds, *(each.seconds for each in self._left() if each.ended)])
+            if last:
+                self._keep_up(first)
 
-    def _run_ahead(self, first: Contender) -> None:
-        """Let the baseline make enough steps to be compared with, where its steps are the longest, for at most half of
-        what is left of the budget."""
-        affordable = (1 - self._spent()) / 2 * first.steps / max(self._cost(first), 1e-9)
-        steps = int(min(ENOUGH_STEPS, first.steps + max(0.0, affordable)))
+    def _keep_up(self, first: Contender) -> None:
+        """Let the baseline make as many steps as it is looked at: where its steps are the longest, the race's seconds
+        hold few of them."""
+        steps = max((each.steps for each in self._left()), default=0) // LOOKS[0]
         if steps > first.steps and not first.ended:
             self._advance(first, steps=steps)
             self._check_baseline(first)
 
-    def _next_slice(self, share: float, retuned: Sequence[Contender]) -> float:
+    def _fewest_steps(self) -> int:
+        return min((each.steps for each in self._left()[1:]), default=FIRST_STEPS)
+
+    def _next_slice(self, share: float, retuned: Sequence[Contender], last: bool) -> float:
         """Virtual seconds: as long as all so far, or what this share of the budget affords."""
         again = [each for each in retuned for _ in RETUNED]
-        pace = sum(self._cost(each) / each.seconds for each in (*self._left(), *again) if each.seconds)
+        pace = sum(self._pace(each, last) for each in (*self._left(), *again) if each.seconds)
         affordable = share - self._spent() - sum(self._cost(each) + self._starting(each) for each in again)
         return min(self._seconds, affordable / pace if pace else self._seconds)
+
+    def _pace(self, contender: Contender, last: bool) -> float:
+        """The part of the budget that a virtual second of the race takes for one. last: if the baseline keeps up."""
+        steps_per_second = contender.steps / contender.seconds
+        if last and contender is self._everyone[0]:
+            others = [each.steps / each.seconds / LOOKS[0] for each in self._left()[1:] if each.seconds]
+            steps_per_second = max([steps_per_second, *others])
+        return self._cost(contender) / max(1, contender.steps) * steps_per_second
 
     def _bring(self, contenders: Sequence[Contender], seconds: float) -> None:
         """To so many virtual seconds in all. What a step takes may differ, so some stand a step before it."""
