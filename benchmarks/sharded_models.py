@@ -119,6 +119,7 @@ def seconds_of(recipe: str | None, mesh: DeviceMesh, steps: int) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     session = None if recipe is None else gossamer.attach(model, optimizer, recipe, mesh=mesh["replicate"])
     taken: list[float] = []
+    torch.manual_seed(1 + dist.get_rank())  # batches of its own
     for _ in range(steps):
         began = time.perf_counter()
         optimizer.zero_grad()

@@ -13,6 +13,7 @@ from gossamer.parallel.local_shards import WholeParameters, like, local_part, pa
 CHECKS = ROOT / "tests" / "support" / "sharded_checks.py"
 SHARED = (
     "equals_plain_training",
+    "follows_a_schedule",
     "equals_torch_hsdp",
     "accumulates_before_it_shards",
     "serves_empty_shards",

@@ -27,6 +27,7 @@ from support.sharded_training import (
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import gossamer
 from gossamer.checkpoint import dcp, digest
@@ -78,6 +79,27 @@ def equals_plain_training() -> None:
         assert session.steps == 3
     assert distance(whole(stages.module), stages.wanted(one_process(range(2)))) == 0
     assert distance(whole(model), one_process(range(4))) > 0  # other data make other parameters
+
+
+def follows_a_schedule() -> None:
+    """torch's 1F1B makes a pass for each part of a batch; gradients leave once, before the optimizer's step."""
+    layers = exact_model()
+    first = shards.get_local_rank() == 0
+    module = nn.Sequential(layers[0], layers[1]) if first else nn.Sequential(layers[2])
+    stage = PipelineStage(module, shards.get_local_rank(), 2, world.device, group=shards.get_group())
+    schedule = Schedule1F1B(stage, 2, loss_fn=lambda output, _: loss_of(output), scale_grads=False)
+    session, optimizer = attached(module, "Dense()", replicas)
+    with session:
+        for step in range(3):
+            optimizer.zero_grad()
+            if first:
+                schedule.step(batch(replica, step))
+            else:
+                schedule.step(target=torch.zeros(2, 3))
+            optimizer.step()
+        assert session.steps == 3
+    wanted = {name: each for name, each in one_process(range(2)).items() if name.startswith("0." if first else "2.")}
+    assert distance(dict(module.named_parameters()), {"0" + name[1:]: each for name, each in wanted.items()}) == 0
 
 
 def equals_torch_hsdp() -> None:
