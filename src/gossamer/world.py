@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 from torch.utils.data import IterableDataset
@@ -24,6 +24,13 @@ from gossamer.transports.simulated import SimulatedGroup
 _Saved = TypeVar("_Saved")
 _Item = TypeVar("_Item")
 _Dealt = TypeVar("_Dealt", bound=WorldShard)
+
+
+class MeshDimension(Protocol):
+    """One dimension of torch.distributed.device_mesh.DeviceMesh: mesh["replicate"]."""
+
+    def get_local_rank(self) -> int: ...
+    def size(self) -> int: ...
 
 
 class World:
@@ -62,6 +69,14 @@ class World:
     def is_first(self) -> bool:
         """True on rank 0 only: the worker that prints and writes."""
         return self.rank == 0
+
+    def within(self, mesh: MeshDimension) -> World:
+        """This worker's place within one dimension of a DeviceMesh, for data: within(mesh["replicate"]).shard(dataset)
+        gives all ranks of a replica the same samples, as tensor parallelism and pipelines need them. Checkpoints hold
+        these shards with this world's."""
+        world = World(rank=mesh.get_local_rank(), size=mesh.size(), local_rank=self.local_rank, device=self.device)
+        world._shards = self._shards
+        return world
 
     def own_transport(self) -> Transport | None:
         """A new group's transport, where this world needs nothing of the environment for it. Every rank asks at the

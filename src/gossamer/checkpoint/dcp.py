@@ -62,6 +62,12 @@ def export(directory: str | os.PathLike[str], to: str | os.PathLike[str]) -> Che
         raise CheckpointError(f"{target} exists already, and is not written over. Name a new folder.")
     tree, _ = read(found.directory, found.step, 0)
     sessions = [tree["session"]]
+    if sessions[0].get("shards"):
+        raise CheckpointError(
+            f"the model in {os.fspath(directory)!r} lies in parts on several ranks, and torch's format wants to know "
+            "how they fit together, which the job knows: call torch.distributed.checkpoint.save(model.state_dict(), "
+            "checkpoint_id=...) in it, on every rank."
+        )
     if reshard.agreed(sessions):  # of local training, whose ranks hold models of their own
         sessions += [read(found.directory, found.step, rank)[0]["session"] for rank in range(1, found.world)]
     model = {**tree["model"], **{name: x for name, x in reshard.agreed(sessions).items() if name in tree["model"]}}

@@ -1,4 +1,4 @@
-"""Backward hooks: find out when a backward pass is over, and drop its gradients where they are not finite.
+"""Backward hooks: find out when a backward pass is over, and whether its gradients are finite.
 
 The hook of each gradient, which lets a full bucket leave during backward, is in gossamer.synchronizers.gradients.
 """
@@ -127,12 +127,17 @@ class BackwardMonitor:
             hook.remove()
 
 
-def drop_nonfinite_gradients(buckets: Iterable[Bucket]) -> str | None:
-    """The name of a gradient that is not finite; all are then taken away, so that the optimizer does nothing."""
-    parameters = {name: parameter for bucket in buckets for name, parameter in bucket.parameters.items()}
-    for name, parameter in parameters.items():
-        if parameter.grad is not None and not all_finite(entries(parameter.grad)):
-            for each in parameters.values():
-                each.grad = None
-            return name
+def nonfinite_gradient(buckets: Iterable[Bucket]) -> str | None:
+    """The name of a gradient that is not finite; None where all are."""
+    for bucket in buckets:
+        for name, parameter in bucket.parameters.items():
+            if parameter.grad is not None and not all_finite(entries(parameter.grad)):
+                return name
     return None
+
+
+def drop_gradients(buckets: Iterable[Bucket]) -> None:
+    """Take all gradients away, so that the optimizer does nothing."""
+    for bucket in buckets:
+        for parameter in bucket.parameters.values():
+            parameter.grad = None

@@ -13,7 +13,7 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.reduction import BucketInput, StepReduction, StepTrailer
 from gossamer.reducer.sparse_gradients import Rows, SparseGradients
-from gossamer.reducer.step_report import NonFiniteOrigin, StepDecision
+from gossamer.reducer.step_report import Agreement, NonFiniteOrigin, StepDecision, unchanged
 from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.runtime.transaction import Transaction
 
@@ -26,6 +26,7 @@ class StepContext:
     settings: str  # the optimizer's hyperparameters
     moments: Moments  # what the compressor applies of the optimizer's
     first_batch: int  # a hash of this rank's
+    agree: Agreement = unchanged  # on what was not finite, with ranks that hold other parts of the model
 
     def scale_of(self, bucket: Bucket) -> float:
         """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
@@ -106,7 +107,7 @@ class PendingReduction:
     def commit(self, decision: StepDecision) -> NonFiniteOrigin | None:
         """Show the optimizer the means and remember what compressors remember; or skip the step, and return what was
         not finite."""
-        blame, weight = self.reduction.blame(decision, self.buckets), decision.weight
+        blame, weight = self.taken.agree(self.reduction.blame(decision, self.buckets)), decision.weight
         self.committed = blame is None and weight > 0 and bool(decision.active) and decision.in_step
         skipped_by_scaler = (blame is not None or not decision.in_step) and self.taken.scale is not None
         used = {name for name, flag in zip(self.reduction.names, decision.used, strict=True) if flag}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -20,6 +20,13 @@ HEAD = Struct("<dqqqiBB")  # weight, settings, steps, sample, first non-finite, 
 
 Flags = npt.NDArray[np.bool_]
 NonFiniteOrigin = tuple[int | None, str]  # (rank, tensor); no rank where only the agreed mean was not finite
+
+Agreement = Callable[[NonFiniteOrigin | None], NonFiniteOrigin | None]
+
+
+def unchanged(blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
+    """The agreement of a rank that holds the whole model."""
+    return blame
 
 
 class Presence(IntEnum):

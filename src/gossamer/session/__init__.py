@@ -27,6 +27,8 @@ step_spans.py          forward, backward and the optimizer's step, for the trace
 first_batch.py         notices ranks that begin with the same batch
 validation.py          models and optimizers that cannot be served
 transport_setup.py     which transport this job uses
+loop_state.py          what synchronizers ask its training loop
+model_parts.py         the part of the model on this rank, and what is decided with the ranks that hold the rest
 ddp_guard.py            refuses DistributedDataParallel around an attached model
 gradient_guards.py     clipping, and runs of non-finite gradients
 parameter_form.py      refuses a model that is cast, moved or resized after attach

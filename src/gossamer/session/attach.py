@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
 
 from gossamer import events
 from gossamer.checkpoint.state import Stateful
+from gossamer.errors import AttachError
+from gossamer.parallel.replica_mesh import (
+    DeviceMesh,
+    refuse_inner_replicas,
+    refuse_recipe,
+    refuse_unsharded,
+    replica_ranks,
+)
 from gossamer.recipes.recipe import automatic, resolve
 from gossamer.reducer.parameter_check import Verify
 from gossamer.session.global_batch import refuse_small_batch, with_global_batch
-from gossamer.session.gradient_guards import Scaler, within_wrapper
+from gossamer.session.gradient_guards import Scaler, scaler_of_parts, within_wrapper
+from gossamer.session.model_parts import ModelParts
 from gossamer.session.recipe_choice import Written, chosen_recipe
 from gossamer.session.reporting import RecordOption, begin_reporting
 from gossamer.session.session import Session
 from gossamer.session.step_spans import begin_tracing
-from gossamer.session.transport_setup import transport_for
+from gossamer.session.transport_setup import model_group, transport_for
 from gossamer.session.validation import (
     innermost,
     refuse,
@@ -28,7 +37,7 @@ from gossamer.session.validation import (
     sessions_of,
 )
 from gossamer.transports.elastic.joined_run import is_elastic, join_run
-from gossamer.world import current
+from gossamer.world import World, current
 
 
 def attach(
@@ -45,6 +54,7 @@ def attach(
     replace: bool = False,
     global_batch: int | None = None,
     batch: int | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Session:
     """Train `model` together with the other workers of this job, talking as `recipe` says; None means Dense(), and
     "auto" a recipe that is chosen while training, as links and gradients are measured.
@@ -74,31 +84,47 @@ def attach(
     on one worker, the DataLoader's batch_size, which is not known here. Each worker makes its share of the passes;
     optimizer.step() before the last finds no gradient and does nothing, and `session.accumulating` says so.
 
+    mesh: the dimension of a DeviceMesh along which the model is replicated, device_mesh["replicate"]; the recipe runs
+    among those ranks, which hold the same part of the model, and FSDP2 (fully_shard), tensor parallelism or a pipeline
+    keeps what lies along other dimensions. Every rank of the job calls attach, each with its own part of the model; a
+    parameter that is a DTensor is taken by its local shard, whose matrix is what compressors see. clip_norm is then of
+    all parts together, and all skip the same steps.
+
     Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
     """
     refuse_other_kinds(model, optimizer, scaler)
     for session in sessions_of(model) if replace else ():
         session.close()
-    refuse(model)
+    refuse(model, sharded=mesh is not None)
     scaler = within_wrapper(optimizer) if scaler is None else scaler
     optimizer = innermost(optimizer)
     refuse_sharding(optimizer)
     refuse_foreign_parameters(optimizer, model)
     world = current()
+    ranks = None if mesh is None else _replicas(mesh, model, world, scaler)
+    size = world.size if ranks is None else len(ranks)
     # A recipe must not change when workers come and go, so none is chosen for their number there
     written = chosen_recipe(recipe, world)
     if (auto := automatic(written)) is not None:  # imported here: most sessions have one recipe, and start sooner
         from gossamer.session.auto_recipe import choose_while_training, first_recipe, refuse_fixed_choice
 
         refuse_fixed_choice(auto, global_batch)
-        written = first_recipe(auto, model, optimizer, world.size)
-    resolved = resolve(written, None if is_elastic() else world.size)
+        if ranks is not None:
+            raise AttachError(
+                'recipe="auto" looks at whole gradients of all workers, and with mesh= each rank has those of a part '
+                "of the model. Name a recipe: `gossamer explain` and `gossamer advise` compare them."
+            )
+        written = first_recipe(auto, model, optimizer, size)
+    resolved = resolve(written, None if is_elastic() else size)
     resolved = with_global_batch(resolved, global_batch, batch)
-    refuse_small_batch(resolved, join_run().most if is_elastic() else world.size)
+    refuse_small_batch(resolved, join_run().most if is_elastic() else size)
     refuse_sparse_gradients(model, resolved)
+    if ranks is not None:
+        refuse_recipe(model, resolved)
     if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):
         events.notice(caution)
-    transport = transport_for(world, resolved)
+    transport = transport_for(world, resolved, ranks)
+    parts = None if ranks is None else ModelParts(model, model_group(ranks, world.size))
     recorded = begin_reporting(record, world, log_to)
     begin_tracing(world)
     session = Session(
@@ -111,6 +137,7 @@ def attach(
         clip_norm=clip_norm,
         verify=verify,
         verify_every=verify_every,
+        parts=parts,
     )
     session.status.record = recorded
     if scheduler is not None:
@@ -118,3 +145,18 @@ def attach(
     if auto is not None:
         choose_while_training(session, auto)
     return session
+
+
+def _replicas(mesh: DeviceMesh, model: nn.Module, world: World, scaler: Scaler | None) -> Sequence[int]:
+    """The ranks of the job that hold the same part of the model. Raises AttachError for what mesh= cannot have."""
+    if is_elastic():
+        raise AttachError(
+            "mesh= names ranks that stay what they are, and in an elastic run workers come and go. Run a fixed number: "
+            "gossamer run --workers 4 --max-restarts 1."
+        )
+    ranks = replica_ranks(mesh, world.size)
+    refuse_inner_replicas(model, ranks)
+    refuse_unsharded(model)
+    if scaler is not None and scaler.is_enabled():
+        raise scaler_of_parts()
+    return ranks

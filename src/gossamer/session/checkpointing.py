@@ -110,7 +110,7 @@ class SessionCheckpoints:
         tell = self._group.all_gather_text
         self._run = agree_on_name(tell, self._run)
         about = session_checkpoint.about(session, self._run)
-        place = session["step"], session["rank"]
+        place = session["step"], self._group.transport.rank
         copies = None
         if wanted.replicas:
             copies = partial(self._exchange.exchange, plan=self._exchange.plan(directory, wanted.replicas))

@@ -12,12 +12,15 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.checkpoint.state import Stateful
-from gossamer.errors import LoopError, NonFiniteError, require
+from gossamer.errors import AttachError, LoopError, NonFiniteError, require
 from gossamer.events import Skipped, emit
 from gossamer.reducer.sparse_gradients import entries
 from gossamer.session.scalars import number_in
 
 MAX_SKIPPED_STEPS = 5  # in a row, without a GradScaler, which needs more to find its scale
+
+
+TotalNorm = Callable[[Sequence[Parameter]], Tensor]
 
 
 class Scaler(Stateful, Protocol):
@@ -34,18 +37,37 @@ def within_wrapper(optimizer: object) -> Scaler | None:
     return found if isinstance(found, torch.amp.GradScaler) else None
 
 
+class StepGuards(NamedTuple):
+    """What attach was given to guard steps with."""
+
+    scaler: Scaler | None = None
+    clip_norm: float | None = None
+    total_norm: TotalNorm | None = None  # of all gradients, where other ranks hold other parts of the model
+
+
+def scaler_of_parts() -> AttachError:
+    return AttachError(
+        "a GradScaler decides by the gradients on this rank whether to skip the step, and with mesh= other ranks hold "
+        "other parts of the model: some would skip it and others not. Train in bfloat16 without one: fully_shard(..., "
+        "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), or torch.autocast."
+    )
+
+
 class GradientClip:
     """Scales all gradients together to a norm of at most `norm`, before the first optimizer uses them, whichever it is.
 
-    norm: None leaves them as they are. scale: of a GradScaler, if any, in the gradients.
+    norm: None leaves them as they are. scale: of a GradScaler, if any, in the gradients. total: of gradients, the norm
+    of all together, where other ranks hold other parts of the model.
     """
 
-    def __init__(self, norm: float | None, scale: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(
+        self, norm: float | None, scale: Callable[[], float | None] = lambda: None, total: TotalNorm | None = None
+    ) -> None:
         require(
             norm is None or (number_in(norm) or 0) > 0,
             f"clip_norm is a positive norm, not {norm!r}: attach(..., clip_norm=1.0), or leave it out",
         )
-        self.norm, self._scale = norm, scale
+        self.norm, self._scale, self._total = norm, scale, total or _total_norm
         self._clipped: list[tuple[weakref.ref[Tensor], int]] = []  # gradients and their versions as they were left
 
     def before(self, optimizer: Optimizer, parameters: Iterable[Parameter], *, closure: bool) -> None:
@@ -67,7 +89,7 @@ class GradientClip:
         if self._scale() not in (None, 1.0):
             _refuse_two_scales(optimizer, graded)
         left_in = getattr(optimizer, "grad_scale", None)  # by a GradScaler, for fused optimizers to take out
-        _clip(graded, self.norm if left_in is None else self.norm * float(left_in))
+        _clip(graded, self.norm if left_in is None else self.norm * float(left_in), self._total)
         self._clipped = [(weakref.ref(p.grad), p.grad._version) for p in graded if p.grad is not None]
 
     def _has_clipped(self, graded: Iterable[Parameter]) -> bool:
@@ -82,15 +104,21 @@ class _Graded(NamedTuple):
     grad: Tensor
 
 
-def _clip(graded: Iterable[Parameter], norm: float) -> None:
+def _clip(graded: Sequence[Parameter], norm: float, total: TotalNorm) -> None:
     """As nn.utils.clip_grad_norm_, which knows no sparse gradients: theirs are clipped in their rows, once summed."""
-    held: list[Any] = []
     for parameter in graded:
         assert parameter.grad is not None
         if parameter.grad.is_sparse and not parameter.grad.is_coalesced():
             parameter.grad = parameter.grad.coalesce()
-        held.append(_Graded(entries(parameter.grad)))
-    nn.utils.clip_grad_norm_(held, norm)
+    nn.utils.clip_grads_with_norm_(_rows(graded), norm, total(graded))
+
+
+def _rows(graded: Iterable[Parameter]) -> list[Any]:
+    return [_Graded(entries(parameter.grad)) for parameter in graded if parameter.grad is not None]
+
+
+def _total_norm(graded: Iterable[Parameter]) -> Tensor:
+    return nn.utils.get_total_norm([each.grad for each in _rows(graded)])
 
 
 def _refuse_two_scales(optimizer: Optimizer, graded: Iterable[Parameter]) -> None:

@@ -100,14 +100,15 @@ def newest_group() -> GroupCalls | None:
     return mine[-1] if mine else None
 
 
-def leave(comm_thread: CommThread, transport: Transport, process: int) -> None:
-    """End the communication thread and leave the group before the interpreter ends, unless in a forked child."""
+def leave(comm_thread: CommThread, transports: Sequence[Transport], process: int) -> None:
+    """End the communication thread and leave its groups before the interpreter ends, unless in a forked child."""
     if os.getpid() != process:
         return
     _open[:] = [each for each in _open if (group := each()) is not None and group.comm_thread is not comm_thread]
     if comm_thread.is_here:  # garbage is collected anywhere, also amid what this would close
-        threading.Thread(target=leave, args=(comm_thread, transport, process), daemon=True).start()
+        threading.Thread(target=leave, args=(comm_thread, transports, process), daemon=True).start()
     else:
         comm_thread.close()
-        with suppress(RuntimeError):
-            transport.close()
+        for transport in transports:
+            with suppress(RuntimeError):
+                transport.close()

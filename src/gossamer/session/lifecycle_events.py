@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer import checkpoint, events
+from gossamer.parallel.local_shards import local_parts
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.averaged_state import averaged_bytes, averaged_keys
 from gossamer.reducer.bucket import Bucket, layouts
@@ -82,21 +83,27 @@ def _rider_bytes(
     return tuple(mean_bytes(() if place else buffers, each) for place, each in enumerate(fragments))
 
 
-def ended(model: nn.Module, steps: int, synchronizer: Synchronizer, how: events.Ended = "finished") -> events.Closed:
-    """The digest is of what the recipe merges, where that is not the model as it is."""
+def ended(
+    model: nn.Module,
+    own: Mapping[str, Tensor],
+    steps: int,
+    synchronizer: Synchronizer,
+    how: events.Ended = "finished",
+) -> events.Closed:
+    """The digest is of what the recipe merges, where that is not the model as it is; own: its trainable parameters, or
+    this rank's shards of them."""
     agreed, buckets = synchronizer.agreed, synchronizer.buckets
-    merged = model.parameters() if agreed is None else [agreed[name] for name in sorted(agreed)]
+    merged = local_parts(model.parameters()) if agreed is None else [agreed[name] for name in sorted(agreed)]
     return events.Closed(
         steps=steps,
         ended=how,
         digest=checkpoint.digest(merged),
-        holds_merged=_holds(model, agreed or {}),
+        holds_merged=_holds(own, agreed or {}),
         residual_bytes=sum(bucket.residual_bytes for bucket in buckets),
         bucket_bytes=sum(bucket.flat.nbytes for bucket in buckets),
     )
 
 
-def _holds(model: nn.Module, agreed: Mapping[str, Tensor]) -> bool:
+def _holds(own: Mapping[str, Tensor], agreed: Mapping[str, Tensor]) -> bool:
     """Whether the model's own parameters are those that were agreed on, as it would hold them."""
-    own = trainable(model)
     return all(torch.equal(own[name], merged.to(own[name].dtype)) for name, merged in agreed.items() if name in own)

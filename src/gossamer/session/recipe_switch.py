@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -32,49 +32,38 @@ from gossamer.moments.take_over import ownership
 from gossamer.recipes.recipe import Recipe, resolve
 from gossamer.reducer.averaged_state import averaged_keys
 from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import by_value
 from gossamer.reducer.parameter_views import copy_parameters
 from gossamer.reducer.unsent_gradients import Owed, owed_gradients, take_up
-from gossamer.runtime.transport import Transport
 from gossamer.session import session_checkpoint
 from gossamer.session.global_batch import refuse_small_batch
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.local_merge import all_means, merge_parameters, merge_state
-from gossamer.session.loop_scaler import LoopScaler
+from gossamer.session.loop_state import LoopingSession, loop_state
 from gossamer.session.recipe_choice import Written
-from gossamer.session.session_status import SessionStatus
-from gossamer.session.step_hooks import StepHooks
 from gossamer.session.validation import refuse_sparse_gradients
 from gossamer.strategies import AveragingStage, GossipStage, GradientStage
-from gossamer.synchronizers.base import LoopState, Synchronizer
+from gossamer.synchronizers.base import Synchronizer
 from gossamer.synchronizers.stages import StageSequence
 from gossamer.transports.mesh.collective_preference import prefer_collective
 from gossamer.transports.mesh.collective_selector import requested_collective
 
 
-class SwitchingSession(Protocol):
+class SwitchingSession(LoopingSession, Protocol):
     """What a switch reads and replaces, of one session."""
 
-    model: nn.Module
     optimizer: Optimizer
     recipe: Recipe
-    status: SessionStatus
     _attached: Recipe  # the one it began with
     _parameters: dict[str, Parameter]
-    _buffers: ModelBuffers
-    _transport: Transport
     _group: GroupCalls
     _seed: int
-    _step_hooks: StepHooks
-    _loop_scaler: LoopScaler
     _stages: StageSequence
     _synchronizer: Synchronizer
     _layout: str
     _passes_before: int
     _muted_at: int
 
-    def _loop(self) -> LoopState: ...
     def _at(self) -> AggregationContext: ...
 
 
@@ -160,7 +149,7 @@ def laid_out(session: SwitchingSession, recipe: Recipe, since: int) -> Following
                 case GossipStage(strategy=strategy):
                     strategy.rule(recipe.compressor).check(recipe.topology, transport.world, session._seed)
     stages = StageSequence(
-        recipe, session.optimizer, transport, group.comm_thread, session._loop(), session._seed, since
+        recipe, session.optimizer, transport, group.comm_thread, loop_state(session), session._seed, since
     )
     return Following(stages, stages.fragments(session._parameters))
 

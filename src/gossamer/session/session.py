@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Self
 
 from torch import Tensor, nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -17,13 +16,12 @@ from gossamer import events
 from gossamer.checkpoint.state import Stateful
 from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import Stopped
+from gossamer.parallel.local_shards import WholeParameters
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings, with_weights
 from gossamer.reducer.parameter_check import ParameterCheck, Verify, check_verify
-from gossamer.reducer.parameter_views import sparse_names, swapped_in, trainable
-from gossamer.reducer.pending_reduction import StepContext
-from gossamer.reducer.tensor_sampler import TensorSampler
+from gossamer.reducer.parameter_views import trainable
 from gossamer.runtime import open_sessions
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
@@ -31,10 +29,12 @@ from gossamer.session import lifecycle_events, recipe_switch, session_checkpoint
 from gossamer.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.session.ddp_guard import guard_against_ddp
 from gossamer.session.first_batch import NO_BATCH, FirstBatch
-from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler
+from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler, StepGuards
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.group_changes import GroupChanges, ShardedWorld, WorldChange
 from gossamer.session.layout_change import laid_out_anew
+from gossamer.session.loop_state import loop_state
+from gossamer.session.model_parts import ModelParts
 from gossamer.session.parameter_form import ParameterForm
 from gossamer.session.recipe_choice import Written
 from gossamer.session.scalars import logged_numbers, sample_weight
@@ -43,7 +43,7 @@ from gossamer.session.startup_checks import check_ranks_alike, fingerprint
 from gossamer.session.step_hooks import StepHooks
 from gossamer.session.stop_blocks import StopBlocks
 from gossamer.session.tracked_parts import TrackedParts
-from gossamer.synchronizers.base import LoopState, NonFiniteOrigin, Synchronizer
+from gossamer.synchronizers.base import NonFiniteOrigin, Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence
 from gossamer.transports.elastic.transport import elastic
@@ -68,6 +68,7 @@ class Session:
         seed: int = 0,
         verify: Verify = "warn",
         verify_every: int | None = None,
+        parts: ModelParts | None = None,
     ) -> None:
         check_verify(verify, verify_every)
         self._verify_every = verify_every
@@ -75,20 +76,24 @@ class Session:
         self._attached = recipe  # `recipe` is the one in force
         self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
         self._tracked = TrackedParts(model, optimizer, says=transport.rank == 0)
-        self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, scaler=scaler, clip_norm=clip_norm)
+        self._parts = parts or ModelParts(model)
+        guards = StepGuards(scaler, clip_norm, self._parts.total_norm)
+        self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, guards)
         self._loop_scaler = self._step_hooks.loop_scaler
-        self._adopt(trainable(model))
+        self._adopt(self._parts.views)
         recovery, (first, *_) = elastic(transport), self._parameters.values()
         comm_thread = CommThread(first.device, transport.make_progress, recovery)
         self._group = GroupCalls(transport, comm_thread)
-        self._leave = weakref.finalize(self, leave, comm_thread, transport, self._group.pid)  # at exit, too
+        transports = (transport, *self._parts.transports)
+        self._leave = weakref.finalize(self, leave, comm_thread, transports, self._group.pid)  # at exit, too
         self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
         self.status, self._muted_at = SessionStatus(recipe, transport, lambda: self.steps), -1
-        self._checkpoints = SessionCheckpoints(self._group, self.status, model, optimizer, self._tracked, self._saved)
+        job = self._parts.job(self._group, comm_thread)
+        self._checkpoints = SessionCheckpoints(job, self.status, model, optimizer, self._tracked, self._saved)
         self._passes_before = 0  # this epoch
         self._stop, self._weighs = StopBlocks(self.close, says=transport.rank == 0), False  # no weight was said yet
         self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
-        self._stages = StageSequence(recipe, optimizer, transport, comm_thread, self._loop(), seed)
+        self._stages = StageSequence(recipe, optimizer, transport, comm_thread, loop_state(self), seed)
         fragments = self._stages.fragments(self._parameters)
         self._layout = self._stages.layout_text(self._parameters, fragments)
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
@@ -98,9 +103,11 @@ class Session:
                 check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
                 self._buffers.see_constants()
             self._synchronizer = self._stages.begin(self._parameters, fragments)
+            self._synchronizer.muted = self._parts.staged
             self._changes.begin(fingerprint(optimizer=None, **self._about()))
         except BaseException:
             comm_thread.close()
+            self._parts.remove()
             raise
         self._hooks = [
             self._first_batch.watch(model),
@@ -115,27 +122,6 @@ class Session:
         return self.status.text(self._parameters.values())
 
     # -- beginning -------------------------------------------------------------------------------------------------
-
-    def _loop(self) -> LoopState:
-        return LoopState(
-            begins=self._refuse_pass,
-            step_context=lambda: StepContext(
-                scale(), self._settings(), self._step_hooks.momentum.now(), self._first_batch.hash
-            ),
-            scale=(scale := self._loop_scaler.scale),
-            settings=self._settings,
-            buffers=self._buffers,
-            averaged=self._buffers.averaged,
-            batch=lambda: self._first_batch.hash,
-            warn=FirstBatch.compare if self._transport.rank == 0 else lambda batches: None,
-            ended=self.status.step_ended,
-            judged=partial(self._judge, "exchange"),
-            check=lambda: self._check,
-            guarded=partial(self._judge, "pass"),
-            sparse=partial(sparse_names, self.model),
-            tensors=TensorSampler(lambda: self.steps),
-            clips=self.clip_norm is not None,
-        )
 
     def _at(self) -> AggregationContext:
         return AggregationContext(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
@@ -152,11 +138,12 @@ class Session:
         )
         return {"recipe": repr(self.recipe), "layout": self._layout, "options": options}
 
-    def _adopt(self, parameters: dict[str, Parameter]) -> None:
+    def _adopt(self, views: WholeParameters) -> None:
+        parameters = views.parameters
         self._parameters, self._form = parameters, ParameterForm(parameters)
         rank, every = self._transport.rank, self._verify_every
         self._check = ParameterCheck(self.model, parameters, self._verify, rank, every=every)
-        self._step_hooks.adopt(parameters, self._transport)
+        self._step_hooks.adopt(views, self._transport)
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -223,7 +210,7 @@ class Session:
         self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
 
     def _catch_up(self, missed: int) -> None:
-        parts = [self.optimizer, *self._loop_scaler.parts.values()]
+        parts = [self._parts.optimizer_state(self.optimizer), *self._loop_scaler.parts.values()]
         self._group.together(partial(uneven_inputs.catch_up, self.model, parts, missed, self._group))
 
     @contextmanager
@@ -234,7 +221,7 @@ class Session:
         lock step, or DelayedAveraging and a compressor; else the servers', or the last mean. `model`: the attached one,
         or another with the same parameters, by name.
         """
-        with swapped_in(self._synchronizer.merge() or {}, trainable(model)):
+        with self._parts.swapped_in(self._synchronizer.merge() or {}, model):
             yield model
 
     # -- between steps ---------------------------------------------------------------------------------------------
@@ -273,6 +260,7 @@ class Session:
         Raises RecipeError or AttachError for one that cannot be attached or switched to, LoopError within a step or
         where some ranks train on, and MismatchError where ranks ask for different ones: all go on as before then.
         """
+        self._parts.refuse("session.switch()")
         recipe_switch.switch(self, recipe, reason)
 
     # -- saving and ending -----------------------------------------------------------------------------------------
@@ -298,6 +286,7 @@ class Session:
             owed=self._step_hooks.owed.state(),
             attached=repr(self._attached),
             since=self._stages.since,
+            shards=self._parts.shards,
         )
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
@@ -350,6 +339,7 @@ class Session:
         found = self._checkpoints.load(directory)
         if found is None:
             return {}
+        self._parts.refuse_other_shards(found)
         with self._checkpoints.taking_up(directory, found) as put_back_parts:
             self.load_state_dict(*found.sessions)
             put_back_parts()
@@ -359,13 +349,21 @@ class Session:
 
     def _saved(self) -> dict[str, Stateful]:
         """The parts of a checkpoint besides the session's own, by their names in it; all but the world are alike."""
-        return {"model": self.model, "optimizer": self.optimizer, **self._loop_scaler.parts, "world": self._world}
+        parts = self._parts.saved(self.model, self.optimizer)
+        return {**parts, **self._loop_scaler.parts, "world": self._world}
 
     def reset(self, *names: str) -> None:
         """Forget what is remembered about these parameters: after resizing them, all at once, on every rank."""
+        self._parts.refuse("session.reset()")
         self._form.refuse_unnamed(names, now := trainable(self.model))
         self._synchronizer, self._layout = laid_out_anew(
-            self._synchronizer, names, now, self._stages, self._group, self._at(), lambda: self._adopt(now)
+            self._synchronizer,
+            names,
+            now,
+            self._stages,
+            self._group,
+            self._at(),
+            lambda: self._adopt(WholeParameters(now)),
         )
 
     def close(self) -> None:
@@ -376,14 +374,15 @@ class Session:
         if self._group.forked or not open_sessions.unregister(self):
             return
         with self._checkpoints.ended(how := self._changes.ended(how)):
-            for hook in self._hooks:
+            for hook in (*self._hooks, self._parts):
                 hook.remove()
             self._step_hooks.momentum.after()
             if how == "finished":
                 self._synchronizer.end_run()
                 self._changes.farewell()
             self._synchronizer.close()
-            events.emit(lifecycle_events.ended(self.model, self.steps, self._synchronizer, how))
+            closed = lifecycle_events.ended(self.model, self._parameters, self.steps, self._synchronizer, how)
+            events.emit(self._parts.whole(closed))
             self._leave()
 
     def __enter__(self) -> Self:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from gossamer.core import rng
 from gossamer.errors import MismatchError
+from gossamer.parallel.local_shards import local_part, local_parts
 from gossamer.reducer.optimizer_settings import by_value
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.tensor_hash import tensor_hashes
@@ -85,7 +86,7 @@ def hand_out(
 
     Hashes are compared first: a script that seeds every rank alike, or loads one file, has nothing to send.
     """
-    mine = [tensor.detach() for tensor in tensors]
+    mine = local_parts(tensors)
     forms, *hashes = zip(*(text.split() for text in tell(_described(mine))), strict=False)
     if len({*forms}) > 1:
         raise MismatchError(
@@ -125,7 +126,7 @@ def optimizer_digest(optimizer: Optimizer) -> str:
     numbers: list[str] = []
     for path, value in _leaves(state, ""):
         if isinstance(value, Tensor):
-            tensors.append(value)
+            tensors.append(local_part(value))
             numbers.append(f"{path}:{tuple(value.shape)}")
         else:
             numbers.append(f"{path}={value!r}")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from torch import nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.moments.take_over import take_over
+from gossamer.parallel.local_shards import WholeParameters
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.runtime.transport import Transport
 from gossamer.session import step_spans
 from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook
-from gossamer.session.gradient_guards import GradientClip, Scaler, has_closure
+from gossamer.session.gradient_guards import GradientClip, StepGuards, has_closure, scaler_of_parts
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.loop_scaler import LoopScaler
 from gossamer.session.owed_gradients import OwedGradients
@@ -49,27 +49,26 @@ class StepHooks:
         optimizer: Optimizer,
         recipe: Recipe,
         tracked: TrackedParts,
-        *,
-        scaler: Scaler | None,
-        clip_norm: float | None,
+        guards: StepGuards,
     ) -> None:
         self._session, self._model, self._optimizer, self._recipe = session, model, optimizer, recipe
-        self._tracked, self._clip = tracked, GradientClip(clip_norm, lambda: self.loop_scaler.scale())
+        self._tracked, self._guards = tracked, guards
+        self._clip = GradientClip(guards.clip_norm, lambda: self.loop_scaler.scale(), guards.total_norm)
         self.between_steps: list[Callable[[], None]] = []  # what is to be done after each, on every rank
         self.owed = OwedGradients()
-        self.loop_scaler = LoopScaler(scaler, optimizer, self._step_skipped, self._take_up_scaler)
+        self.loop_scaler = LoopScaler(guards.scaler, optimizer, self._step_skipped, self._take_up_scaler)
 
-    def adopt(self, parameters: Mapping[str, Parameter], transport: Transport) -> None:
+    def adopt(self, views: WholeParameters, transport: Transport) -> None:
         """From now on these are the attached parameters. Raises AttachError where the compressor cannot have their
         momentum."""
-        self._parameters = parameters
-        self._foreign_guard = ForeignOptimizerGuard(self._model, self._optimizer, self._recipe, parameters)
+        self._views, self._parameters = views, (parameters := views.parameters)
+        self._foreign_guard = ForeignOptimizerGuard(self._model, self._optimizer, self._recipe, views.own)
         self.momentum = take_over(self._optimizer, self._recipe.compressor, parameters, transport, self._clip.norm)
 
     def switch(self, recipe: Recipe, transport: Transport) -> None:
         """The same parameters are attached under another recipe."""
         self._recipe = recipe
-        self.adopt(self._parameters, transport)
+        self.adopt(self._views, transport)
 
     def install(self, group: GroupCalls) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler]:
         """What calls the hooks, until it is removed. To be exhausted."""
@@ -98,7 +97,9 @@ class StepHooks:
         closure, synchronizer = has_closure(args, kwargs), self._session._synchronizer
         if not self._group.alone:
             self._session._check.look(synchronizer.step)
+        self._views.collect()
         synchronizer.before_step(closure=closure)
+        self._views.show()
         touched = self.loop_scaler.scaler is None and synchronizer.touched
         self.owed.pay(optimizer, self._parameters, closure=closure)
         self._clip.before(optimizer, self._parameters.values(), closure=closure)
@@ -126,6 +127,8 @@ class StepHooks:
     def _take_up_scaler(self, optimizer: Optimizer) -> bool:
         if self._group.forked or not (optimizer is self._optimizer or self._foreign_guard.shares(optimizer)):
             return False
+        if self._guards.total_norm is not None:
+            raise scaler_of_parts()
         refuse_late(self._recipe, self._session._stages.now, self._session._synchronizer.buckets)
         show_overflow(self._parameters.values())
         return True

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 
 from gossamer.environment import choose_interface, here, interfaces
 from gossamer.environment.run_settings import dedicated_servers, own_address, returns
 from gossamer.errors import AttachError, ConnectError
 from gossamer.network import read_network
+from gossamer.parallel.model_group import ModelGroup
+from gossamer.parallel.replica_mesh import refuse_overlap
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.transport import Transport
 from gossamer.session.elastic_recipes import refuse_inelastic
@@ -23,8 +27,9 @@ from gossamer.transports.throttled import ThrottledTransport
 from gossamer.world import World
 
 
-def transport_for(world: World, recipe: Recipe) -> Transport:
-    """The transport of a new session. Raises AttachError for a restarted worker whose recipe moves in step."""
+def transport_for(world: World, recipe: Recipe, ranks: Sequence[int] | None = None) -> Transport:
+    """The transport of a new session, among `ranks` of the job; None: all. Raises AttachError for a restarted worker
+    whose recipe moves in step."""
     if is_elastic():
         refuse_inelastic(recipe)
         return join_run().transport(requested_collective(recipe.topology.collective))
@@ -41,8 +46,22 @@ def transport_for(world: World, recipe: Recipe) -> Transport:
         return DetachedTransport(world.rank, world.size)
     paced = os.environ.get("GOSSAMER_PACED")  # where no real emulation is possible, gossamer run asks for this one
     wish = requested_collective(recipe.topology.collective)
-    transport = group_transport(world, wish)
-    return ThrottledTransport(transport, read_network(paced, world.size), wish) if paced else transport
+    transport = group_transport(world, wish, ranks)
+    return ThrottledTransport(transport, read_network(paced, transport.world), wish) if paced else transport
+
+
+def model_group(ranks: Sequence[int], size: int) -> ModelGroup:
+    """The ranks that hold one replica of the model with this one. Every rank of the job, `size` in all, must call it.
+
+    ranks: of the job, those that hold the same part of the model as this one. Raises AttachError where these do not
+    divide the job.
+    """
+    job = ProcessGroupTransport()
+    groups = sorted({tuple(json.loads(text)) for text in job.all_gather_text(json.dumps(ranks))})
+    refuse_overlap(groups, size)
+    replica = sorted(group[ranks.index(job.rank)] for group in groups)
+    training = ProcessGroupTransport(replica)
+    return ModelGroup(training, training.part(training.world), job, json.dumps(groups) if len(groups) > 1 else "")
 
 
 def _takes_back(stage: Stage) -> bool:
@@ -52,16 +71,16 @@ def _takes_back(stage: Stage) -> bool:
     return isinstance(stage, GossipStage) and not stage.in_lock_step
 
 
-def group_transport(world: World, wish: str) -> Transport:
-    """The process group, with Gossamer's own TCP mesh where all tensors live on CPUs.
+def group_transport(world: World, wish: str, ranks: Sequence[int] | None = None) -> Transport:
+    """The process group of `ranks`, of all by default, with Gossamer's own TCP mesh where all tensors live on CPUs.
 
     In a run that encrypts (--tls) the mesh is sealed, and serves GPUs as well, through this machine's memory. Raises
     ConnectError where it cannot be.
     """
     if (tls := mesh_tls()) is not None:
-        return encrypted_mesh(ProcessGroupTransport(), _listening_address(), tls, wish)
+        return encrypted_mesh(ProcessGroupTransport(ranks), _listening_address(), tls, wish)
     return mesh_transport(
-        ProcessGroupTransport(), _listening_address(), ENGINE if world.device.type == "cuda" else wish
+        ProcessGroupTransport(ranks), _listening_address(), ENGINE if world.device.type == "cuda" else wish
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gossamer import checkpoint
 from gossamer.checkpoint.state import Stateful
 from gossamer.core.layout import dtype_name, dtype_of
+from gossamer.parallel.local_shards import local_parts
 from gossamer.session.group_calls import GroupCalls
 
 
@@ -35,7 +36,7 @@ def take_over(model: nn.Module, parts: Sequence[Stateful], source: int, group: G
     theirs = json.loads(group.all_gather_text(json.dumps({"tree": text, "tensors": specs}))[source])
     if rank != source:
         tensors = {key: _blank(spec) for key, spec in theirs["tensors"].items()}
-    own = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+    own = local_parts([*model.parameters(), *model.buffers()])
     group.broadcast_([*own, *(tensors[key] for key in sorted(tensors))], source)
     if rank != source:
         for part, state in zip(parts, checkpoint.unflatten(theirs["tree"], tensors), strict=True):

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from gossamer.errors import AttachError
 from gossamer.moments.take_over import ownership
+from gossamer.parallel.local_shards import is_sharded
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.parameter_views import refuse_no_module, sparse_names, trainable
 from gossamer.runtime.open_sessions import OpenSession, open_sessions
@@ -22,12 +23,13 @@ from gossamer.strategies import GradientStage, ServerStage, Stage
 SCALER_METHODS = ("step", "get_scale", "is_enabled", "state_dict", "load_state_dict")
 
 
-def refuse(model: nn.Module) -> None:
-    """Raise AttachError for models that cannot be served, with the line to write instead."""
+def refuse(model: nn.Module, *, sharded: bool = False) -> None:
+    """Raise AttachError for models that cannot be served, with the line to write instead. sharded: whether parameters
+    may be DTensors."""
     for check in MODEL_CHECKS:
         check(model)
     for name, parameter in trainable(model).items():
-        for check_parameter in PARAMETER_CHECKS:
+        for check_parameter in PARAMETER_CHECKS if sharded else (_refuse_sharded, *PARAMETER_CHECKS):
             check_parameter(name, parameter)
 
 
@@ -73,6 +75,24 @@ def _refuse_ddp(model: nn.Module) -> None:
             )
 
 
+def _refuse_wrappers(model: nn.Module) -> None:
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # takes a while to import; without it there is none
+    for name, module in model.named_modules():
+        what = f'"{name}"' if name else "this model"
+        if isinstance(module, nn.DataParallel):
+            raise AttachError(
+                f"{what} is wrapped in torch.nn.DataParallel, which copies the model to several devices in every pass "
+                "from one process. Attach the module inside it, model.module, and start a worker for each device: "
+                "gossamer run --workers 4 train.py."
+            )
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+            raise AttachError(
+                f"{what} is wrapped in FullyShardedDataParallel (FSDP1), whose flat parameters hide where each "
+                "tensor lies. Shard it by FSDP2 instead: torch.distributed.fsdp.fully_shard(model, "
+                'mesh=mesh["shard"]), and gossamer.attach(..., mesh=mesh["replicate"]).'
+            )
+
+
 def _refuse_untrainable(model: nn.Module) -> None:
     if not any(parameter.numel() for parameter in trainable(model).values()):
         raise AttachError(
@@ -107,13 +127,12 @@ def sessions_of(model: nn.Module) -> list[OpenSession]:
 
 
 def _refuse_sharded(name: str, parameter: nn.Parameter) -> None:
-    module = sys.modules.get(
-        "torch.distributed.tensor"
-    )  # takes half a second to import; without it there is no DTensor
-    if module is not None and isinstance(parameter, module.DTensor):
+    if is_sharded(parameter):
         raise AttachError(
-            f'"{name}" is a DTensor: it is sharded already, by FSDP or tensor parallelism. Attach a model whose '
-            "parameters are whole on every worker."
+            f'"{name}" is a DTensor: it is sharded, by FSDP2 or tensor parallelism, and without mesh= the recipe would '
+            "run between ranks that hold different shards. Say between which ranks replicas lie: mesh = "
+            'init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), fully_shard(model, '
+            'mesh=mesh["shard"]), and gossamer.attach(..., mesh=mesh["replicate"]).'
         )
 
 
@@ -145,12 +164,13 @@ def _refuse_hooked(name: str, parameter: nn.Parameter) -> None:
 
 MODEL_CHECKS = (
     _refuse_ddp,
+    _refuse_wrappers,
     refuse_unmade,
     _refuse_untrainable,
     _refuse_odd_buffers,
     _refuse_attached,
 )
-PARAMETER_CHECKS = (_refuse_sharded, _refuse_complex, _refuse_narrow, _refuse_hooked)
+PARAMETER_CHECKS = (_refuse_complex, _refuse_narrow, _refuse_hooked)
 
 
 def refuse_sparse_gradients(model: nn.Module, recipe: Recipe) -> None:

@@ -16,6 +16,7 @@ from gossamer.core.aggregation import NO_MOMENTS, AggregationContext, Moments
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.pending_reduction import StepContext
+from gossamer.reducer.step_report import Agreement, unchanged
 from gossamer.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
 from gossamer.reducer.tensor_sampler import TensorSampler
 from gossamer.runtime.comm_thread import CommThread
@@ -50,6 +51,8 @@ class LoopState:
     judged: Callable[[NonFiniteOrigin | None], None]  # an exchange ended: what was not finite in it, if anything
     check: Callable[[], ParameterCheck]  # of parameters and steps, among all ranks in lock step
     guarded: Callable[[NonFiniteOrigin | None], None]  # the same of a backward pass whose gradients stay here
+    agree: Agreement = unchanged  # what was not finite, here or in another rank's part of the model
+    agree_in_round: Agreement = unchanged  # the same on the communication thread
     sparse: Callable[[], Collection[str]] = frozenset  # names of parameters whose gradients are sparse
     begins: Callable[[], None] = lambda: None  # a pass whose gradients travel; raises where there must be none any more
     tensors: TensorSampler | None = None  # measures what tensors cost

@@ -16,7 +16,7 @@ from gossamer.kernels import all_finite
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own, without_own
-from gossamer.reducer.step_report import StepDecision
+from gossamer.reducer.step_report import Agreement, StepDecision, unchanged
 from gossamer.runtime.comm_thread import Work
 from gossamer.runtime.runner import ScriptCost
 from gossamer.strategies import SyncRound
@@ -90,6 +90,7 @@ class OutgoingRound:
     at: AggregationContext
     first_batch: int  # a hash
     measures_lag: bool = False
+    agree: Agreement = unchanged  # on what was not finite, with those that hold other parts of the model
 
     def reduction(
         self,
@@ -126,6 +127,7 @@ class OutgoingRound:
         blame = reduction.blame(decision, self.buckets)
         if blame is None and mean is not None and not all_finite(mean):
             blame = None, "buffers"
+        blame = self.agree(blame)
         result = RoundResult(
             blame=blame,
             active=active,

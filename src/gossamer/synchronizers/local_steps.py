@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 
-from gossamer.reducer.backward_hooks import BackwardMonitor, drop_nonfinite_gradients
+from gossamer.reducer.backward_hooks import BackwardMonitor, drop_gradients, nonfinite_gradient
 from gossamer.reducer.bucket import Bucket
 from gossamer.synchronizers.base import LoopControls, LoopState
 from gossamer.tracing import active
@@ -92,10 +92,14 @@ class LocalSteps:
         self.rest()
 
     def drop_nonfinite(self) -> None:
-        """Take all gradients away where one is not finite. Other ranks do not hear of it: what is local stays local."""
-        name = drop_nonfinite_gradients(self._buckets)
-        self.add(name is not None, {})
-        self._loop.guarded(None if name is None else (self._rank, name))
+        """Take all gradients away where one is not finite, here or in another part of this replica of the model. Other
+        replicas do not hear of it: what is local stays local."""
+        name = nonfinite_gradient(self._buckets)
+        blame = self._loop.agree(None if name is None else (self._rank, name))
+        if blame is not None:
+            drop_gradients(self._buckets)
+        self.add(blame is not None, {})
+        self._loop.guarded(blame)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

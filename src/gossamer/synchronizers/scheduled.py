@@ -179,6 +179,7 @@ class ScheduledSynchronizer(Synchronizer):
             at=self._context.aggregation(self._number // len(self._fragments)),
             first_batch=self._loop.batch(),
             measures_lag=not self._task.keeps_alike and self._looks_at_lag,
+            agree=self._loop.agree_in_round,
         )
         poll = self._poll.ask(weight, self.step, presence) if participants is None else lambda: participants
         work = self._context.comm_thread.submit(partial(self._reduce, outgoing, poll))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -39,21 +40,26 @@ SMALL_BYTES = 2**20  # of a mean that goes straight to its owners: what it takes
 class ProcessGroupTransport:
     """Collective operations over a process group of its own, so that nothing of the user's comes between.
 
-    Every rank of the default group must make one. Raises PeerLost when the group breaks.
+    Every rank of the default group must make one, each for its own part of all ranks. Raises PeerLost when the group
+    breaks.
     """
 
-    def __init__(self, size: int | None = None) -> None:
-        """size: of the blocks of consecutive ranks that are a group each; None: all ranks together."""
-        rank, world = dist.get_rank(), dist.get_world_size()
-        self.rank, self.world, self._first = rank, world, 0
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        """ranks: of the default group, ascending, those that are a group with this one; None: all together.
+
+        rank and world are those within them; `groups` has the ranks of all groups that are made at this place.
+        """
+        own, world = dist.get_rank(), dist.get_world_size()
+        self.rank, self.world, self._ranks = own, world, tuple(range(world))
         self._group: Any = dist.group.WORLD
         self._await_all()
-        self.all_gather_text("here")  # a rank that failed before is missed here at once; new_group would wait for it
-        self._first, self.world = rank - rank % (size or world), size or world
-        blocks = [range(first, first + self.world) for first in range(0, world, self.world)]
+        # A rank that failed before is missed here at once; new_group would wait for it
+        told = self.all_gather_text(json.dumps(list(self._ranks if ranks is None else ranks)))
+        self.groups = sorted({tuple(json.loads(text)) for text in told})
         # Every rank takes part in making all of them
-        groups = [dist.new_group(list(block), timeout=engine_timeout()) for block in blocks]
-        self.rank, self._group = rank - self._first, groups[self._first // self.world]
+        made = {each: dist.new_group(list(each), timeout=engine_timeout()) for each in self.groups}
+        self._ranks = tuple(json.loads(told[own]))
+        self.rank, self.world, self._group = self._ranks.index(own), len(self._ranks), made[self._ranks]
 
         self._parts: list[ProcessGroupTransport] = []
         self.links = ""
@@ -65,7 +71,8 @@ class ProcessGroupTransport:
             monitored_barrier(roll, WaitProgress(self.rank, "gossamer.attach()", timeout_seconds()), gone)
 
     def part(self, size: int) -> ProcessGroupTransport:
-        self._parts.append(ProcessGroupTransport(size))
+        first = self.rank - self.rank % size
+        self._parts.append(ProcessGroupTransport(self._ranks[first : first + size]))
         return self._parts[-1]
 
     def answer(self, op: CollectiveOp) -> Any:
@@ -185,7 +192,7 @@ class ProcessGroupTransport:
             own.copy_(mine)
         others = [(self.rank + step) % self.world for step in range(1, self.world)]
         moves = [
-            dist.P2POp(move, numbers, self._first + peer, self._group)
+            dist.P2POp(move, numbers, self._ranks[peer], self._group)
             for move, all_numbers in ((dist.irecv, heard), (dist.isend, told))
             for peer in others
             if (numbers := all_numbers[peer]) is not None and numbers.numel()
@@ -208,7 +215,7 @@ class ProcessGroupTransport:
                 if not tensor.numel():
                     continue
                 dense = tensor.contiguous()
-                dist.broadcast(dense.view(-1).view(torch.uint8), self._first + source, group=self._group)
+                dist.broadcast(dense.view(-1).view(torch.uint8), self._ranks[source], group=self._group)
                 if dense is not tensor:
                     tensor.copy_(dense)
 

@@ -222,7 +222,7 @@ def test_where_a_rank_leaves_meanwhile_nothing_is_left_open(tls: Contexts, monke
 def test_a_run_that_was_told_to_encrypt_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setenv("GOSSAMER_TLS", str(folder))
-    monkeypatch.setattr(transport_setup, "ProcessGroupTransport", lambda: "the group")
+    monkeypatch.setattr(transport_setup, "ProcessGroupTransport", lambda ranks: "the group")
     monkeypatch.setattr(transport_setup, "_listening_address", lambda: HERE)
     for kind in ("encrypted_mesh", "mesh_transport"):
         monkeypatch.setattr(transport_setup, kind, lambda *given, kind=kind: made.append((kind, given[-1])))
