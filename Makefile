@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+INTEGRATED := .venv/.integrated
 NATIVE := kernels-src/build.py $(filter-out kernels-src/sanitize%,$(wildcard kernels-src/*.cpp kernels-src/*.hpp))
 
 # pip reads these: one list of versions, for what is installed and for what builds it.
@@ -24,7 +25,7 @@ demo: $(READY) ## loss over seconds on a slow network: plain DDP beside recipes 
 # line tells of both. Worker processes read compiled files, whatever the shell says of writing them.
 IN_TURN := measures or namespaces
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(READY) ## run the tests
+test: $(READY) $(INTEGRATED) ## run the tests
 	@$(BIN)/pytest -n 3 --durations=40 -m "not ($(IN_TURN))"; beside=$$?; \
 	$(BIN)/pytest --durations=15 -m "$(IN_TURN)"; in_turn=$$?; \
 	echo "tests beside each other: exit $$beside; tests of rates and networks: exit $$in_turn"; \
@@ -106,3 +107,7 @@ $(READY): pyproject.toml constraints.txt hatch_build.py $(NATIVE)
 	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet -e ".[dev]"
 	touch $(READY)
+
+$(INTEGRATED): $(READY)
+	$(BIN)/pip install --quiet -e ".[dev-integrations]"
+	touch $(INTEGRATED)

@@ -1,6 +1,6 @@
 """Handwritten digits on workers of Ray Train, which are restarted from the last checkpoint where one is lost.
 
-pip install 'gossamer[ray]' 'ray[train]'
+pip install 'gossamer[ray-train]'
 python examples/ray_train.py --workers 2 --recipe "TopK(0.05)"
 """
 

@@ -18,7 +18,7 @@ from gossamer.integrations.ray_group import leave_group, start_group
 from gossamer.integrations.session_numbers import SessionNumbers
 from gossamer.session.session import Session
 
-require_library("ray", "2.60", extra="ray")
+require_library("ray", "2.60", extra="ray-train")
 
 import ray  # noqa: E402 - not before its version is known
 from ray import train  # noqa: E402
