@@ -10,6 +10,7 @@ import torch
 from torch.nn import Parameter
 
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.step_report import unchanged
 from gossamer.synchronizers.base import LoopControls, LoopState
 from gossamer.synchronizers.local_steps import LocalSteps, StepPhase
 
@@ -20,7 +21,9 @@ class Loop:
     def __init__(self, *, in_backward: bool = False) -> None:
         self.parameter, self.controls = Parameter(torch.ones(2)), LoopControls()
         self.counted, self.ended, self.guarded = 0, list[Any](), list[Any]()
-        state = SimpleNamespace(ended=lambda *said: self.ended.append(said), guarded=self.guarded.append)
+        state = SimpleNamespace(
+            agree=unchanged, ended=lambda *said: self.ended.append(said), guarded=self.guarded.append
+        )
         bucket = SimpleNamespace(parameters={"w": self.parameter})
         self.local = LocalSteps(
             self.controls, cast(LoopState, state), 3, [cast(Bucket, bucket)], self.count, in_backward=in_backward
