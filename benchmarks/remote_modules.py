@@ -2,8 +2,8 @@
 
 python benchmarks/remote_modules.py [--rounds 50]
 
-Two processes on this machine; both libraries take turns in blocks, in the same processes, on one thread each. The module
-is the identity, so a round trip moves four tensors: input, output, and the gradients of both.
+Two processes on this machine, one thread each; the libraries take turns in blocks. The module is the identity, so a
+round trip moves four tensors: input, output, and the gradients of both.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def torch_trip() -> Callable[[Tensor], None]:
 
     def trip(x: Tensor) -> None:
         with autograd.context() as context:
-            autograd.backward(context, [rpc.rpc_sync("1", echo, (x,)).sum()])
-            assert autograd.get_gradients(context)[x].sum() == x.numel()
+            autograd.backward(context, [rpc.rpc_sync("1", echo, (x,)).sum()])  # type: ignore[attr-defined]
+            assert autograd.get_gradients(context)[x].sum() == x.numel()  # type: ignore[attr-defined]
 
     return trip
 

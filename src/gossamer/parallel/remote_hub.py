@@ -18,6 +18,7 @@ from gossamer.parallel.remote_messages import Describe, Request, Returned, Scrip
 from gossamer.parallel.remote_service import RemoteService, ServedCall
 from gossamer.runtime.peer_thread import PeerEndpoint
 
+JOIN_SECONDS = 10.0  # for a module that computes; one that waits for another rank ends at once
 _ENDED = Receipt(version=0, about=encode(Returned()))
 
 
@@ -47,6 +48,7 @@ class RemoteHub:
         self._endpoint = endpoint
         self._lock = threading.Condition()
         self._services: dict[int, RemoteService] = {}
+        self._threads: list[threading.Thread] = []
         self._early: dict[int, list[ServedCall]] = {}
         self._logs: dict[int, _ClientLog] = {}
         self._numbers, self._under_way = count(1), set[int]()
@@ -60,9 +62,10 @@ class RemoteHub:
         return next(self._layers)
 
     def serve(self, layer: int, service: RemoteService) -> None:
-        threading.Thread(target=service.run, name=f"gossamer remote module {layer}", daemon=True).start()
+        thread = threading.Thread(target=service.run, name=f"gossamer remote module {layer}", daemon=True)
+        thread.start()
         with self._lock:
-            self._services[layer] = service
+            self._services[layer], self._threads = service, [*self._threads, thread]
             for call in self._early.pop(layer, []):
                 service.submit(call)
 
@@ -204,3 +207,5 @@ class RemoteHub:
         for service in self._services.values():
             service.stop()
         self._endpoint.close()
+        for thread in self._threads:  # torch aborts a process that ends amid a thread's work
+            thread.join(JOIN_SECONDS)

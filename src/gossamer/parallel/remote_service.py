@@ -24,8 +24,8 @@ from gossamer.parallel.remote_messages import (
     Describe,
     FetchState,
     Forward,
-    Returned,
     OptimizerStep,
+    Returned,
     ZeroGrad,
     encode,
     flatten,
@@ -247,7 +247,7 @@ class RemoteService:
         if any(each != settings[0] for each in settings):
             raise MismatchError(
                 f"clients {list(self._settings.clients)} step with {[dict(each) for each in settings]}, and one step "
-                "has one of each. OptimizerStep their schedulers alike."
+                "has one of each. Step their schedulers alike."
             )
         for group in optimizer.param_groups:
             unknown = set(settings[0]) - set(group)
