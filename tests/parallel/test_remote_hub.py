@@ -47,7 +47,13 @@ class Wire:
             hold=False,
             dropped=(),
         )
-        op = Push(to=self.me, key="0", stamp=Stamp(0, number, known), payload=payload, about=about or encode(request))
+        op = Push(
+            to=self.me,
+            key="0",
+            stamp=Stamp(0, number, known),
+            payload=payload,
+            about=encode(request) if about is None else about,
+        )
         self.tokens += 1
         self.send(Arrived(moment=0.0, token=self.tokens, sender=Peer(WORKER, 0), op=op))
 
