@@ -84,13 +84,14 @@ def test_parameters_learn_from_inputs_that_need_no_gradient_and_not_from_other_o
             self.used, self.unused = linear(seed=1), linear(seed=2)
 
         def forward(self, x, *, scale, name):
-            return {name: self.used(x) * scale, "unused": (self.unused(x), x.argmax(dim=1), None)}
+            return {name: self.used(x) * scale, "unused": (self.unused(x), x.argmax(dim=1), None, x * 2)}
 
     layer = ranks.place(Two, 1, optimizer=SGD, clients=[0])[0]
     found = layer(integers(5, 4), scale=2, name="y")
     assert found["unused"][1].dtype == torch.int64
     assert not found["unused"][1].requires_grad
     assert found["unused"][2] is None
+    assert not found["unused"][3].requires_grad, "it is not, in a model in one piece"
     found["y"].sum().backward()
     layer.optimizer.step()
     after, before = parameters_of(layer), Two().state_dict()
