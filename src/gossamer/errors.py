@@ -47,6 +47,10 @@ class PeerLost(GossamerError):
     """A worker left, or its link broke."""
 
 
+class RemoteError(GossamerError):
+    """A remote module's owner raised an error; names its rank, the error's type and its message."""
+
+
 class Stopped(SystemExit):
     """Not an error: training was asked to end, on every rank after the same step, and its loop went on.
 

@@ -137,7 +137,7 @@ def found(
 ) -> set[int]:
     """What a trace says it lacks, where nobody can be reached."""
 
-    def refuse(token: bytes, frame_bytes: int) -> None:
+    def refuse(token: bytes, frame_bytes: int, asks_end_with_peer: bool = False) -> None:
         raise ConnectError("nobody")
 
     monkeypatch.setattr(peer_endpoints, "_opener", refuse)

@@ -100,10 +100,14 @@ def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes
     return PeerEndpoints(me, count, frame_bytes - SLACK_BYTES, server, service)
 
 
-def connect_workers(rank: int, largest_bytes: int, tell: Tell) -> PeerEndpoint:
-    """Open this worker's endpoint, with the addresses of all others. largest_bytes: as in `connect_to_servers`."""
+def connect_workers(rank: int, largest_bytes: int, tell: Tell, *, asks_end_with_peer: bool = False) -> PeerEndpoint:
+    """Open this worker's endpoint, with the addresses of all others. largest_bytes: as in `connect_to_servers`.
+
+    asks_end_with_peer: asks of a worker that is gone raise PeerLost, for work that cannot go on without it.
+    """
     _meets_in_pairs()
-    me = _opener(run_token() or _agreed_token(tell), largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
+    token = run_token() or _agreed_token(tell)
+    me = _opener(token, largest_bytes + SLACK_BYTES, asks_end_with_peer)(Peer(WORKER, rank))
     publish(rank, me.address)
     me.meet(_of_kind(WORKER, _all_addresses(tell, me)))
     return me
@@ -155,7 +159,7 @@ def close_now(endpoints: Closes, process: int) -> None:
         endpoints.close()
 
 
-def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], PeerEndpoint]:
+def _opener(token: bytes, largest_bytes: int, asks_end_with_peer: bool = False) -> Callable[[Peer], PeerEndpoint]:
     contexts = run_tls()
 
     def opened(peer: Peer) -> PeerEndpoint:
@@ -165,6 +169,7 @@ def _opener(token: bytes, largest_bytes: int) -> Callable[[Peer], PeerEndpoint]:
             EndpointOptions(
                 address=own_address(),
                 dead_after_seconds=DEAD_AFTER_SECONDS,
+                asks_end_with_peer=asks_end_with_peer,
                 tls=None if contexts is None else Tls(*contexts),
             ),
         )

@@ -11,7 +11,7 @@ from selectors import EVENT_READ
 from threading import Event
 
 from gossamer.core.peer_ops import Peer
-from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError
+from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError, PeerLost
 from gossamer.events import notice
 from gossamer.transports.rpc.connection import Connection, OutgoingMessage
 from gossamer.transports.rpc.connection_pool import ConnectionPool
@@ -88,6 +88,8 @@ class Dispatcher:
         for peer_state, pending in asked:
             peer_state.ask(pending)
         for peer_state in dict.fromkeys(peer_state for peer_state, _ in asked):
+            if self._options.asks_end_with_peer and peer_state.has_left:
+                peer_state.fail(self._peer_lost(peer_state.peer))
             self._fill_queue(peer_state)
             self._dial_if_needed(peer_state)
 
@@ -191,6 +193,15 @@ class Dispatcher:
             peer_state.is_present = False
             self._mailbox.forget(peer_state.peer)
             self._mailbox.peer_left(peer_state.peer)
+            if self._options.asks_end_with_peer:
+                peer_state.fail(self._peer_lost(peer_state.peer))
+
+    def _peer_lost(self, peer: Peer) -> PeerLost:
+        return PeerLost(
+            f"{peer} has left, or was not heard by {self._credentials.me} for "
+            f"{self._options.dead_after_seconds:g} s, so what was asked of it may or may not have been done. See its "
+            "own log for why it ended."
+        )
 
     # -- callbacks of connections --------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ class EndpointOptions:
     port: int = 0  # 0 takes any that is free
     dead_after_seconds: float = 5.0  # a peer silent, or disconnected, for so long counts as gone (PeerLeft)
     gone_when_closed: bool = False  # PeerLeft comes at once where a connection is closed, also where the peer lives
+    asks_end_with_peer: bool = False  # asks of a peer that is gone raise PeerLost; else they wait until it is back
     heartbeat_seconds: float | None = None  # the longest silence towards others; None: a tenth of dead_after_seconds
     queue_bytes: int | None = None  # queued to one peer; further asks wait with their askers. None: 4 largest frames
     most_asks: int | None = None  # of one peer that wait for answers; one with more is cut off. None: any number

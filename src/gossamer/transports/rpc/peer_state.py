@@ -148,6 +148,11 @@ class PeerState:
         """Whether a connection is missing that nobody is dialing."""
         return self.connection is None and not self.is_dialing and bool(self.outstanding or self.is_present)
 
+    @property
+    def has_left(self) -> bool:
+        """Whether it was here, and counts as gone."""
+        return bool(self.instance) and not self.is_present
+
     def dial_later(self, now: float) -> None:
         self.is_dialing, self.dialing = False, None
         # By chance, so that peers that lost the same server do not all come back at the same moment.

@@ -1,0 +1,144 @@
+"""Remote call messages: requests to a remote module's owner and its answers, as checked JSON beside tensors.
+
+Nothing is pickled: what a module is given and returns is a tree of tensors, numbers, text, True, False and None in
+lists, tuples and dicts. Tensors travel in the frame's payload, and the tree says where each belongs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from torch import Tensor
+
+from gossamer.errors import MalformedError, PeerLost, RemoteError
+
+
+class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tensor of a call: how many tensors of the payload are its own, and what they stand for."""
+
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    parts: Annotated[int, msgspec.Meta(ge=0)]
+    encoded: bool  # by the codec; False: the one part is the tensor itself
+    needs_gradient: bool = False
+
+
+ABSENT = TensorRecord(dtype="", shape=(), parts=0, encoded=False)  # such as the gradient of what was not used
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """What a client asks of a module's owner."""
+
+
+class Describe(Request, frozen=True, kw_only=True):
+    """Compare the settings of `remote(...)`; answered by parameter names and sizes."""
+
+    settings: str
+
+
+class Forward(Request, frozen=True, kw_only=True):
+    tree: Any  # of (args, kwargs)
+    tensors: tuple[TensorRecord, ...]
+    training: bool
+    hold: bool  # keep the graph for a backward pass
+    dropped: tuple[int, ...]  # calls whose graphs this client has freed
+
+
+class Backward(Request, frozen=True, kw_only=True):
+    of: int  # the number of the forward call
+    tensors: tuple[TensorRecord, ...]  # of each output's gradient
+
+
+class OptimizerStep(Request, frozen=True, kw_only=True):
+    """Step the optimizer once all clients have asked."""
+
+    settings: dict[str, float]  # of all its parameter groups
+
+
+class ZeroGrad(Request, frozen=True, kw_only=True):
+    """Forget the gradients of this client."""
+
+
+class FetchState(Request, frozen=True, kw_only=True):
+    """Answered by the module's state_dict, uncompressed."""
+
+
+class ScriptEnded(Request, frozen=True, kw_only=True):
+    """This rank's script calls no remote module any more."""
+
+
+class Returned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the owner answers."""
+
+    tree: Any = None
+    tensors: tuple[TensorRecord, ...] = ()
+    error: str = ""  # the type's name, where one was raised
+    message: str = ""
+
+
+AnyRequest = Describe | Forward | Backward | OptimizerStep | ZeroGrad | FetchState | ScriptEnded
+
+
+def encode(message: Request | Returned) -> str:
+    return json.dumps(msgspec.to_builtins(message))
+
+
+def decode_request(text: str) -> AnyRequest:
+    """Raises MalformedError."""
+    try:
+        found: AnyRequest = msgspec.convert(json.loads(text), AnyRequest)
+        return found
+    except (ValueError, RecursionError) as fault:
+        raise MalformedError(f"a request to a remote module cannot be read: {fault}") from None
+
+
+def decode_returned(text: str, rank: int, layer: str) -> Returned:
+    """Raises what the owner raised: PeerLost, or RemoteError with the type's name and the message."""
+    try:
+        found = msgspec.convert(json.loads(text), Returned)
+    except (ValueError, RecursionError) as fault:
+        raise MalformedError(f"rank {rank}'s answer for {layer} cannot be read: {fault}") from None
+    if found.error == PeerLost.__name__:
+        raise PeerLost(f"rank {rank}, for {layer}: {found.message}")
+    if found.error:
+        raise RemoteError(f"rank {rank} raised {found.error} for {layer}: {found.message}")
+    return found
+
+
+def flatten(value: Any, tensors: list[Tensor]) -> Any:
+    """The tree of a value as JSON; its tensors are appended to `tensors`. Raises TypeError for what cannot travel."""
+    match value:
+        case Tensor():
+            tensors.append(value)
+            return {"tensor": len(tensors) - 1}
+        case list():
+            return [flatten(each, tensors) for each in value]
+        case tuple():
+            return {"tuple": [flatten(each, tensors) for each in value]}
+        case dict() if all(isinstance(key, str) for key in value):
+            return {"dict": {key: flatten(each, tensors) for key, each in value.items()}}
+        case None | bool() | int() | float() | str():
+            return value
+    raise TypeError(
+        f"a {type(value).__name__} cannot travel to or from a remote module, since nothing is pickled. Give and return "
+        "tensors, numbers, text, True, False and None, in lists, tuples and dicts with text as keys."
+    )
+
+
+def unflatten(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    """The value of a tree. Raises MalformedError for what `flatten` has not written."""
+    match tree:
+        case {"tensor": int(place)} if 0 <= place < len(tensors):
+            return tensors[place]
+        case {"tuple": list(each)}:
+            return tuple(unflatten(inner, tensors) for inner in each)
+        case {"dict": dict(items)}:
+            return {key: unflatten(inner, tensors) for key, inner in items.items()}
+        case list():
+            return [unflatten(inner, tensors) for inner in tree]
+        case None | bool() | int() | float() | str():
+            return tree
+    raise MalformedError(f"no value of a remote call looks like {str(tree)[:80]}")
