@@ -28,7 +28,7 @@ from gossamer.recipes.recipe import resolve
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-MAY_IMPORT_TORCH_DISTRIBUTED = {"transports", "environment", "launch", "session", "integrations", "parallel"}
+MAY_IMPORT_TORCH_DISTRIBUTED = {"transports", "environment", "launch", "session", "integrations", "sharding"}
 NO_GROUP = {"checkpoint/dcp.py"}  # reads and writes torch's file format in one process
 
 

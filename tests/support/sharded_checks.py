@@ -33,7 +33,7 @@ import gossamer
 from gossamer.checkpoint import dcp, digest
 from gossamer.compressors.sharded import is_unsent
 from gossamer.errors import AttachError, CheckpointError
-from gossamer.parallel.local_shards import local_parts
+from gossamer.sharding.local_shards import local_parts
 
 torch.set_num_threads(1)
 world = gossamer.init()

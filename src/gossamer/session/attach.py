@@ -10,13 +10,6 @@ from torch.optim import Optimizer
 from gossamer import events
 from gossamer.checkpoint.state import Stateful
 from gossamer.errors import AttachError
-from gossamer.parallel.replica_mesh import (
-    DeviceMesh,
-    refuse_inner_replicas,
-    refuse_recipe,
-    refuse_unsharded,
-    replica_ranks,
-)
 from gossamer.recipes.recipe import automatic, resolve
 from gossamer.reducer.parameter_check import Verify
 from gossamer.session.global_batch import refuse_small_batch, with_global_batch
@@ -35,6 +28,13 @@ from gossamer.session.validation import (
     refuse_sharding,
     refuse_sparse_gradients,
     sessions_of,
+)
+from gossamer.sharding.replica_mesh import (
+    DeviceMesh,
+    refuse_inner_replicas,
+    refuse_recipe,
+    refuse_unsharded,
+    replica_ranks,
 )
 from gossamer.transports.elastic.joined_run import is_elastic, join_run
 from gossamer.world import World, current

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer import checkpoint, events
-from gossamer.parallel.local_shards import local_parts
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.averaged_state import averaged_bytes, averaged_keys
 from gossamer.reducer.bucket import Bucket, layouts
@@ -19,6 +18,7 @@ from gossamer.reducer.model_buffers import ModelBuffers, moving_bytes
 from gossamer.reducer.parameter_views import trainable
 from gossamer.reducer.step_report import control_bytes
 from gossamer.runtime.transport import Transport
+from gossamer.sharding.local_shards import local_parts
 from gossamer.strategies import NEVER, AveragingStage, FederatedStage, GossipStage, GradientStage, ServerStage, Stage
 from gossamer.synchronizers.base import Synchronizer
 from gossamer.synchronizers.gossip_round import HEADER_BYTES

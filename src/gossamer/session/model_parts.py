@@ -14,15 +14,15 @@ from gossamer import events
 from gossamer.checkpoint.coordinated import LoadedCheckpoint
 from gossamer.checkpoint.state import Stateful
 from gossamer.errors import AttachError, CheckpointError, GossamerError
-from gossamer.parallel.local_shards import parameters_of
-from gossamer.parallel.local_state import LocalModelState, LocalOptimizerState
-from gossamer.parallel.model_group import ModelGroup
 from gossamer.reducer.parameter_views import swapped_in
 from gossamer.reducer.step_report import Agreement, unchanged
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
 from gossamer.session.gradient_guards import TotalNorm
 from gossamer.session.group_calls import GroupCalls
+from gossamer.sharding.local_shards import parameters_of
+from gossamer.sharding.local_state import LocalModelState, LocalOptimizerState
+from gossamer.sharding.model_group import ModelGroup
 
 
 class ModelParts:

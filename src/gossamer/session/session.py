@@ -16,7 +16,6 @@ from gossamer import events
 from gossamer.checkpoint.state import Stateful
 from gossamer.core.aggregation import AggregationContext
 from gossamer.errors import Stopped
-from gossamer.parallel.local_shards import WholeParameters
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings, with_weights
@@ -43,6 +42,7 @@ from gossamer.session.startup_checks import check_ranks_alike, fingerprint
 from gossamer.session.step_hooks import StepHooks
 from gossamer.session.stop_blocks import StopBlocks
 from gossamer.session.tracked_parts import TrackedParts
+from gossamer.sharding.local_shards import WholeParameters
 from gossamer.synchronizers.base import NonFiniteOrigin, Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence

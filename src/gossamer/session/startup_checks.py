@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from gossamer.core import rng
 from gossamer.errors import MismatchError
-from gossamer.parallel.local_shards import local_part, local_parts
 from gossamer.reducer.optimizer_settings import by_value
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.tensor_hash import tensor_hashes
+from gossamer.sharding.local_shards import local_part, local_parts
 from gossamer.version import __version__
 
 HOST = "host"  # told along, and never compared

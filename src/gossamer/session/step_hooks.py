@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.moments.take_over import take_over
-from gossamer.parallel.local_shards import WholeParameters
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.runtime.transport import Transport
@@ -22,6 +21,7 @@ from gossamer.session.loop_scaler import LoopScaler
 from gossamer.session.owed_gradients import OwedGradients
 from gossamer.session.tracked_parts import TrackedParts
 from gossamer.session.untold_scaler import refuse_late, show_overflow
+from gossamer.sharding.local_shards import WholeParameters
 from gossamer.synchronizers.base import Synchronizer
 from gossamer.synchronizers.solo import SoloSynchronizer
 from gossamer.synchronizers.stages import StageSequence

@@ -10,11 +10,11 @@ from gossamer.environment import choose_interface, here, interfaces
 from gossamer.environment.run_settings import dedicated_servers, own_address, returns
 from gossamer.errors import AttachError, ConnectError
 from gossamer.network import read_network
-from gossamer.parallel.model_group import ModelGroup
-from gossamer.parallel.replica_mesh import refuse_overlap
 from gossamer.recipes.recipe import Recipe
 from gossamer.runtime.transport import Transport
 from gossamer.session.elastic_recipes import refuse_inelastic
+from gossamer.sharding.model_group import ModelGroup
+from gossamer.sharding.replica_mesh import refuse_overlap
 from gossamer.strategies import GossipStage, ServerStage, Stage
 from gossamer.transports.detached import DetachedTransport
 from gossamer.transports.elastic.joined_run import is_elastic, join_run

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from gossamer import checkpoint
 from gossamer.checkpoint.state import Stateful
 from gossamer.core.layout import dtype_name, dtype_of
-from gossamer.parallel.local_shards import local_parts
 from gossamer.session.group_calls import GroupCalls
+from gossamer.sharding.local_shards import local_parts
 
 
 def catch_up(model: nn.Module, parts: Sequence[Stateful], missed: int, group: GroupCalls) -> None:

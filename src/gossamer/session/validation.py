@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from gossamer.errors import AttachError
 from gossamer.moments.take_over import ownership
-from gossamer.parallel.local_shards import is_sharded
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.parameter_views import refuse_no_module, sparse_names, trainable
 from gossamer.runtime.open_sessions import OpenSession, open_sessions
 from gossamer.session.ddp_guard import KEEP_DDP
+from gossamer.sharding.local_shards import is_sharded
 from gossamer.strategies import GradientStage, ServerStage, Stage
 
 SCALER_METHODS = ("step", "get_scale", "is_enabled", "state_dict", "load_state_dict")

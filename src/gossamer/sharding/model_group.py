@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gossamer.core.ops import AllGather
-from gossamer.parallel.local_shards import WholeParameters
 from gossamer.reducer.sparse_gradients import entries
 from gossamer.reducer.step_report import NonFiniteOrigin
 from gossamer.runtime.transport import Transport
+from gossamer.sharding.local_shards import WholeParameters
 
 ELSEWHERE: NonFiniteOrigin = None, "another part of the model"
 

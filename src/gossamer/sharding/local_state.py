@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.errors import CheckpointError
-from gossamer.parallel.local_shards import like, local_part
+from gossamer.sharding.local_shards import like, local_part
 
 
 class LocalModelState:

@@ -8,7 +8,7 @@ from support.paths import ROOT
 from support.processes import succeed
 from torch import nn
 
-from gossamer.parallel.local_shards import WholeParameters, like, local_part, parameters_of
+from gossamer.sharding.local_shards import WholeParameters, like, local_part, parameters_of
 
 CHECKS = ROOT / "tests" / "support" / "sharded_checks.py"
 SHARED = (

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from gossamer.parallel.local_shards import WholeParameters
-from gossamer.parallel.model_group import ELSEWHERE, ModelGroup
+from gossamer.sharding.local_shards import WholeParameters
+from gossamer.sharding.model_group import ELSEWHERE, ModelGroup
 from gossamer.transports.simulated import SimulatedGroup
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from gossamer.errors import AttachError
 from gossamer.moments.take_over import ownership
-from gossamer.parallel.local_shards import sharded_parameters
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.parameter_views import trainable
+from gossamer.sharding.local_shards import sharded_parameters
 from gossamer.strategies import RESET, AveragingStage, FederatedStage, GossipStage, ServerStage, Stage
 
 HOW = (

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from gossamer.errors import AttachError
-from gossamer.parallel.replica_mesh import refuse_overlap, replica_ranks
+from gossamer.sharding.replica_mesh import refuse_overlap, replica_ranks
 
 
 class Mesh:
