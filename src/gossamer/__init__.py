@@ -1,5 +1,8 @@
 """Gossamer trains PyTorch models across machines that talk less."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from gossamer.compressors import Codec, Compressor, Dense, Feedback, PowerSGD, Route, TopK
 from gossamer.compressors.int8 import Int8
 from gossamer.recipes.recipe import Recipe
@@ -37,3 +40,11 @@ __all__ = [
     "init",
     "mean",
 ]
+
+if not TYPE_CHECKING:  # or every misspelled name would have a type
+
+    def __getattr__(name: str) -> Any:
+        """gossamer.federated and gossamer.parallel: packages that few runs need, imported with their first use."""
+        if name in ("federated", "parallel"):
+            return import_module(f"gossamer.{name}")
+        raise AttributeError(f"module 'gossamer' has no attribute {name!r}")
