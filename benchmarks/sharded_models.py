@@ -1,7 +1,7 @@
 """Sharded models: which recipes run between replicas that FSDP2, HSDP, tensor parallelism or a pipeline hold in parts.
 
     python benchmarks/sharded_models.py
-    python benchmarks/sharded_models.py --network examples/networks/two-sites-80ms.toml
+    python benchmarks/sharded_models.py --network examples/networks/two-sites-20ms.toml
 
 Without a network four workers make three steps with each, and each cell says what came of it: "works" where parameters
 are those of the reference, to 1e-6 with Dense(), and else are finite and the same on all replicas; or the refusal. With

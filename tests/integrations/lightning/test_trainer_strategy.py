@@ -62,7 +62,7 @@ def test_it_goes_by_its_name_and_can_be_asked_before_a_fit(tmp_path: Path, name:
         ({"precision": "64-true"}, 16),
         ({"plugins": [MixedPrecision("16-mixed", "cpu")]}, 16),
     ],
-    ids=lambda value: str(value),
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value),  # no addresses of objects
 )
 def test_options_of_the_trainer(tmp_path: Path, options: dict[str, Any], steps: int) -> None:
     model, fit = Tiny(), trainer(tmp_path, GossamerStrategy("DiLoCo(period=3)"), **options)
