@@ -130,7 +130,7 @@ def check_leaves_from_its_own_lane(leaving, beside=False):
 
     def work():
         with transport.lock:
-            leaving(comm_thread, transport, os.getpid())
+            leaving(comm_thread, [transport], os.getpid())
 
     (comm_thread.beside() if beside else comm_thread).submit(work).wait()
     assert transport.done.wait(5.0)
@@ -146,4 +146,4 @@ def test_a_session_may_end_on_its_own_lane(beside):
 
 def test_a_lane_that_would_wait_for_itself_is_found_out():
     with pytest.raises(RuntimeError):
-        check_leaves_from_its_own_lane(lambda comm_thread, transport, process: comm_thread.close())
+        check_leaves_from_its_own_lane(lambda comm_thread, transports, process: comm_thread.close())
