@@ -14,6 +14,9 @@ from hypothesis import settings
 settings.register_profile("any machine", deadline=None)  # how long an example takes says nothing on a busy one
 settings.load_profile("any machine")
 
+if not torch.cuda.is_available():  # read when a kernel is defined, so before anything imports one
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 FORMAT = "gossamer.checkpoint.dcp"  # reads torch's own format, of which it takes only that format's classes
 
 

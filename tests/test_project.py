@@ -114,6 +114,7 @@ MIRROR_NO_MODULE = {
     "federated/test_laws.py": "laws of every federated strategy, over whole federations",
     "federated/test_laws_refused.py": "commands and calls that are not for federations",
     "federated/server/test_fault_seeds.py": "federations of every kind of rounds on bad networks",
+    "kernels/triton/test_compiling.py": "all Triton kernels, compiled for GPUs that are not here",
     "parameter_server/test_faults.py": "servers and workers of every mode on bad networks",
     "parameter_server/test_laws.py": "laws of every mode of servers",
     "strategies/test_golden.py": "trajectories of several strategies",

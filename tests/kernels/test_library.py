@@ -85,11 +85,10 @@ def test_plain_torch_can_be_asked_for(choose: Callable[[str | None], None], monk
     assert kernels.largest(torch.arange(5.0), [5], [2])[0].tolist() == [3, 4]
 
 
-@pytest.mark.parametrize(("name", "says"), [("fast", "no such kernels"), ("triton", "no Triton kernels")])
-def test_other_names_are_refused(choose: Callable[[str | None], None], name: str, says: str) -> None:
-    choose(name)
+def test_other_names_are_refused(choose: Callable[[str | None], None]) -> None:
+    choose("fast")
     for x in (torch.arange(5.0), torch.arange(5.0, device="meta")):
-        with pytest.raises(library.KernelsError, match=says):
+        with pytest.raises(library.KernelsError, match="no such kernels"):
             kernels.largest(x, [5], [2])
 
 

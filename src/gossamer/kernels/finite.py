@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import NotFinite
-from gossamer.kernels.library import Count, Function, Pointer, address, counts_array, documented, serves
+from gossamer.kernels.dispatch import kernel
+from gossamer.kernels.library import Count, Function, Pointer, address, counts_array, serves
 from gossamer.kernels.reference import finite
 
 _MAGNITUDES = Function("gossamer_magnitudes", *[Pointer] * 2, Count, Pointer)
 
 
-@documented(finite.within_range)
+@kernel(finite.within_range)
 def within_range(x: Tensor, terms: float) -> bool:
     if not serves(x, types=(torch.float32,)):
         return finite.within_range(x, terms)
@@ -26,6 +27,6 @@ def within_range(x: Tensor, terms: float) -> bool:
     return found.value <= torch.finfo(x.dtype).max / terms
 
 
-@documented(finite.summable)
+@kernel(finite.summable)
 def summable(numbers: Tensor, payloads: int) -> bool:
     return within_range(numbers, finite.summing_terms(numbers.dtype, payloads))

@@ -24,7 +24,8 @@ from gossamer.kernels.blocks import (
     written,
 )
 from gossamer.kernels.buffer_pool import empty
-from gossamer.kernels.library import Count, Function, Pointer, address, documented
+from gossamer.kernels.dispatch import kernel
+from gossamer.kernels.library import Count, Function, Pointer, address
 from gossamer.kernels.reference import float4, sign_magnitude
 from gossamer.kernels.reference.residual import Residual
 
@@ -36,7 +37,7 @@ _SIGN_MAGNITUDE_ENCODE = Function("gossamer_sign_magnitude_encode", *_ENCODE)
 _SIGN_MAGNITUDE_DECODE = Function("gossamer_sign_magnitude_decode", *_DECODE)
 
 
-@documented(float4.float4_encode)
+@kernel(float4.float4_encode)
 def float4_encode(
     x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -47,7 +48,7 @@ def float4_encode(
     return scales, codes
 
 
-@documented(float4.float4_decode)
+@kernel(float4.float4_decode)
 def float4_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
@@ -57,7 +58,7 @@ def float4_decode(
     return written(_FLOAT4_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out)))
 
 
-@documented(sign_magnitude.sign_magnitude_encode)
+@kernel(sign_magnitude.sign_magnitude_encode)
 def sign_magnitude_encode(
     x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -68,7 +69,7 @@ def sign_magnitude_encode(
     return means, codes
 
 
-@documented(sign_magnitude.sign_magnitude_decode)
+@kernel(sign_magnitude.sign_magnitude_decode)
 def sign_magnitude_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:

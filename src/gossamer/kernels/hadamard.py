@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.blocks import are, tiled, tiling
-from gossamer.kernels.library import OVERFLOW, Count, Function, Pointer, address, documented
+from gossamer.kernels.dispatch import kernel
+from gossamer.kernels.library import OVERFLOW, Count, Function, Pointer, address
 from gossamer.kernels.reference import hadamard as plain
 from gossamer.kernels.reference.segments import LARGEST_BLOCK
 
 _HADAMARD = Function("gossamer_hadamard", *[Pointer] * 2, *[Count] * 2, Pointer, Count, Pointer)
 
 
-@documented(plain.hadamard)
+@kernel(plain.hadamard)
 def hadamard(x: Tensor, sizes: Sequence[int], block: int, signs: Tensor, out: Tensor, *, inverse: bool = False) -> bool:
     if not (block <= LARGEST_BLOCK and are([signs], torch.float32, block) and tiled(sizes, x, out)):
         return plain.hadamard(x, sizes, block, signs, out, inverse=inverse)

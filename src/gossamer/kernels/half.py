@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.buffer_pool import empty
-from gossamer.kernels.library import OVERFLOW, Count, Function, Pointer, address, addresses, documented, serves
+from gossamer.kernels.dispatch import kernel
+from gossamer.kernels.library import OVERFLOW, Count, Function, Pointer, address, addresses, serves
 from gossamer.kernels.reference import half
 
 EXPONENT_BITS = {torch.bfloat16: 8, torch.float16: 5}
@@ -18,7 +19,7 @@ _ENCODE = Function("gossamer_half_encode", Pointer, Count, Count, ctypes.c_float
 _DECODE = Function("gossamer_half_decode", Pointer, *[Count] * 3, ctypes.c_float, Pointer)
 
 
-@documented(half.half_encode)
+@kernel(half.half_encode)
 def half_encode(x: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:
     if dtype not in EXPONENT_BITS or not serves(x, types=(torch.float32,)):
         return half.half_encode(x, dtype, terms)
@@ -27,7 +28,7 @@ def half_encode(x: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:
     return found
 
 
-@documented(half.half_decode)
+@kernel(half.half_decode)
 def half_decode(payloads: Sequence[Tensor], out: Tensor, divisor: int = 1) -> bool:
     dtype = payloads[0].dtype
     alike = all(payload.dtype == dtype and payload.shape == (out.numel(),) for payload in payloads)

@@ -6,10 +6,10 @@ import ctypes
 import os
 import warnings
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ LIBRARY = Path(__file__).with_name("libgossamer-kernels.so")
 ABI = 17  # what gossamer_abi() answers, in kernels-src/abi.cpp
 
 NOT_FINITE, MALFORMED, OVERFLOW, NO_MEMORY, MISFIT = -1, -2, -3, -4, -5  # Answer in kernels-src/common.hpp
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 Pointer = ctypes.c_void_p
 Count = ctypes.c_int64
@@ -38,7 +35,7 @@ class KernelsError(GossamerError, ValueError):
 
 def serves(*tensors: Tensor, types: Sequence[torch.dtype] = SERVED) -> bool:
     """Whether compiled loops for these types may run over these tensors: on the CPU, contiguous."""
-    if wanted_kernels() == "reference":
+    if wanted_kernels() in ("reference", "triton"):
         return False
     plain = all(
         tensor.device.type == "cpu"
@@ -52,17 +49,12 @@ def serves(*tensors: Tensor, types: Sequence[torch.dtype] = SERVED) -> bool:
 
 @cache
 def wanted_kernels() -> str | None:
-    """What GOSSAMER_KERNELS asks for: native, reference, or None for the best there is. It is read once."""
+    """What GOSSAMER_KERNELS asks for: native, reference, triton, or None for the best there is. It is read once."""
     asked = os.environ.get("GOSSAMER_KERNELS")
-    if asked == "triton":
-        raise KernelsError(
-            "GOSSAMER_KERNELS=triton: this build has no Triton kernels; tensors on a GPU are served by plain torch. "
-            "Write GOSSAMER_KERNELS=native, or leave it unset."
-        )
-    if asked not in (None, "", "native", "reference"):
+    if asked not in (None, "", "native", "reference", "triton"):
         raise KernelsError(
             f"GOSSAMER_KERNELS={asked}: no such kernels, and other ones would have been measured under that name. "
-            "Write GOSSAMER_KERNELS=native or GOSSAMER_KERNELS=reference, or leave it unset."
+            "Write GOSSAMER_KERNELS=native, reference or triton, or leave it unset."
         )
     return asked or None
 
@@ -105,16 +97,6 @@ class Function:
         if answer == NO_MEMORY:
             raise MemoryError(f"{self.name} needs memory for what it selects, and there is none left")
         return answer
-
-
-def documented(truth: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The docstring of the plain torch function on the one that equals it, which has the same arguments."""
-
-    def copied(fast: Callable[P, R]) -> Callable[P, R]:
-        fast.__doc__ = truth.__doc__
-        return fast
-
-    return copied
 
 
 def counts_array(counts: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

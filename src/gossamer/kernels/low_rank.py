@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.buffer_pool import empty
-from gossamer.kernels.library import Count, Function, Pointer, address, counts_array, documented, serves
+from gossamer.kernels.dispatch import kernel
+from gossamer.kernels.library import Count, Function, Pointer, address, counts_array, serves
 from gossamer.kernels.reference import low_rank as truth
 from gossamer.kernels.reference.low_rank import Factoring
 from gossamer.kernels.reference.residual import Residual
@@ -24,7 +25,7 @@ _EXPAND = Function("gossamer_low_rank_expand", Count, Pointer, Count, Count, *[P
 _ORTHONORMAL = Function("gossamer_orthonormal", *[Pointer] * 2, Count, Count)
 
 
-@documented(truth.project)
+@kernel(truth.project)
 def project(x: Tensor, factoring: Factoring, q: Tensor, terms: float, residual: Residual | None = None) -> Tensor:
     owed = () if residual is None else (residual.before, residual.after)
     table = _table(factoring)
@@ -37,7 +38,7 @@ def project(x: Tensor, factoring: Factoring, q: Tensor, terms: float, residual: 
     return first
 
 
-@documented(truth.back_project)
+@kernel(truth.back_project)
 def back_project(w: Tensor, factoring: Factoring, first: Tensor, left: Tensor | None = None) -> Tensor:
     table = _table(factoring)
     if not (table.serves(w, *(() if left is None else (left,))) and table.holds(first, factoring.first_numel)):
@@ -47,7 +48,7 @@ def back_project(w: Tensor, factoring: Factoring, first: Tensor, left: Tensor | 
     return q
 
 
-@documented(truth.expand)
+@kernel(truth.expand)
 def expand(factoring: Factoring, first: Tensor, q: Tensor, out: Tensor) -> None:
     table = _table(factoring)
     thin = table.holds(first, factoring.first_numel) and table.holds(q, factoring.right_numel)
@@ -57,7 +58,7 @@ def expand(factoring: Factoring, first: Tensor, q: Tensor, out: Tensor) -> None:
     return None
 
 
-@documented(truth.orthonormalize)
+@kernel(truth.orthonormalize)
 def orthonormalize(factoring: Factoring, first: Tensor) -> None:
     table = _table(factoring)
     if not (table.tall and table.holds(first, factoring.first_numel)):

@@ -26,8 +26,9 @@ from gossamer.kernels.blocks import (
     written,
 )
 from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.dispatch import kernel
 from gossamer.kernels.finite import summable
-from gossamer.kernels.library import Count, Function, Pointer, address, addresses, documented
+from gossamer.kernels.library import Count, Function, Pointer, address, addresses
 from gossamer.kernels.reference import levels as levelled
 from gossamer.kernels.reference import onebit, quantize, ternary, twobit
 from gossamer.kernels.reference.residual import Residual
@@ -52,7 +53,7 @@ _TERNARY_DECODE = Function("gossamer_ternary_decode", Pointer, Count, *[Pointer]
 _LEVELS_DECODE = Function("gossamer_levels_decode", *[Pointer] * 2, Count, Pointer, *[Count] * 4, Divisor, Pointer)
 
 
-@documented(quantize.int8_encode)
+@kernel(quantize.int8_encode)
 def int8_encode(
     x: Tensor, sizes: Sequence[int], block: int, key: int | None = None, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -64,7 +65,7 @@ def int8_encode(
     return scales, codes
 
 
-@documented(onebit.onebit_encode)
+@kernel(onebit.onebit_encode)
 def onebit_encode(
     x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -75,7 +76,7 @@ def onebit_encode(
     return scales, bits
 
 
-@documented(twobit.twobit_encode)
+@kernel(twobit.twobit_encode)
 def twobit_encode(
     x: Tensor, sizes: Sequence[int], block: int, thresholds: Tensor, residual: Residual | None = None
 ) -> Tensor:
@@ -87,7 +88,7 @@ def twobit_encode(
     return codes
 
 
-@documented(twobit.twobit_measured_encode)
+@kernel(twobit.twobit_measured_encode)
 def twobit_measured_encode(
     x: Tensor, sizes: Sequence[int], block: int, part: float, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -98,7 +99,7 @@ def twobit_measured_encode(
     return thresholds, codes
 
 
-@documented(ternary.ternary_encode)
+@kernel(ternary.ternary_encode)
 def ternary_encode(
     x: Tensor, sizes: Sequence[int], scales: Tensor, key: int, per_byte: int, after: Tensor | None = None
 ) -> Tensor:
@@ -109,7 +110,7 @@ def ternary_encode(
     return codes
 
 
-@documented(ternary.magnitudes)
+@kernel(ternary.magnitudes)
 def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
     if not tiled(sizes, x):
         return ternary.magnitudes(x, sizes)
@@ -118,7 +119,7 @@ def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return found
 
 
-@documented(ternary.squares)
+@kernel(ternary.squares)
 def squares(x: Tensor, sizes: Sequence[int], block: int) -> Tensor:
     if not (by_halves(block) and tiled(sizes, x)):
         return ternary.squares(x, sizes, block)
@@ -127,7 +128,7 @@ def squares(x: Tensor, sizes: Sequence[int], block: int) -> Tensor:
     return sums
 
 
-@documented(levelled.levels_encode)
+@kernel(levelled.levels_encode)
 def levels_encode(
     x: Tensor, sizes: Sequence[int], block: int, levels: int, key: int, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -142,7 +143,7 @@ def levels_encode(
     return norms, codes
 
 
-@documented(quantize.int8_decode)
+@kernel(quantize.int8_decode)
 def int8_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
@@ -152,7 +153,7 @@ def int8_decode(
     return None
 
 
-@documented(onebit.onebit_decode)
+@kernel(onebit.onebit_decode)
 def onebit_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
@@ -162,7 +163,7 @@ def onebit_decode(
     return written(_ONEBIT_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out)))
 
 
-@documented(twobit.twobit_decode)
+@kernel(twobit.twobit_decode)
 def twobit_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
@@ -172,7 +173,7 @@ def twobit_decode(
     return written(_TWOBIT_DECODE(*columns(payloads), *tiling(sizes), block, count, divisor, address(out)))
 
 
-@documented(ternary.ternary_decode)
+@kernel(ternary.ternary_decode)
 def ternary_decode(
     payloads: Sequence[tuple[Tensor]],
     scales: Tensor,
@@ -189,7 +190,7 @@ def ternary_decode(
     return written(_TERNARY_DECODE(addresses(codes), len(codes), address(scales), *counts, divisor, address(out)))
 
 
-@documented(levelled.levels_decode)
+@kernel(levelled.levels_decode)
 def levels_decode(
     payloads: Sequence[tuple[Tensor, Tensor]],
     sizes: Sequence[int],

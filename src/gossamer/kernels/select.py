@@ -12,6 +12,7 @@ from torch import Tensor
 from gossamer.errors import MalformedError
 from gossamer.kernels.blocks import both, buffers
 from gossamer.kernels.buffer_pool import empty
+from gossamer.kernels.dispatch import kernel
 from gossamer.kernels.finite import summable
 from gossamer.kernels.library import (
     MALFORMED,
@@ -22,7 +23,6 @@ from gossamer.kernels.library import (
     address,
     addresses,
     counts_array,
-    documented,
     serves,
 )
 from gossamer.kernels.reference import index_coding as truth
@@ -46,7 +46,7 @@ _low_bits = lru_cache(truth.low_bits)
 _coded_bytes = lru_cache(truth.coded_bytes)
 
 
-@documented(select.largest)
+@kernel(select.largest)
 def largest(
     x: Tensor, sizes: Sequence[int], counts: Sequence[int], residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ def largest(
     return places, values
 
 
-@documented(select.largest_with_momentum)
+@kernel(select.largest_with_momentum)
 def largest_with_momentum(
     x: Tensor,
     sizes: Sequence[int],
@@ -79,7 +79,7 @@ def largest_with_momentum(
     return select.largest_with_momentum(x, sizes, counts, rate, momentum, residual, nesterov=nesterov, masked=masked)
 
 
-@documented(select.above)
+@kernel(select.above)
 def above(x: Tensor, threshold: float, room: int, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
     if room < 0 or not _serves(x, *both(residual)):
         return select.above(x, threshold, room, residual)
@@ -88,7 +88,7 @@ def above(x: Tensor, threshold: float, room: int, residual: Residual | None = No
     return places[:found], values
 
 
-@documented(truth.encode_places)
+@kernel(truth.encode_places)
 def encode_places(places: Tensor, n: int, room: int | None = None) -> Tensor:
     room = len(places) if room is None else room
     if not (serves(places) and places.dtype == torch.int32 and places.dim() == 1 and len(places) <= room):
@@ -100,7 +100,7 @@ def encode_places(places: Tensor, n: int, room: int | None = None) -> Tensor:
     return coded
 
 
-@documented(truth.decode_places)
+@kernel(truth.decode_places)
 def decode_places(coded: Tensor, count: int, n: int, room: int | None = None) -> Tensor:
     room = count if room is None else room
     fits = coded.dtype == torch.uint8 and coded.dim() == 1 and 0 <= count <= room
@@ -112,7 +112,7 @@ def decode_places(coded: Tensor, count: int, n: int, room: int | None = None) ->
     return places
 
 
-@documented(truth.sparse_decode)
+@kernel(truth.sparse_decode)
 def sparse_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int = 1, *, onto: bool = False
 ) -> None:
@@ -122,7 +122,7 @@ def sparse_decode(
     return scatter([(decode_places(coded, len(v), len(out)), v) for v, coded in payloads], out, divisor, onto=onto)
 
 
-@documented(truth.scatter)
+@kernel(truth.scatter)
 def scatter(entries: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int = 1, *, onto: bool = False) -> None:
     places, values = [place for place, _ in entries], [value for _, value in entries]
     alike = all(len(place) == len(value) and place.dtype == torch.int32 for place, value in entries)

@@ -1,0 +1,16 @@
+"""Triton kernels: the same functions as plain torch's, for tensors of a GPU, in a few passes over its memory.
+
+A kernel is here under the name, and with the arguments, of the plain torch function that it equals, bit for bit unless
+its docstring says otherwise; what it does not serve it hands to that one. TRITON_INTERPRET=1 runs them on processors,
+slowly, for tests.
+
+finite       whether numbers can be added up
+status       what a kernel found wrong, read once
+launch       which tensors are served, and how kernels are started
+block_table  where blocks of tensors that lie side by side begin and end
+arithmetic   sums by halves and counter-based noise, within a kernel
+"""
+
+from gossamer.kernels.triton.finite import summable, within_range
+
+__all__ = ["summable", "within_range"]

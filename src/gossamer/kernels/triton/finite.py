@@ -1,0 +1,36 @@
+"""Range checks in one pass over a GPU's memory."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gossamer.kernels.reference import finite
+from gossamer.kernels.triton.launch import EXACT, TILE, serves, tiles
+from gossamer.kernels.triton.status import OUT_OF_RANGE, found, fresh, report
+
+
+@triton.jit
+def _out_of_range(x, status, numel, limit, bit: tl.constexpr, tile: tl.constexpr):
+    place = tl.program_id(0) * tile + tl.arange(0, tile)
+    number = tl.load(x + place, mask=place < numel, other=0.0).to(tl.float32)
+    report(status, ~(tl.abs(number) <= limit), bit)  # NaN is not below anything
+
+
+def within_range(x: Tensor, terms: float) -> bool:
+    """As reference.finite.within_range."""
+    if not serves(x):
+        return finite.within_range(x, terms)
+    if not x.numel():
+        return True
+    status = fresh(x.device)
+    limit = torch.finfo(x.dtype).max / terms
+    _out_of_range[tiles(x.numel())](x, status, x.numel(), limit, bit=OUT_OF_RANGE, tile=TILE, **EXACT)
+    return not found(status)
+
+
+def summable(numbers: Tensor, payloads: int) -> bool:
+    """As reference.finite.summable."""
+    return within_range(numbers, finite.summing_terms(numbers.dtype, payloads))

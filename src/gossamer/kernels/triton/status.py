@@ -1,0 +1,42 @@
+"""Status: what kernels found wrong, a bit each in one number on the device, which the host reads once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gossamer.errors import NotFinite
+from gossamer.kernels.reference.bits import refused
+
+NOT_FINITE, MALFORMED, OUT_OF_RANGE = 1, 2, 4
+
+
+def fresh(device: torch.device) -> Tensor:
+    """(1,) int32: nothing was found yet."""
+    return torch.zeros(1, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def report(status, wrong, bit: tl.constexpr):
+    """Within a kernel: set `bit` where any element of `wrong` is set."""
+    if tl.max(wrong.to(tl.int32), 0) > 0:
+        tl.atomic_or(status, bit)
+
+
+def found(status: Tensor) -> int:
+    """The bits that were set. Waits for the kernels before it, so a communication thread calls it, never training."""
+    return int(status.item())
+
+
+def expect_finite(status: Tensor) -> None:
+    """Raise NotFinite where a kernel found a number that cannot be sent."""
+    if found(status) & NOT_FINITE:
+        raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+
+
+def expect_formed(status: Tensor) -> None:
+    """Raise MalformedError where a kernel found codes that no encoder writes."""
+    if found(status) & MALFORMED:
+        raise refused()
