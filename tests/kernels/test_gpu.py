@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -87,3 +88,22 @@ def test_a_gpu_that_is_too_old_is_served_by_plain_torch_with_one_notice(
 def test_every_kernel_of_triton_has_a_public_name() -> None:
     triton = pytest.importorskip("gossamer.kernels.triton")
     assert set(triton.__all__) <= set(kernels.__all__)
+
+
+def test_kernels_start_on_the_device_of_their_tensors(
+    choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = pytest.importorskip("gossamer.kernels.triton")
+    choose(TRITON_INTERPRET="1")
+    second, current = torch.device("cuda", 1), [torch.device("cuda", 0)]
+
+    @contextmanager
+    def become(device: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], device
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", become)
+    monkeypatch.setattr(gpu, "_device", lambda arguments, named: second)
+    monkeypatch.setattr(triton, "within_range", lambda x, terms: current[0] == second)
+    assert kernels.within_range(torch.ones(3), 4.0)

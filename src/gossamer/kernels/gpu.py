@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,14 @@ def gpu_kernel(name: str, arguments: tuple[object, ...], named: dict[str, Any]) 
     device = _device(arguments, named)
     if device is None or (found := _module(device)) is None:
         return None
-    return getattr(found, name, None)
+    kernel = getattr(found, name, None)
+    return kernel if kernel is None or device.type == "cpu" else partial(_on, device, kernel)
+
+
+def _on(device: torch.device, kernel: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Triton starts kernels on the current device, which need not be the one that the tensors lie on."""
+    with torch.cuda.device(device):
+        return kernel(*arguments, **named)
 
 
 def _device(arguments: tuple[object, ...], named: dict[str, Any]) -> torch.device | None:
