@@ -5,6 +5,10 @@ its docstring says otherwise; what it does not serve it hands to that one. TRITO
 slowly, for tests.
 
 finite       whether numbers can be added up
+select       the entries that travel: radix finds thresholds, compaction takes what is above them, in order
+momentum     what momentum offers for selection
+wanted       w and its magnitudes, within a kernel
+spans        where tensors lie among entries, blocks and what is taken of them
 status       what a kernel found wrong, read once
 launch       which tensors are served, and how kernels are started
 block_table  where blocks of tensors that lie side by side begin and end
@@ -12,5 +16,6 @@ arithmetic   sums by halves and counter-based noise, within a kernel
 """
 
 from gossamer.kernels.triton.finite import summable, within_range
+from gossamer.kernels.triton.select import above, largest, largest_with_momentum
 
-__all__ = ["summable", "within_range"]
+__all__ = ["above", "largest", "largest_with_momentum", "summable", "within_range"]
