@@ -6,6 +6,8 @@ slowly, for tests.
 
 finite       whether numbers can be added up
 select       the entries that travel: radix finds thresholds, compaction takes what is above them, in order
+places       places in few bits
+sparse       sums of entries at places
 momentum     what momentum offers for selection
 wanted       w and its magnitudes, within a kernel
 spans        where tensors lie among entries, blocks and what is taken of them
@@ -16,6 +18,18 @@ arithmetic   sums by halves and counter-based noise, within a kernel
 """
 
 from gossamer.kernels.triton.finite import summable, within_range
+from gossamer.kernels.triton.places import decode_places, encode_places
 from gossamer.kernels.triton.select import above, largest, largest_with_momentum
+from gossamer.kernels.triton.sparse import scatter, sparse_decode
 
-__all__ = ["above", "largest", "largest_with_momentum", "summable", "within_range"]
+__all__ = [
+    "above",
+    "decode_places",
+    "encode_places",
+    "largest",
+    "largest_with_momentum",
+    "scatter",
+    "sparse_decode",
+    "summable",
+    "within_range",
+]
