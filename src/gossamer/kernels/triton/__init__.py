@@ -8,6 +8,7 @@ finite       whether numbers can be added up
 select       the entries that travel: radix finds thresholds, compaction takes what is above them, in order
 places       places in few bits
 sparse       sums of entries at places
+walsh        sums and differences that spread entries over their block
 momentum     what momentum offers for selection
 wanted       w and its magnitudes, within a kernel
 spans        where tensors lie among entries, blocks and what is taken of them
@@ -21,11 +22,13 @@ from gossamer.kernels.triton.finite import summable, within_range
 from gossamer.kernels.triton.places import decode_places, encode_places
 from gossamer.kernels.triton.select import above, largest, largest_with_momentum
 from gossamer.kernels.triton.sparse import scatter, sparse_decode
+from gossamer.kernels.triton.walsh import hadamard
 
 __all__ = [
     "above",
     "decode_places",
     "encode_places",
+    "hadamard",
     "largest",
     "largest_with_momentum",
     "scatter",
