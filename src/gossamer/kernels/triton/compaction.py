@@ -49,11 +49,12 @@ def _take(
     above, equals = sums, sums + blocks + 1
     first_block = tl.load(first_blocks + owner)
     equals_before = tl.load(equals + number) - tl.load(equals + first_block)
-    equal = (inside & (key == threshold)).to(tl.int32)
-    kept = (equal > 0) & (equals_before + tl.cumsum(equal, 0) <= need)
-    taken = (inside & (key > threshold)) | kept
+    still = tl.maximum(need - equals_before, 0)
+    larger, equal = inside & (key > threshold), inside & (key == threshold)
+    both = tl.cumsum(larger.to(tl.int32) + (equal.to(tl.int32) << 16), 0)  # two counts, each below 2^16
+    taken = larger | (equal & ((both >> 16) <= still))
     first = tl.load(firsts + owner) + tl.load(above + number) - tl.load(above + first_block)
-    to = first + tl.minimum(equals_before, need) + tl.cumsum(taken.to(tl.int32), 0) - 1
+    to = first + tl.minimum(equals_before, need) + (both & 0xFFFF) + tl.minimum(both >> 16, still) - 1
     tl.store(places + to, place, mask=taken)
     tl.store(values + to, w, mask=taken)
     if owes:

@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.kernels.triton.block_table import BlockTable, block_table
 
 BLOCK = 8192  # entries that a program looks at
-WARPS = 8
+WARPS = 16
 
 
 @dataclass(frozen=True)
