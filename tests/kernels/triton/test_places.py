@@ -121,6 +121,14 @@ def test_what_is_no_code_is_refused(coded: Tensor, count: int) -> None:
         fast.decode_places(coded, count, 40)
 
 
+@pytest.mark.parametrize("places", [[5, 5], [5, 4], [0, 40], [-1, 3], [*range(1024), 1023], [0, 2**31 - 1]], ids=len)
+def test_places_out_of_order_are_not_encoded(places: list[int]) -> None:
+    n = max(40, len(places))
+    with pytest.raises(ValueError, match="ascend"):
+        fast.encode_places(int32(places), n, len(places))
+    assert len(fast.encode_places(int32(sorted({min(max(each, 0), n - 1) for each in places})), n))
+
+
 def test_other_places_go_to_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("a kernel was started")

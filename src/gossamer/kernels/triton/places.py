@@ -26,10 +26,12 @@ _low_bits = lru_cache(truth.low_bits)
 
 
 @triton.jit
-def _write(places, words, count, n, low, highs_at, bitmap: tl.constexpr, tile: tl.constexpr):
+def _write(places, words, count, n, low, highs_at, status, bitmap: tl.constexpr, bit: tl.constexpr, tile: tl.constexpr):
     order = tl.program_id(0) * tile + tl.arange(0, tile)
     place = tl.load(places + order, mask=order < count, other=-1).to(tl.int64)
-    inside = (place >= 0) & (place < n)
+    earlier = tl.load(places + order - 1, mask=(order > 0) & (order < count), other=-1)
+    inside = (place > earlier) & (place < n)
+    report(status, (order < count) & ~inside, bit)
     if bitmap:
         at = place
     else:
@@ -45,17 +47,20 @@ def _write(places, words, count, n, low, highs_at, bitmap: tl.constexpr, tile: t
 
 
 def encode_places(places: Tensor, n: int, room: int | None = None) -> Tensor:
-    """As reference.index_coding.encode_places."""
+    """As reference.index_coding.encode_places. Raises ValueError for places that no decoder would read."""
     room = len(places) if room is None else room
     if not (places.dim() == 1 and serves(places, types=(torch.int32,)) and len(places) <= room and n < 2**31):
         return truth.encode_places(places, n, room)
     low, numel = _low_bits(room, n), coded_bytes(room, n)
     words = torch.zeros(-(-numel // 4), dtype=torch.int32, device=places.device)
     if len(places):
-        bitmap, low = low == truth.BITMAP, max(low, 0)
+        status, bitmap, low = fresh(places.device), low == truth.BITMAP, max(low, 0)
         _write[tiles(len(places))](
-            places, words, len(places), n, low, _lows(room, low) * 8, bitmap=bitmap, tile=TILE, **EXACT
-        )
+            places, words, len(places), n, low, _lows(room, low) * 8, status,
+            bitmap=bitmap, bit=MALFORMED, tile=TILE, **EXACT,
+        )  # fmt: skip
+        if found(status):
+            raise ValueError(f"places to encode must ascend and be below {n}: sort them, each once")
     return words.view(torch.uint8)[:numel]
 
 
