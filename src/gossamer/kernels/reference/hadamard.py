@@ -18,7 +18,7 @@ def hadamard(x: Tensor, sizes: Sequence[int], block: int, signs: Tensor, out: Te
     every block of m = `block` entries, a power of two; what is left of a tensor is cut into powers of two, the largest
     first. `out` may be x itself.
     """
-    for start, stop, length in _spans(sizes, block):
+    for start, stop, length in spans(sizes, block):
         rows, sign = x[start:stop].view(-1, length), signs[:length].to(x.dtype)
         scale = 1 / sqrt(length)
         found = _levels(rows * scale) * sign if inverse else _levels(rows * sign * scale)
@@ -26,7 +26,7 @@ def hadamard(x: Tensor, sizes: Sequence[int], block: int, signs: Tensor, out: Te
     return all_finite(out)
 
 
-def _spans(sizes: Sequence[int], block: int) -> Iterator[tuple[int, int, int]]:
+def spans(sizes: Sequence[int], block: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, length of the blocks in between)"""
     place = 0
     for size in sizes:

@@ -26,9 +26,15 @@ def within_range(x: Tensor, terms: float) -> bool:
     if not x.numel():
         return True
     status = fresh(x.device)
-    limit = torch.finfo(x.dtype).max / terms
-    _out_of_range[tiles(x.numel())](x, status, x.numel(), limit, bit=OUT_OF_RANGE, tile=TILE, **EXACT)
+    report_range(x, terms, status)
     return not found(status)
+
+
+def report_range(x: Tensor, terms: float, status: Tensor) -> None:
+    """Report OUT_OF_RANGE unless within_range(x, terms); of a buffer that is served."""
+    limit = torch.finfo(x.dtype).max / terms
+    if x.numel():
+        _out_of_range[tiles(x.numel())](x, status, x.numel(), limit, bit=OUT_OF_RANGE, tile=TILE, **EXACT)
 
 
 def summable(numbers: Tensor, payloads: int) -> bool:

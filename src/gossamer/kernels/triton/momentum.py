@@ -1,0 +1,32 @@
+"""Momentum: what was averaged over steps, and what it offers, in one pass."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.triton.launch import EXACT, TILE, tiles
+
+
+@triton.jit
+def _accelerate(x, before, after, offered, rate, numel, nesterov: tl.constexpr, tile: tl.constexpr):
+    place = tl.program_id(0) * tile + tl.arange(0, tile)
+    inside = place < numel
+    number = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    speed = number + tl.load(before + place, mask=inside, other=0.0) * rate
+    tl.store(after + place, speed, mask=inside)
+    if nesterov:
+        tl.store(offered + place, number + speed * rate, mask=inside)
+
+
+def accelerate(x: Tensor, rate: float, momentum: Residual, *, nesterov: bool) -> Tensor:
+    """Overwrite momentum.after with u' = x + rate momentum.before. Returns u', or x + rate u': (n,) float32."""
+    offered = torch.empty_like(momentum.after) if nesterov else momentum.after
+    if len(x):
+        _accelerate[tiles(len(x))](
+            x, momentum.before, momentum.after, offered, float(rate), len(x), nesterov=nesterov, tile=TILE, **EXACT
+        )
+    return offered

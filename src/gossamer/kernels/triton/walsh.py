@@ -1,0 +1,74 @@
+"""Walsh-Hadamard transform on a GPU: a program holds a block, and no level of it is written to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import sqrt
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gossamer.kernels.reference import hadamard as truth
+from gossamer.kernels.reference.segments import LARGEST_BLOCK
+from gossamer.kernels.triton.launch import EXACT, serves
+from gossamer.kernels.triton.status import NOT_FINITE, found, fresh, report
+
+ENTRIES_OF_A_WARP = 1024
+
+
+@triton.jit
+def sums_and_differences(x, length: tl.constexpr, levels: tl.constexpr):
+    """H x: (length,). At every level the lowest bit of an entry's place is taken from it and put before the highest, so
+    that each level is the same step, and after all of them every entry is back at its place."""
+    for _ in tl.static_range(levels):
+        first, second = tl.split(tl.reshape(x, (length // 2, 2)))
+        x = tl.reshape(tl.trans(tl.join(first + second, first - second)), (length,))
+    return x
+
+
+@triton.jit
+def _transform(
+    x, starts, signs, scale, out, status,
+    inverse: tl.constexpr, bit: tl.constexpr, length: tl.constexpr, levels: tl.constexpr,
+):  # fmt: skip
+    within = tl.arange(0, length)
+    place = tl.load(starts + tl.program_id(0)) + within
+    sign, number = tl.load(signs + within), tl.load(x + place)
+    if inverse:
+        number = sums_and_differences(number * scale, length, levels) * sign
+    else:
+        number = sums_and_differences(number * sign * scale, length, levels)
+    report(status, ~(tl.abs(number) < float("inf")), bit)
+    tl.store(out + place, number)
+
+
+def hadamard(x: Tensor, sizes: Sequence[int], block: int, signs: Tensor, out: Tensor, *, inverse: bool = False) -> bool:
+    """As reference.hadamard.hadamard."""
+    if not _served(x, sizes, block, signs, out):
+        return truth.hadamard(x, sizes, block, signs, out, inverse=inverse)
+    status = fresh(x.device)
+    for length, starts in _starts(tuple(sizes), block, x.device):
+        _transform[(len(starts),)](
+            x, starts, signs, 1 / sqrt(length), out, status,
+            inverse=inverse, bit=NOT_FINITE, length=length, levels=length.bit_length() - 1,
+            num_warps=max(1, min(16, length // ENTRIES_OF_A_WARP)), **EXACT,
+        )  # fmt: skip
+    return not found(status)
+
+
+def _served(x: Tensor, sizes: Sequence[int], block: int, signs: Tensor, out: Tensor) -> bool:
+    power = 1 <= block <= LARGEST_BLOCK and block & (block - 1) == 0
+    tiled = min(sizes, default=0) >= 0 and x.shape == out.shape == (sum(sizes),) and signs.shape == (block,)
+    return power and tiled and serves(x, signs, out, types=(torch.float32,))
+
+
+@lru_cache(maxsize=256)
+def _starts(sizes: tuple[int, ...], block: int, device: torch.device) -> list[tuple[int, Tensor]]:
+    """Every length of blocks, and where those of that length begin: (blocks,) int32."""
+    found: dict[int, list[Tensor]] = {}
+    for start, stop, length in truth.spans(sizes, block):
+        found.setdefault(length, []).append(torch.arange(start, stop, length))
+    return [(length, torch.cat(starts).to(device, torch.int32)) for length, starts in found.items()]
