@@ -4,29 +4,38 @@ A kernel is here under the name, and with the arguments, of the plain torch func
 its docstring says otherwise; what it does not serve it hands to that one. TRITON_INTERPRET=1 runs them on processors,
 slowly, for tests.
 
-finite       whether numbers can be added up
-select       the entries that travel: radix finds thresholds, compaction takes what is above them, in order
-places       places in few bits
-sparse       sums of entries at places
-walsh        sums and differences that spread entries over their block
-factors      matrices as two thin factors
-orthonormal  orthonormal columns, by the order of sums of plain torch
-factor_table where matrices and their factors lie
-momentum     what momentum offers for selection
-wanted       w and its magnitudes, within a kernel
-spans        where tensors lie among entries, blocks and what is taken of them
-status       what a kernel found wrong, read once
-launch       which tensors are served, and how kernels are started
-block_table  where blocks of tensors that lie side by side begin and end
-arithmetic   sums by halves and counter-based noise, within a kernel
+Public kernels, by subject:
+
+int8, onebit, twobit, ternary, levels   codes of 8, 1, 2, less than 2, and a few bits
+float4, sign_magnitude, half            a sign and a power of two; a sign and one of two magnitudes; 16-bit numbers
+measures, finite                        largest magnitudes and sums of squares; whether numbers can be added up
+select, places, sparse                  the entries that travel; their places in few bits; sums of entries at places
+walsh, factors, orthonormal             a rotation made of sums and differences; matrices as two thin factors
+
+What these stand on, from the host's side and within a kernel:
+
+launch, status                          how kernels are started; what they found wrong, read once
+block_table, tiling, spans, factor_table   where blocks, tensors and matrices lie, copied to a device once
+decoding, stacking                      checks and sums of payloads; payloads as rows of one buffer
+radix, compaction, momentum, wanted     thresholds; what is above them, in order; what momentum offers; w and magnitudes
+rows, packing, noise, arithmetic        a program's blocks; codes to bytes; rounding right on average; sums by halves
 """
 
 from gossamer.kernels.triton.factors import back_project, expand, project
 from gossamer.kernels.triton.finite import summable, within_range
+from gossamer.kernels.triton.float4 import float4_decode, float4_encode
+from gossamer.kernels.triton.half import half_decode, half_encode
+from gossamer.kernels.triton.int8 import int8_decode, int8_encode
+from gossamer.kernels.triton.levels import levels_decode, levels_encode
+from gossamer.kernels.triton.measures import magnitudes, squares
+from gossamer.kernels.triton.onebit import onebit_decode, onebit_encode
 from gossamer.kernels.triton.orthonormal import orthonormalize
 from gossamer.kernels.triton.places import decode_places, encode_places
 from gossamer.kernels.triton.select import above, largest, largest_with_momentum
+from gossamer.kernels.triton.sign_magnitude import sign_magnitude_decode, sign_magnitude_encode
 from gossamer.kernels.triton.sparse import scatter, sparse_decode
+from gossamer.kernels.triton.ternary import ternary_decode, ternary_encode
+from gossamer.kernels.triton.twobit import twobit_decode, twobit_encode, twobit_measured_encode
 from gossamer.kernels.triton.walsh import hadamard
 
 __all__ = [
@@ -35,13 +44,32 @@ __all__ = [
     "decode_places",
     "encode_places",
     "expand",
+    "float4_decode",
+    "float4_encode",
     "hadamard",
+    "half_decode",
+    "half_encode",
+    "int8_decode",
+    "int8_encode",
     "largest",
     "largest_with_momentum",
+    "levels_decode",
+    "levels_encode",
+    "magnitudes",
+    "onebit_decode",
+    "onebit_encode",
     "orthonormalize",
     "project",
     "scatter",
+    "sign_magnitude_decode",
+    "sign_magnitude_encode",
     "sparse_decode",
+    "squares",
     "summable",
+    "ternary_decode",
+    "ternary_encode",
+    "twobit_decode",
+    "twobit_encode",
+    "twobit_measured_encode",
     "within_range",
 ]
