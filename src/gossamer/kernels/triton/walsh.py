@@ -1,4 +1,4 @@
-"""Walsh-Hadamard transform on a GPU: a program holds a block, and no level of it is written to memory."""
+"""Walsh-Hadamard transform on a GPU: a program holds whole blocks, and no level of them is written to memory."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ from torch import Tensor
 
 from gossamer.kernels.reference import hadamard as truth
 from gossamer.kernels.reference.segments import LARGEST_BLOCK
-from gossamer.kernels.triton.launch import EXACT, serves
+from gossamer.kernels.triton.launch import EXACT, serves, tiles
 from gossamer.kernels.triton.status import NOT_FINITE, found, fresh, report
 
-ENTRIES_OF_A_WARP = 1024
+ENTRIES = 2048  # of several short blocks, which a program serves
+ENTRIES_OF_A_WARP = 512
 
 
 @triton.jit
-def sums_and_differences(x, length: tl.constexpr, levels: tl.constexpr):
-    """H x: (length,). At every level the lowest bit of an entry's place is taken from it and put before the highest, so
-    that each level is the same step, and after all of them every entry is back at its place."""
+def sums_and_differences(x, rows: tl.constexpr, length: tl.constexpr, levels: tl.constexpr):
+    """H x of every row: (rows, length). At every level the lowest bit of an entry's place is taken from it and put
+    before the highest, so that each level is the same step, and after all of them every entry is back at its place."""
     for _ in tl.static_range(levels):
-        first, second = tl.split(tl.reshape(x, (length // 2, 2)))
-        x = tl.reshape(tl.trans(tl.join(first + second, first - second)), (length,))
+        first, second = tl.split(tl.reshape(x, (rows, length // 2, 2)))
+        x = tl.reshape(tl.permute(tl.join(first + second, first - second), (0, 2, 1)), (rows, length))
     return x
 
 
 @triton.jit
 def _transform(
-    x, starts, signs, scale, out, status,
-    inverse: tl.constexpr, bit: tl.constexpr, length: tl.constexpr, levels: tl.constexpr,
+    x, starts, blocks, signs, scale, out, status,
+    inverse: tl.constexpr, bit: tl.constexpr, rows: tl.constexpr, length: tl.constexpr, levels: tl.constexpr,
 ):  # fmt: skip
-    within = tl.arange(0, length)
-    place = tl.load(starts + tl.program_id(0)) + within
-    sign, number = tl.load(signs + within), tl.load(x + place)
+    row, within = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, length)[None, :]
+    place = tl.load(starts + row, mask=row < blocks, other=0)[:, None] + within
+    inside = (row < blocks)[:, None] & (within < length)
+    sign, number = tl.load(signs + within), tl.load(x + place, mask=inside, other=0.0)
     if inverse:
-        number = sums_and_differences(number * scale, length, levels) * sign
+        number = sums_and_differences(number * scale, rows, length, levels) * sign
     else:
-        number = sums_and_differences(number * sign * scale, length, levels)
-    report(status, ~(tl.abs(number) < float("inf")), bit)
-    tl.store(out + place, number)
+        number = sums_and_differences(number * sign * scale, rows, length, levels)
+    report(status, tl.max((~(tl.abs(number) < float("inf"))).to(tl.int32), 1), bit)
+    tl.store(out + place, number, mask=inside)
 
 
 def hadamard(x: Tensor, sizes: Sequence[int], block: int, signs: Tensor, out: Tensor, *, inverse: bool = False) -> bool:
@@ -51,10 +53,11 @@ def hadamard(x: Tensor, sizes: Sequence[int], block: int, signs: Tensor, out: Te
         return truth.hadamard(x, sizes, block, signs, out, inverse=inverse)
     status = fresh(x.device)
     for length, starts in _starts(tuple(sizes), block, x.device):
-        _transform[(len(starts),)](
-            x, starts, signs, 1 / sqrt(length), out, status,
-            inverse=inverse, bit=NOT_FINITE, length=length, levels=length.bit_length() - 1,
-            num_warps=max(1, min(16, length // ENTRIES_OF_A_WARP)), **EXACT,
+        rows = max(1, ENTRIES // length)
+        _transform[tiles(len(starts), rows)](
+            x, starts, len(starts), signs, 1 / sqrt(length), out, status,
+            inverse=inverse, bit=NOT_FINITE, rows=rows, length=length, levels=length.bit_length() - 1,
+            num_warps=min(16, rows * length // ENTRIES_OF_A_WARP), **EXACT,
         )  # fmt: skip
     return not found(status)
 
