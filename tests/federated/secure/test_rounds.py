@@ -182,6 +182,15 @@ def test_late_devices_beyond_the_cohort_are_not_waited_for() -> None:
     assert torch.equal(run.parameters, -plain_step(counted, 0))
 
 
+def test_an_over_selection_that_chooses_nobody_more_is_none() -> None:
+    """All are in the cohort, so the slowest are waited for, and no more have to stay than without it."""
+    with pytest.raises(RecipeError, match=r"over_selection=1 chooses 5 devices and goes on with 3"):
+        federate_securely(secure_recipe(SecureAggregation(threshold=0.8), fraction=0.6), over_selection=1.0)
+    run = federate_securely(secure_recipe(EXACT), over_selection=1.0)
+    assert sorted(run.commits[0].reports) == [*range(5)]
+    assert torch.equal(run.parameters, -plain_step([*range(5)], 0))
+
+
 # Ranges, feedback, refusals.
 
 
