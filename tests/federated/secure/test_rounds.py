@@ -28,6 +28,7 @@ from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
+from gossamer.federated.server.selection import LeastTrained, PowerOfChoice
 from gossamer.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.strategies.federated import FedAvg, SecureAggregation
 
@@ -286,3 +287,6 @@ def test_the_server_makes_these_rounds_where_the_strategy_masks() -> None:
         rounds_for(plain, clients=5, rounds=1, phase_seconds=3.0)
     with pytest.raises(RecipeError, match="late="):
         rounds_for(model, clients=5, rounds=1, identities=everyone.roster, late="count")
+    with pytest.raises(RecipeError, match=r"PowerOfChoice chooses by the losses .* write LeastTrained"):
+        rounds_for(model, clients=5, rounds=1, identities=everyone.roster, selection=PowerOfChoice())
+    rounds_for(model, clients=5, rounds=1, identities=everyone.roster, selection=LeastTrained())

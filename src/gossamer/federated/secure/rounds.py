@@ -63,6 +63,11 @@ class SecureRounds(SynchronousRounds):
             )
         if self._late_versions:
             raise RecipeError('late="count" adds single reports, and under masks there are none. Write late="drop".')
+        if self.selection.reads_metrics:
+            raise RecipeError(
+                f"{type(self.selection).__name__} chooses by the losses that devices tell, and under "
+                f"{strategy.secure!r} they tell none. Leave the selection out, or write LeastTrained()."
+            )
         self._fewest = max(fewest, FEWEST_MEMBERS)
         self.identities, self._phase_seconds = roster, phase_seconds
         self.form = fixed_point_of(strategy, self.model.compressor, self.model.state, self.model.seed)
