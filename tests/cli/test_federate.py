@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
@@ -123,6 +125,18 @@ def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pyte
         (["--config", "rate"], "write KEY=VALUE, such as rate=0.1"),
         (["--fewest", "9"], "fewest is 1 to the cohort's"),
         (["--recipe", "FedBuff(buffer=2)", "--over-selection", "0.5"], "over_selection means nothing"),
+        (["--recipe", "FedBuff(buffer=2)", "--late", "count"], "late means nothing"),
+        (["--recipe", "SCAFFOLD()", "--late", "count"], "Write late="),
+        (["--late", "sometimes"], "Invalid value for '--late'"),
+        (["--selection", "within-deadline"], "add --round-seconds 600"),
+        (
+            ["--recipe", "FedAvg(fraction=1.0, privacy=LocalPrivacy(noise=1.0))", "--selection", "least-trained"],
+            "Choose by Uniform()",
+        ),
+        (
+            ["--recipe", "FedAvg(fraction=1.0, secure=SecureAggregation())", "--selection", "power-of-choice"],
+            "PowerOfChoice chooses by the losses",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(
@@ -161,3 +175,52 @@ def test_the_first_argument_may_name_a_command() -> None:
     assert all(name in said for name in ("serve", "join", "enroll"))
     assert "--recipe" in CliRunner().invoke(gossamer, ["federate", "simulate", "--help"]).stdout
     assert "does not exist" in refusal("federate", "nothing.py", "--recipe", "FedAvg()")
+
+
+SLOW = """
+    [[devices]]
+    count = 4
+    step = "1s"
+
+    [[devices]]
+    count = 2
+    step = "7s"
+"""
+
+
+def history(script: Path, *options: str, recipe: str = "FedAvg(fraction=0.5, local_steps=2)") -> list[dict[str, Any]]:
+    record = script.with_name("record.json")
+    code, _, aside = federated(script, "--json", str(record), *options, recipe=recipe)
+    assert code == 0, aside
+    found: list[dict[str, Any]] = json.loads(record.read_text())["history"]
+    return found
+
+
+def test_late_reports_are_dropped_or_count(script: Path) -> None:
+    """Two of six devices take 14 s, and the first round goes on without them after 6; those after it, after 2."""
+    slow = script.with_name("slow.toml")
+    slow.write_text(dedent(SLOW))
+    options = ["--round-seconds", "6", "--rounds", "8", "--profiles", str(slow)]
+    counted = {
+        late: [each["counted"] for each in history(script, *options, *chosen, recipe="FedAvg(fraction=1.0)")]
+        for late, chosen in {"": [], "drop": ["--late", "drop"], "count": ["--late", "count"]}.items()
+    }
+    assert counted[""] == counted["drop"]
+    assert max(counted["drop"]) == 4
+    assert max(counted["count"]) == 6
+
+
+def test_selection_is_by_name(script: Path) -> None:
+    plan = ["--rounds", "6", "--seed", "1"]
+    least, even = (
+        Counter(
+            client
+            for each in history(script, *plan, "--selection", name, recipe="FedAvg(fraction=0.1)")
+            for client in each["clients"]
+        )
+        for name in ("least-trained", "uniform")
+    )
+    assert set(least.values()) == {1}, "one of six, six times"
+    assert len(even) < 6
+    assert history(script, "--selection", "power-of-choice")
+    assert history(script, "--selection", "within-deadline", "--round-seconds", "9")

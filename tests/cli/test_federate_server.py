@@ -170,6 +170,21 @@ def test_what_no_federation_can_be_is_said_without_a_traceback(tmp_path: Path) -
     said = CliRunner().invoke(serve_command, [*map(str, serving(tmp_path, port(), fewest=4))][1:])
     assert said.exit_code == 1
     assert "fewest is 1 to the cohort's 3, not 4" in said.output
+    said = CliRunner().invoke(serve_command, [*map(str, serving(tmp_path, port(), selection="within-deadline"))][1:])
+    assert said.exit_code == 1
+    assert "add --round-seconds 600" in said.output
+
+
+def test_late_devices_and_who_is_drawn_are_options(tmp_path: Path) -> None:
+    number, script, record = port(), load_script(program(tmp_path)), tmp_path / "record.json"
+    devices = [join(("127.0.0.1", number), each, script=script, token=token_of(tmp_path)) for each in range(2)]
+    chosen = {"clients": 2, "rounds": 4, "selection": "least-trained", "late": "count", "json": record}
+    said = CliRunner().invoke(
+        serve_command, [*map(str, serving(tmp_path, number, "FedAvg(fraction=0.5)", **chosen))][1:]
+    )
+    assert said.exit_code == 0, said.output
+    assert sum(each.ended() for each in devices) == 4
+    assert len(json.loads(record.read_text())["history"]) == 4
 
 
 def test_a_device_is_enrolled_by_its_line(tmp_path: Path) -> None:

@@ -34,3 +34,12 @@ def low_rank_elements(rank: int) -> int:
         thin = len(shape) > 1 and rank * (rows + cols) < rows * cols
         total += rank * (rows + cols) if thin else math.prod(shape)
     return total
+
+
+def projected_elements(rank: int) -> int:
+    """One factor, as long as the longer side, of every matrix whose shorter side is above the rank."""
+    total = 0
+    for shape in SHAPES.values():
+        sides = sorted([shape[0], math.prod(shape[1:])]) if len(shape) > 1 else [0]
+        total += rank * sides[1] if sides[0] > rank else math.prod(shape)
+    return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from laws import differences, hierarchical, momentum, quantisers, rotated, same_places, sharded, sparse, sparse_sum
 
-from gossamer.compressors import Dense, Feedback, PowerSGD, Route, TopK
+from gossamer.compressors import Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
 from gossamer.compressors.int8 import Int8
 
 EXACT = [
@@ -15,10 +15,16 @@ EXACT = [
     Int8(block=7),
     PowerSGD(rank=2),
     PowerSGD(rank=100),
+    RandomProjection(rank=2),
+    RandomProjection(rank=100),
+    RandomProjection(rank=2, feedback=False),
     Feedback(Dense()),
     Feedback(TopK(density=0.1)),
     Feedback(Int8(block=16)),
     Feedback(PowerSGD(rank=2)),
+    Feedback(RandomProjection(rank=2)),
+    Feedback(RandomProjection(rank=2, feedback=False)),
+    Route(Feedback(RandomProjection(rank=2)), rest=Feedback(Int8()), smallest=100),
     Route(Feedback(TopK(density=0.1))),
     Route(Feedback(PowerSGD(rank=2)), rest=Feedback(Int8()), smallest=100),
     Feedback(Route(TopK(density=0.1))),

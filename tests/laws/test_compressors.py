@@ -10,7 +10,7 @@ from inspect import isabstract
 import pytest
 import torch
 from laws import differences
-from laws.formulas import low_rank_elements, ring, sizes, sparse
+from laws.formulas import low_rank_elements, projected_elements, ring, sizes, sparse
 from laws.laws import (
     LAYOUT,
     WORLDS,
@@ -27,7 +27,7 @@ from laws.subjects import EVERY, EXACT, FAMILIES, ROUNDED
 from torch import Tensor
 
 from gossamer import compressors
-from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, Route, TopK
+from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.int8 import Int8
 from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
@@ -104,6 +104,8 @@ FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
     (Int8(block=16), lambda n: (n - 1) * sum(size + 4 * math.ceil(size / 16) for size in sizes())),
     (Feedback(Int8(block=16)), lambda n: (n - 1) * sum(size + 4 * math.ceil(size / 16) for size in sizes())),
     (PowerSGD(rank=2), lambda n: ring(n, 4 * low_rank_elements(2))),
+    (RandomProjection(rank=2), lambda n: ring(n, 4 * projected_elements(2))),
+    (Feedback(RandomProjection(rank=2)), lambda n: ring(n, 4 * projected_elements(2))),
     (
         Route(Feedback(TopK(density=0.1))),
         lambda n: (n - 1) * sparse([270, 528]) + ring(n, 4 * (240 + 20 + 48 + 1)),

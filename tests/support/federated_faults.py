@@ -149,11 +149,12 @@ class Ledger:
 
 @dataclass
 class WholeNumbers:
-    """A federation of four devices, and its outcome."""
+    """A federation of four devices that take part, and its outcome."""
 
     strategy: FederatedStrategy = WholeSteps(fraction=1.0)
     compressor: Compressor = Dense()  # as it is: a recipe would send tensors as small as these whole
     rounds: int = 3
+    clients: int = len(SAMPLES)  # of the federation
     seed: int = 0
     part_bytes: int = 1 << 20
     options: dict[str, Any] = field(default_factory=dict)  # of the rounds
@@ -181,7 +182,7 @@ class WholeNumbers:
             self.seed,
         )
         rounds = self.held = rounds_for(
-            model, clients=len(SAMPLES), rounds=self.rounds, on_commit=self.ledger.commits.append, **self.options
+            model, clients=self.clients, rounds=self.rounds, on_commit=self.ledger.commits.append, **self.options
         )
         self._record(rounds)
         self.change(rounds)

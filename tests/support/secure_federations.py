@@ -34,9 +34,12 @@ Leaving = Mapping[int, str]
 
 
 class Line(torch.nn.Module):
-    def __init__(self, size: int = 6) -> None:
+    """rows: of a matrix; 1: a vector."""
+
+    def __init__(self, size: int = 6, rows: int = 1) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(size, dtype=torch.float64))
+        shape = (rows, size // rows) if rows > 1 else (size,)
+        self.weight = torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64))
         self.bias = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
 
 
@@ -90,6 +93,7 @@ def secure_recipe(
     compressor: str = "",
     *,
     size: int = 6,
+    rows: int = 1,
     fraction: float = 1.0,
     privacy: Privacy | None = None,
 ) -> ClientRecipe:
@@ -99,7 +103,7 @@ def secure_recipe(
     if compressor:
         resolved = resolve(f"FedAvg() + {compressor}")
     return ClientRecipe(
-        strategy=strategy, compressor=resolved.compressor, pull=None, state=ModelState.of(Line(size)),
+        strategy=strategy, compressor=resolved.compressor, pull=None, state=ModelState.of(Line(size, rows)),
         roster=SimulatedRoster(),
     )  # fmt: skip
 

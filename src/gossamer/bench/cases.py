@@ -12,7 +12,7 @@ from gossamer.recipes.parser import parse
 Variants = Mapping[str, Sequence[str]]
 
 # For normally distributed gradients. Of the wrappers only the one that encodes twice: what the others cost is what they
-# hold, and a few additions.
+# hold, and a few additions. Of projections none: they are PowerSGD's first product and its last.
 KERNELS: Variants = {
     "Dense": ["Dense(dtype='bfloat16')"],
     "Int8": ["Int8()", "Int8(stochastic=True)"],
@@ -23,6 +23,7 @@ KERNELS: Variants = {
     "SharedMask": ["SharedMask(density=0.01)"],
     "Threshold": ["Threshold(value=4.0, capacity=0.01)"],
     "Chain": ["Chain(TopK(density=0.01), Int8())", "Chain(TopK(density=0.01), SignMagnitude())"],
+    "RandomProjection": [],
     "Feedback": [],
     "Hierarchical": [],
     "Rotated": [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gossamer.federated.messages import Scalar
+    from gossamer.federated.server.selection import SelectionPolicy
 
 Command = Callable[..., Any]
+SELECTIONS = ("uniform", "least-trained", "power-of-choice", "within-deadline")  # without waiting for imports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +37,19 @@ class FederationPlan:
     gather_seconds: float | None
     over_selection: float
     fewest: int
+    late: str
+    selection: str
 
     @property
     def given(self) -> dict[str, Any]:
-        """All of it but what was left out."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        """All of it but what was left out. Raises ValueError for a selection that goes by what was."""
+        found = {name: value for name, value in vars(self).items() if value is not None}
+        return found | {"selection": self._policy()}
+
+    def _policy(self) -> SelectionPolicy:
+        from gossamer.federated.server.selection import NAMED
+
+        return NAMED[self.selection](self.seed, inf if self.round_seconds is None else self.round_seconds)
 
 
 def check_until(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
@@ -120,6 +130,21 @@ PLAN_OPTIONS = (
         default=1,
         show_default=True,
         help="Devices with which a late round begins, and reports of which a version is made at its deadline.",
+    ),
+    click.option(
+        "--late",
+        type=click.Choice(["drop", "count"]),
+        default="drop",
+        show_default=True,
+        help="What becomes of reports after their round: nothing, or a part of the next version, of less weight.",
+    ),
+    click.option(
+        "--selection",
+        type=click.Choice(SELECTIONS),
+        default=SELECTIONS[0],
+        show_default=True,
+        help="Who trains next of those that wait: any; those that were counted least often; those with the largest of "
+        "the last losses; or those that were done before --round-seconds the last time.",
     ),
 )
 

@@ -139,12 +139,12 @@ def serve_command(
     from gossamer.federated.script_file import load_script
 
     loaded = load_script(script, arguments)
-    settings = FederationSettings(
-        **plan.given,
-        silent_seconds=absent_seconds,
-        patience=Patience(absent_seconds=absent_seconds),
-    )
     try:
+        settings = FederationSettings(
+            **plan.given,
+            silent_seconds=absent_seconds,
+            patience=Patience(absent_seconds=absent_seconds),
+        )
         server = FederationServer(
             loaded,
             settings,

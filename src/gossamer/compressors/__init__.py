@@ -8,7 +8,8 @@ topk, threshold, dgc, sparse_allreduce                         few entries; inde
 adaptive        as many entries, spread over the tensors by what waiting costs
 arc_topk, shared_mask, randomk  few entries at the same places on all ranks; shared_places: their mean; row_blocks,
                 mask_parts: how places are found, by rows or by parts
-powersgd        two thin factors of a matrix
+powersgd, random_projection     two thin factors of a matrix, or one of which the other is drawn; random_subspace: what
+                this has in common with randomk
 momentum_wrapper  compressors that do a part of the optimizer's work around another:
 adam_momentum   Adam's momentum travels: onebit_adam (its variance is frozen), compressed_adam (which follows by a rule)
 adam_update     Adam's update travels, of moments that each worker has for itself
@@ -40,6 +41,7 @@ from gossamer.compressors.onebit import OneBit
 from gossamer.compressors.onebit_adam import OneBitAdam
 from gossamer.compressors.powersgd import PowerSGD
 from gossamer.compressors.qsgd import QSGD
+from gossamer.compressors.random_projection import RandomProjection
 from gossamer.compressors.randomk import RandomK
 from gossamer.compressors.rotated import Rotated
 from gossamer.compressors.route import Route
@@ -74,6 +76,7 @@ __all__ = [
     "OneBitAdam",
     "PowerSGD",
     "RandomK",
+    "RandomProjection",
     "Rotated",
     "Route",
     "Sharded",

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.compressors.base import Compressor
+from gossamer.compressors.random_subspace import RandomSubspace
 from gossamer.compressors.shared_places import mean_at, refuse_large, refuse_nonsense
 from gossamer.compressors.topk import densities, require_density, shares
 from gossamer.core import rng
@@ -22,7 +22,7 @@ MOST_KEPT = 2**16  # places whose runs are remembered from step to step
 
 
 @dataclass(frozen=True, repr=False)
-class RandomK(Compressor):
+class RandomK(RandomSubspace):
     """Send k = density n entries of each tensor, at least one, from places that all ranks draw alike.
 
     C(x)_j = x_j if j is drawn, else 0; without feedback n/k x_j
@@ -39,27 +39,30 @@ class RandomK(Compressor):
     def __post_init__(self) -> None:
         require_density(self.density, "RandomK")
 
-    @property
-    def wants_feedback(self) -> bool:
-        return self.feedback
-
     def denser(self) -> Sequence[RandomK]:
         return [replace(self, density=density) for density in densities(self.density)]
 
     def places(self, layout: Layout, at: AggregationContext, device: torch.device | str = "cpu") -> Tensor:
         """(k,) int64: the places drawn for this step, the same on every rank, ascending in the whole buffer."""
         key = rng.address(at.seed, at.step, layout.names[0], "places")
-        return draw(layout.sizes, self._counts(layout), key, device)
+        return draw(layout.sizes, self.coefficient_counts(layout), key, device)
 
-    def _counts(self, layout: Layout) -> tuple[int, ...]:
+    def coefficient_counts(self, layout: Layout) -> tuple[int, ...]:
         return shares(self.density, layout.sizes)
+
+    def project(self, flat: Tensor, layout: Layout, at: AggregationContext) -> Tensor:
+        return flat.index_select(0, self.places(layout, at, flat.device))
+
+    def expand(self, values: Tensor, layout: Layout, at: AggregationContext, out: Tensor | None = None) -> Tensor:
+        whole = values.new_empty(layout.numel) if out is None else out
+        return whole.zero_().index_copy_(0, self.places(layout, at, values.device), values)
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         refuse_nonsense(x.flat)
         places = self.places(x.layout, at, x.flat.device)
         values = x.flat.index_select(0, places).to(accumulation_dtype(x.flat.dtype))
         if not self.feedback:
-            values *= self._scales(x.layout, values)
+            values *= self.scales(x.layout, values)
         refuse_large(values, at)
         return (yield from mean_at(values, places, x.flat, out))
 
@@ -73,14 +76,6 @@ class RandomK(Compressor):
         wanted.index_fill_(0, places, 0)
         refuse_large(values, at)
         return (yield from mean_at(values, places, x.flat, out))
-
-    def _scales(self, layout: Layout, values: Tensor) -> Tensor:
-        """n/k of the tensor that each value came from: (k,)."""
-        counts = self._counts(layout)
-        scales = [size / max(count, 1) for size, count in zip(layout.sizes, counts, strict=True)]
-        return torch.tensor(scales, dtype=values.dtype, device=values.device).repeat_interleave(
-            torch.tensor(counts, device=values.device), output_size=len(values)
-        )
 
 
 def draw(sizes: Sequence[int], counts: Sequence[int], key: int, device: torch.device | str = "cpu") -> Tensor:

@@ -52,10 +52,10 @@ class Route(Compressor):
         return all(way.decodes_without_input for way in self.ways)
 
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
-        parts = [self.ways[way].decoders(part.layout) for way, part in self._parts(layout)]
+        parts = [self.ways[way].decoders(part.layout) for way, part in self.parts(layout)]
         return None if None in parts else [each for part in parts if part is not None for each in part]
 
-    def _parts(self, layout: Layout) -> Sequence[tuple[int, LayoutPart]]:
+    def parts(self, layout: Layout) -> Sequence[tuple[int, LayoutPart]]:
         """Which tensors go by which way: (place in `ways`, part), without ways that no tensor takes."""
         return _divided(Itself(self), Itself(layout))
 
@@ -75,14 +75,14 @@ class Route(Compressor):
         return State(
             {
                 f"{way}.{key}": value
-                for way, part in self._parts(like.layout)
+                for way, part in self.parts(like.layout)
                 for key, value in self.ways[way].init(part.gather(like.flat), at).items()
             }
         )
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         mean = scratch_like(x.flat) if out is None else out
-        taken = [(way, part, part.gather(mean)) for way, part in self._parts(x.layout)]
+        taken = [(way, part, part.gather(mean)) for way, part in self.parts(x.layout)]
         parts: list[AggregationResult] = yield from coalesce(
             [
                 self.ways[way].aggregate(part.gather(x.flat), state.part(f"{way}."), at, into.flat)

@@ -54,3 +54,19 @@ def test_without_rounds_one_device_is_enough() -> None:
     looking.look(0.0)
     looking.look(60.0)
     assert said == ["0 of 1 devices that a round begins with are here"]
+
+
+def test_a_buffer_that_lacks_reports_says_so() -> None:
+    hand = ByHand(rounds_of(FedBuff(fraction=1.0, buffer=4), 6, gather_seconds=60.0, fewest=2))
+    looking, said = gathering(hand, 60.0)
+    hand.ask(0)
+    looking.look(0.0)
+    looking.look(10.0)
+    assert said == [], "it trains"
+    hand.report(0)
+    looking.look(20.0)
+    looking.look(20.0 + FIRST_SECONDS)
+    assert said == ["1 of 4 reports that a version is made of are here; after 60 s it is made of those that are"]
+    hand.wait_until(60.0)
+    looking.look(100.0)
+    assert said[1].startswith("1 of 2 reports")

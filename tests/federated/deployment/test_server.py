@@ -16,6 +16,7 @@ from torch import nn
 from gossamer.errors import CheckpointError, MismatchError, RecipeError
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.script_file import ScriptFile
+from gossamer.federated.server.selection import LeastTrained, WithinDeadline
 from gossamer.strategies.federated.privacy.loss import gaussian_epsilon
 
 PRIVATE = "FedAvg(fraction=1.0, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01, budget={:g}))"
@@ -212,11 +213,55 @@ def test_a_round_begins_with_who_is_there_after_a_while() -> None:
     assert (served.report.rounds[0].counted, served.report.rounds[0].present) == (1, 1)
 
 
+def test_a_version_is_made_of_what_is_there_after_a_while() -> None:
+    """With a buffer that the two devices of fifty that ever join cannot fill."""
+    served = server("FedBuff(buffer=20, fraction=1.0)", clients=50, rounds=2, gather_seconds=0.3)
+    devices = [join(served.address, number) for number in range(2)]
+    assert served.run() == "finished"
+    counted = [each.counted for each in served.report.rounds]
+    assert set(counted) <= {1, 2}
+    assert sum(each.ended() for each in devices) == sum(counted)
+
+
+def test_a_late_report_is_a_part_of_the_next_version() -> None:
+    """Both are chosen, the first report makes the first version, and the second one waits for the late one."""
+
+    def late(model: nn.Module, told: Round) -> Update:
+        wait_until(lambda: served.rounds.model.version >= 1)
+        return one_pass(model, told)
+
+    def quick(model: nn.Module, told: Round) -> Update:
+        wait_until(lambda: not served.rounds.model.version or 1 in served.rounds.reported)
+        return one_pass(model, told)
+
+    served = server("FedAvg(fraction=0.5)", clients=2, rounds=2, over_selection=1.0, late="count")
+    devices = [
+        join(served.address, number, script=ScriptFile(train=train, model=model_of))
+        for number, train in enumerate((quick, late))
+    ]
+    assert served.run() == "finished"
+    assert [each.clients for each in served.report.rounds] == [(0,), (0, 1)]
+    assert [each.ended() for each in devices] == [2, 1]
+
+
+def test_a_server_remembers_whom_it_counted_and_forgets_it_for_another_selection(tmp_path: Path) -> None:
+    served = server("FedAvg(fraction=1.0)", clients=2, rounds=2, selection=LeastTrained(), journal=tmp_path)
+    devices = [join(served.address, number) for number in range(2)]
+    assert served.run() == "finished"
+    assert [each.ended() for each in devices] == [2, 2]
+    again = server("FedAvg(fraction=1.0)", clients=2, rounds=2, selection=LeastTrained(), journal=tmp_path)
+    assert again.rounds.selection.counted == {0: 2, 1: 2}  # type: ignore[attr-defined]
+    again.close()
+    other = server("FedAvg(fraction=1.0)", clients=2, rounds=2, selection=WithinDeadline(9.0), journal=tmp_path)
+    assert other.rounds.selection.seconds == {}  # type: ignore[attr-defined]
+    other.close()
+
+
 def test_options_that_mean_nothing_are_refused() -> None:
     server("FedBuff(buffer=1)").close()
-    for option in ("over_selection", "gather_seconds"):
+    for option, value in (("over_selection", 0.5), ("late", "count")):
         with pytest.raises(RecipeError, match=f"{option} means nothing"):
-            server("FedBuff(buffer=1)", **{option: 0.5})
+            server("FedBuff(buffer=1)", **{option: value})
 
 
 def test_a_metric_that_nothing_told_is_noticed_at_the_end(caplog: pytest.LogCaptureFixture) -> None:

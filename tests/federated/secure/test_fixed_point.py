@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Dense, Feedback, RandomK
+from gossamer.compressors import Compressor, Dense, Feedback, RandomK, RandomProjection
 from gossamer.core.layout import Layout
 from gossamer.errors import LoopError, MalformedError, NotFinite
 from gossamer.federated.secure.fixed_point import CohortTotal, FixedPoint
+from gossamer.federated.secure.masking.ring import SumRing
 from gossamer.strategies.federated import SecureAggregation
 
 LAYOUT = Layout.of({"w": (20, 30), "b": (7,)})
@@ -90,6 +92,44 @@ def test_what_is_cut_off_is_kept_by_feedback() -> None:
         read = own.decode(message.integers, (0.5,), 1, 0).sums[0] / 3
         assert torch.allclose(read + message.residuals[0]["residual"], block + owed, atol=1e-12, rtol=0)
     assert form().encode([numbers(1)], 1, 1, (1.0,), client=0, index=0).residuals == ()
+
+
+def check_nothing_is_lost(device: FixedPoint, server: FixedPoint, kept: float = 1.0) -> None:
+    """What the server reads of three devices, and what these keep, are what they were given."""
+    ranges, total = (20.0,), np.zeros(server.count, np.int64)
+    given, owed = torch.zeros(N, dtype=torch.float64), torch.zeros(N, dtype=torch.float64)
+    for client in range(3):
+        message = device.encode([numbers(client)], client + 1, 1, ranges, client=client, index=7)
+        total += message.integers
+        given += (client + 1) * numbers(client)
+        owed += (client + 1) * kept * message.residuals[0]["residual"]
+    torch.testing.assert_close(server.decode(total, ranges, 3, 7).sums[0] + owed, given, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("compressor", [Feedback(RandomK(0.1)), Feedback(RandomProjection(3))], ids=repr)
+def test_sums_and_what_devices_keep_are_what_was_given(compressor: Compressor) -> None:
+    own = form(compressor, bits=7)
+    check_nothing_is_lost(own, own)
+    with pytest.raises(AssertionError):
+        check_nothing_is_lost(replace(own, seed=1), own)  # directions of another seed
+    with pytest.raises(AssertionError):
+        check_nothing_is_lost(own, own, kept=0.0)
+
+
+def test_directions_cannot_make_a_number_too_large_for_the_sum() -> None:
+    """The largest that a matrix can send: all of it along one direction, which every device draws alike."""
+    projection, ring = RandomProjection(1), SumRing(bits=4, summands=9)
+    own = form(Feedback(projection), bits=ring.bits)
+    along = projection.bases(LAYOUT, own._at(0))["w"] @ torch.ones(1, 30, dtype=torch.float64)
+    block = torch.cat([1e6 * along.view(-1), torch.zeros(7, dtype=torch.float64)])
+    total = np.zeros(own.count, ring.dtype)
+    for client in range(ring.summands):
+        message = own.encode([block], 1, 1, (1.0,), client=client, index=0)
+        read = own.decode(message.integers, (1.0,), 1, 0).sums[0]
+        assert message.integers[:30].tolist() == [ring.largest] * 30
+        assert torch.allclose(read + message.residuals[0]["residual"], block)  # what did not fit is not lost
+        total += ring.wrapped(message.integers)
+    assert ring.centered(total)[:30].tolist() == [ring.largest * ring.summands] * 30
 
 
 def test_weights_that_cannot_be_are_refused() -> None:

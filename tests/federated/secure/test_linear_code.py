@@ -6,7 +6,17 @@ import pytest
 import torch
 from support.simulated_peers import expect_noticed
 
-from gossamer.compressors import Compressor, Dense, Feedback, RandomK, Rotated, Route
+from gossamer.compressors import (
+    Compressor,
+    Dense,
+    Feedback,
+    RandomK,
+    RandomProjection,
+    Rotated,
+    Route,
+    random_projection,
+)
+from gossamer.compressors.random_subspace import RandomSubspace
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout
 from gossamer.errors import RecipeError
@@ -24,6 +34,10 @@ CODES = [
     Rotated(Dense(), by="hadamard"),
     Rotated(RandomK(0.2), by="dct"),
     Route(Feedback(RandomK(0.1))),
+    RandomProjection(2),
+    RandomProjection(2, feedback=False),
+    Rotated(RandomProjection(3), by="hadamard"),
+    Route(Feedback(RandomProjection(2))),
     Route(Feedback(Rotated(RandomK(0.5), by="hadamard", block=64)), smallest=100),
 ]
 
@@ -40,7 +54,7 @@ def check_linear(compressor: Compressor) -> None:
     each = sum((code.expand(part, LAYOUT, AT) for part in parts), torch.zeros(LAYOUT.numel, dtype=torch.float64))
     assert torch.allclose(whole, each, atol=1e-9, rtol=0)
     again = code.project(code.expand(parts[0], LAYOUT, AT), LAYOUT, AT)
-    scaled = isinstance(compressor, RandomK) and not compressor.feedback
+    scaled = isinstance(compressor, RandomSubspace) and not compressor.feedback
     if not scaled:
         assert torch.allclose(again, parts[0], atol=1e-9, rtol=0)  # what was read stands for what travelled
 
@@ -51,15 +65,25 @@ def test_codes_are_linear(compressor: Compressor) -> None:
 
 
 def test_places_of_each_devices_own_are_noticed() -> None:
-    class Own(codes.DrawnEntries):
+    class Own(codes.DrawnSubspace):
         def project(self, flat: torch.Tensor, layout: Layout, at: AggregationContext) -> torch.Tensor:
             return super().project(flat, layout, AggregationContext(step=int(flat[0]), seed=1))
 
-    expect_noticed(codes, "DrawnEntries", Own, lambda: check_linear(RandomK(0.1)))
+    expect_noticed(codes, "DrawnSubspace", Own, lambda: check_linear(RandomK(0.1)))
+    expect_noticed(codes, "DrawnSubspace", Own, lambda: check_linear(RandomProjection(2)))
 
 
-def test_scaled_places_are_right_on_average() -> None:
-    code = linear_code(RandomK(0.25, feedback=False), SecureAggregation())
+def test_directions_that_are_not_orthonormal_are_noticed() -> None:
+    random_projection._bases.cache_clear()
+    try:
+        expect_noticed(random_projection, "orthonormal_columns", list, lambda: check_linear(RandomProjection(2)))
+    finally:
+        random_projection._bases.cache_clear()
+
+
+@pytest.mark.parametrize("compressor", [RandomK(0.25, feedback=False), RandomProjection(2, feedback=False)], ids=repr)
+def test_what_is_scaled_is_right_on_average(compressor: Compressor) -> None:
+    code = linear_code(compressor, SecureAggregation())
     x = numbers(0)
     found = [
         code.expand(code.project(x, LAYOUT, at), LAYOUT, at)
@@ -81,7 +105,7 @@ def test_every_entry_in_any_dtype() -> None:
         ("TopK(0.01)", "places of its own.*Write RandomK"),
         ("Int8()", r"scales of its own.*SecureAggregation\(bits=8\)"),
         ("Chain(TopK(0.01), Int8())", "places of its own.*RandomK"),
-        ("PowerSGD(2)", "do not add up"),
+        ("PowerSGD(2)", r"second round of masks. Write RandomProjection\(rank=2\)"),
         ("Dense('float16')", r"Leave Dense\(dtype='float16'\) out"),
         ("Route(RandomK(0.1), rest=Int8())", "scales of its own"),
         ("Rotated(TernGrad(), by='hadamard')", "do not add up"),

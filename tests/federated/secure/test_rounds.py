@@ -23,10 +23,12 @@ from gossamer.errors import AttachError, RecipeError
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
 from gossamer.federated.secure import cohort as cohorts
 from gossamer.federated.secure.agreement import CONSENT, KEYS, REVEAL
+from gossamer.federated.secure.fixed_point import FixedPoint
 from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
+from gossamer.federated.server.selection import LeastTrained, PowerOfChoice
 from gossamer.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.strategies.federated import FedAvg, SecureAggregation
 
@@ -54,6 +56,37 @@ def test_the_sum_is_exact_whoever_leaves(first: str | None, second: str | None) 
             sent = [client for client in range(5) if fates[client] in (None, CONSENT, REVEAL)]
             assert torch.equal(run.parameters, -plain_step(sent, 0)), fates
             assert sorted(run.commits[0].reports) == sent
+
+
+@pytest.mark.parametrize("second", [None, *LEAVES_BEFORE])
+@pytest.mark.parametrize("first", [None, *LEAVES_BEFORE])
+@pytest.mark.parametrize("compressor", ["RandomK(0.2)", "RandomProjection(2)"])
+def test_the_sum_of_coefficients_is_that_of_plain_integers(
+    compressor: str, first: str | None, second: str | None
+) -> None:
+    """What a device sends of a matrix has a rest; as whole numbers the sum has none, whoever leaves."""
+    everyone = secure_recipe(SecureAggregation(), compressor, size=120, rows=10)
+    for third in (None, *LEAVES_BEFORE):
+        fates = (first, second, third, None, None)
+        if fates.count(None) >= 3:
+            run = federate_securely(
+                everyone, leaving={client: fate for client, fate in enumerate(fates) if fate}, size=120
+            )
+            sent = [client for client in range(5) if fates[client] in (None, CONSENT, REVEAL)]
+            assert torch.equal(run.parameters, -plain_mean(run.rounds.form, sent, 122)), fates
+            assert sorted(run.commits[0].reports) == sent
+
+
+def plain_mean(form: FixedPoint, clients: list[int], numel: int) -> Tensor:
+    """Of these devices' messages, added up as they are."""
+    total: Any = sum(
+        form.encode(
+            [learned(client, 0, numel)], samples_of(client), client + 1, form.first_ranges, client=client, index=0
+        ).integers
+        for client in clients
+    )
+    found = form.decode(total, form.first_ranges, len(clients), 0)
+    return found.sums[0] / found.weight
 
 
 def test_masks_of_who_left_that_stay_in_the_sum_are_noticed() -> None:
@@ -150,6 +183,15 @@ def test_late_devices_beyond_the_cohort_are_not_waited_for() -> None:
     assert torch.equal(run.parameters, -plain_step(counted, 0))
 
 
+def test_an_over_selection_that_chooses_nobody_more_is_none() -> None:
+    """All are in the cohort, so the slowest are waited for, and no more have to stay than without it."""
+    with pytest.raises(RecipeError, match=r"over_selection=1 chooses 5 devices and goes on with 3"):
+        federate_securely(secure_recipe(SecureAggregation(threshold=0.8), fraction=0.6), over_selection=1.0)
+    run = federate_securely(secure_recipe(EXACT), over_selection=1.0)
+    assert sorted(run.commits[0].reports) == [*range(5)]
+    assert torch.equal(run.parameters, -plain_step([*range(5)], 0))
+
+
 # Ranges, feedback, refusals.
 
 
@@ -169,10 +211,17 @@ def test_the_range_follows_what_the_cohort_needs() -> None:
 
 @pytest.mark.parametrize(
     "compressor",
-    ["RandomK(0.5)", "Feedback(Dense())", "Rotated(RandomK(0.5), by='hadamard')", "RandomK(0.5, feedback=False)"],
+    [
+        "RandomK(0.5)",
+        "Feedback(Dense())",
+        "Rotated(RandomK(0.5), by='hadamard')",
+        "RandomK(0.5, feedback=False)",
+        "RandomProjection(3)",
+        "RandomProjection(3, feedback=False)",
+    ],
 )
 def test_what_feedback_owes_and_what_was_counted_add_up(compressor: str) -> None:
-    everyone = secure_recipe(SecureAggregation(clip=0.25, bits=6), compressor, size=300)
+    everyone = secure_recipe(SecureAggregation(clip=0.25, bits=6), compressor, size=300, rows=12)
     rounds, clients = 3, 4
     run = federate_securely(everyone, clients=clients, rounds=rounds, size=300)
     counted = -run.parameters * sum(samples_of(client) for client in range(clients))
@@ -238,3 +287,6 @@ def test_the_server_makes_these_rounds_where_the_strategy_masks() -> None:
         rounds_for(plain, clients=5, rounds=1, phase_seconds=3.0)
     with pytest.raises(RecipeError, match="late="):
         rounds_for(model, clients=5, rounds=1, identities=everyone.roster, late="count")
+    with pytest.raises(RecipeError, match=r"PowerOfChoice chooses by the losses .* write LeastTrained"):
+        rounds_for(model, clients=5, rounds=1, identities=everyone.roster, selection=PowerOfChoice())
+    rounds_for(model, clients=5, rounds=1, identities=everyone.roster, selection=LeastTrained())

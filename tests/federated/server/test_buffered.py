@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support.federated_faults import Buffered, WholeNumbers, check_conserved, some_seconds
+from support.federated_faults import SAMPLES, Buffered, WholeNumbers, check_conserved, some_seconds
 from support.rounds_by_hand import ByHand, rounds_of
 
 from gossamer.errors import RecipeError
 from gossamer.federated.messages import NOT_COUNTED
+from gossamer.federated.server.selection import WithinDeadline
 from gossamer.strategies.federated import LocalWork
 
 
@@ -89,14 +90,84 @@ def test_where_all_have_reported_a_version_is_made_of_fewer() -> None:
     assert hand.receipts == {0: 1, 1: 1}
 
 
+def gathering(**options: float) -> ByHand:
+    """Six devices, of which two are here and have reported to a buffer of four."""
+    hand = ByHand(rounds_of(Buffered(fraction=1.0, buffer=4), 6, **options))
+    hand.ask(0, 1)
+    hand.report(0, 4.0)
+    hand.wait_until(3.0)
+    assert hand.rounds.due == float("inf"), "one still trains"
+    hand.report(1, 2.0)
+    return hand
+
+
+def test_a_version_is_made_of_fewer_once_it_has_waited_long_enough() -> None:
+    hand = gathering(gather_seconds=5.0, fewest=2)
+    assert hand.rounds.due == 8.0
+    hand.wait_until(7.9)
+    assert hand.receipts == {}
+    hand.wait_until(8.0)
+    assert hand.receipts == {0: 1, 1: 1}
+    assert hand.parameter == -3.0
+    assert hand.rounds.due == float("inf")
+    forever = gathering()  # the twin
+    forever.wait_until(1e9)
+    assert forever.receipts == {}
+
+
+def test_fewer_than_the_fewest_wait_on_and_then_no_longer_than_for_them() -> None:
+    hand = gathering(gather_seconds=5.0, fewest=3)
+    hand.wait_until(8.0)
+    assert hand.receipts == {}
+    assert hand.rounds.due == float("inf"), "nothing is to be done before somebody comes"
+    hand.ask(2)
+    assert hand.training == [2]
+    hand.report(2)
+    assert hand.receipts == {0: 1, 1: 1, 2: 1}
+
+
+def test_who_comes_meanwhile_is_waited_for() -> None:
+    hand = gathering(gather_seconds=5.0)
+    hand.wait_until(7.0)
+    hand.ask(2)
+    hand.wait_until(20.0)
+    assert hand.receipts == {}
+    hand.report(2)
+    assert hand.rounds.due == 25.0, "from when all that are here have reported"
+    hand.wait_until(25.0)
+    assert hand.receipts == {0: 1, 1: 1, 2: 1}
+    hand.ask(0)
+    hand.report(0)
+    assert hand.rounds.due == 30.0, "anew for each version"
+
+
+def test_a_few_devices_of_a_large_federation_come_to_an_end() -> None:
+    """Four take part of ten thousand; nothing is lost or counted twice, and the clock of the last waits goes on."""
+    done = WholeNumbers(
+        Buffered(fraction=1.0, buffer=64), rounds=5, train_seconds=some_seconds, clients=10_000,
+        options={"gather_seconds": 3.0},
+    )  # fmt: skip
+    done.run()
+    check_conserved(done)
+    assert {len(made_of) for made_of in done.ledger.versions.values()} == {len(SAMPLES)}
+
+
+@pytest.mark.parametrize("fewest", [0, 5])
+def test_the_fewest_are_of_a_buffer(fewest: int) -> None:
+    with pytest.raises(ValueError, match="fewest is 1 to the buffer's 4"):
+        rounds_of(Buffered(buffer=4), 6, fewest=fewest)
+
+
 def test_a_device_that_says_nothing_gives_its_place_up() -> None:
-    hand = ByHand(rounds_of(Buffered(fraction=0.25, buffer=1), 4, round_seconds=10.0))
+    policy = WithinDeadline(10.0)
+    hand = ByHand(rounds_of(Buffered(fraction=0.25, buffer=1), 4, round_seconds=10.0, selection=policy))
     hand.ask(0)
     hand.ask(1)
     assert hand.training == [0]
     assert hand.rounds.due == 10.0
     hand.wait_until(10.0)
     assert hand.training == [1]
+    assert policy.seconds == {0: 10.0}
     hand.report(0)  # late, and it counts
     assert hand.receipts == {0: 1}
 

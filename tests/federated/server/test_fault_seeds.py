@@ -30,6 +30,9 @@ CASES: dict[str, Callable[[], WholeNumbers]] = {
         WholeSteps(fraction=0.5), sparse(), options={"round_seconds": 1.0, "over_selection": 0.5, "late": "count"}
     ),
     "buffered": lambda: WholeNumbers(Buffered(fraction=1.0), sparse(), rounds=6, part_bytes=40),
+    "gathering": lambda: WholeNumbers(
+        Buffered(fraction=1.0, buffer=64), sparse(), clients=1000, options={"gather_seconds": 2.0, "fewest": 2}
+    ),
     "bounded": lambda: WholeNumbers(Buffered(fraction=0.5, staleness=0), sparse(), rounds=6),
 }
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from math import sqrt
+from math import inf, sqrt
 
 import pytest
 
 from gossamer.federated.messages import Report
-from gossamer.federated.server.selection import LeastTrained, PowerOfChoice, SelectionPolicy, Uniform, WithinDeadline
+from gossamer.federated.server.selection import (
+    NAMED,
+    LeastTrained,
+    PowerOfChoice,
+    SelectionPolicy,
+    Uniform,
+    WithinDeadline,
+)
 
 POLICIES: list[Callable[[], SelectionPolicy]] = [Uniform, LeastTrained, PowerOfChoice, lambda: WithinDeadline(10.0)]
 
@@ -32,6 +39,29 @@ def test_as_many_as_wanted_of_those_that_are_there_and_the_same_again(make: Call
             tell(policy, client, loss=client / 7, seconds=client)
         again.load_state_dict(policy.state_dict())  # as after a restart
     assert policy.choose([3, 4], 2, 99) == [3, 4]
+
+
+@pytest.mark.parametrize("make", POLICIES)
+@pytest.mark.parametrize("before", POLICIES)
+def test_what_another_policy_remembered_is_nothing_to_it(
+    before: Callable[[], SelectionPolicy], make: Callable[[], SelectionPolicy]
+) -> None:
+    """As after a restart with another one."""
+    told, found = before(), make()
+    for client in range(8):
+        tell(told, client, loss=client, seconds=2.0 * client)
+    found.load_state_dict(told.state_dict())
+    if type(told) is not type(found):
+        assert found.choose(range(8), 3, 0) == make().choose(range(8), 3, 0)
+
+
+def test_policies_have_names() -> None:
+    made = {name: make(7, 60.0) for name, make in NAMED.items()}
+    assert [type(each) for each in made.values()] == [Uniform, LeastTrained, PowerOfChoice, WithinDeadline]
+    assert {each.seed for each in made.values()} == {7}  # type: ignore[attr-defined]
+    assert made["within-deadline"] == WithinDeadline(60.0, 7)
+    with pytest.raises(ValueError, match=r"add --round-seconds 600, or write --selection uniform"):
+        NAMED["within-deadline"](7, inf)
 
 
 def test_uniform_is_uniform() -> None:

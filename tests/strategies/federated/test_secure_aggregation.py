@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.compressors import Dense, Feedback, Int8, PowerSGD, RandomK, Rotated, Route, TopK
+from gossamer.compressors import Dense, Feedback, Int8, PowerSGD, RandomK, RandomProjection, Rotated, Route, TopK
 from gossamer.strategies.federated import SecureAggregation
 
 
@@ -31,7 +31,12 @@ def test_its_text_rebuilds_it() -> None:
 
 
 def test_linear_codes_are_taken() -> None:
-    for compressor in (Dense(), RandomK(0.1), Route(Feedback(Rotated(RandomK(0.1), by="hadamard")))):
+    for compressor in (
+        Dense(),
+        RandomK(0.1),
+        RandomProjection(2),
+        Route(Feedback(Rotated(RandomK(0.1), by="hadamard"))),
+    ):
         assert SecureAggregation().refuses(compressor) is None
 
 

@@ -87,189 +87,179 @@ def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> Client
     Besides peer ops it yields Train. Raises MalformedError for what no server of this federation sends, and AttachError
     where a recipe with masks finds no identity.
     """
-    if recipe.strategy.secure is not None:
-        recipe.enrolled(number)
-    counted = 0
-    while True:
-        state = store.load()
-        if state.pending is not None:  # this device was restarted
-            counted += yield from _deliver(recipe, store, state, begun=True)
-            continue
-        replica = _replica(recipe, state)
-        pulled = yield Pull(of=THE_SERVER, key=TASK, known=replica.version, at_least=state.round + 1)
-        task = decode(pulled.about, Task, THE_SERVER)
-        if task.lineage and task.lineage != state.lineage:  # of another past, to which nothing that is kept belongs
-            begun, state = state, ClientState(lineage=task.lineage, told=state.told)  # but what was told stays told
-            if begun.version >= 0:
-                store.save(state)
+    return (yield from _Participant(number, recipe, store).take_part())
+
+
+@dataclass(frozen=True)
+class _Participant:
+    """A device, and where it keeps what it must not forget."""
+
+    number: int
+    recipe: ClientRecipe
+    store: ClientStore
+
+    def take_part(self) -> ClientScript:
+        """As `participate`."""
+        if self.recipe.strategy.secure is not None:
+            self.recipe.enrolled(self.number)
+        counted = 0
+        while True:
+            state = self.store.load()
+            if state.pending is not None:  # this device was restarted
+                counted += yield from self._deliver(state, begun=True)
                 continue
-        if task.refused:
-            raise MismatchError(f"The server refused this device. {task.refused}")
-        if task.finished:
-            return counted
-        if task.round <= state.round:  # two contributions under one stamp tell more than masks and noise hide
-            raise MalformedError(f"{THE_SERVER} gave client {number} round {task.round} twice; it trains once")
-        replica.update(replace(pulled, about=task.chain))
-        anchor, *shared = [block.flat for block in replica.values]
-        state = _kept(recipe, replace(state, version=replica.version, replica=tuple(b.flat for b in replica.values)))
-        store.save(state)
-        named = dict(zip(recipe.strategy.shared_keys, shared, strict=True))
-        trained: Trained = yield Train(
-            client=number, task=task, anchor=anchor, shared=named, memory=_memory(recipe, state, anchor)
+            replica = self._replica(state)
+            pulled = yield Pull(of=THE_SERVER, key=TASK, known=replica.version, at_least=state.round + 1)
+            task = decode(pulled.about, Task, THE_SERVER)
+            if task.lineage and task.lineage != state.lineage:  # of another past, to which nothing that is kept belongs
+                begun, state = state, ClientState(lineage=task.lineage, told=state.told)  # but what was told stays told
+                if begun.version >= 0:
+                    self.store.save(state)
+                    continue
+            if task.refused:
+                raise MismatchError(f"The server refused this device. {task.refused}")
+            if task.finished:
+                return counted
+            if task.round <= state.round:  # two contributions under one stamp tell more than masks and noise hide
+                raise MalformedError(f"{THE_SERVER} gave client {self.number} round {task.round} twice; it trains once")
+            replica.update(replace(pulled, about=task.chain))
+            anchor, *shared = [block.flat for block in replica.values]
+            state = self._kept(replace(state, version=replica.version, replica=tuple(b.flat for b in replica.values)))
+            self.store.save(state)
+            named = dict(zip(self.recipe.strategy.shared_keys, shared, strict=True))
+            trained: Trained = yield Train(
+                client=self.number, task=task, anchor=anchor, shared=named, memory=self._memory(state, anchor)
+            )
+            if (yield from self._contribute(state, task, trained, anchor, named)):
+                counted += 1
+
+    def _contribute(
+        self, state: ClientState, task: Task, trained: Trained, anchor: Tensor, shared: Memory
+    ) -> Generator[Any, Any, bool]:
+        """Encode and send a contribution; whether it was counted."""
+        held = anchor if trained.anchor is None else trained.anchor
+        blocks, memory = self.recipe.strategy.contribute(
+            held - trained.flat, trained.work, shared, self._memory(state, anchor)
         )
-        if (yield from _contribute(number, recipe, store, state, task, trained, anchor, named)):
-            counted += 1
-
-
-def _contribute(
-    number: int,
-    recipe: ClientRecipe,
-    store: ClientStore,
-    state: ClientState,
-    task: Task,
-    trained: Trained,
-    anchor: Tensor,
-    shared: Memory,
-) -> Generator[Any, Any, bool]:
-    """Encode and send a contribution; whether it was counted."""
-    held = anchor if trained.anchor is None else trained.anchor
-    blocks, memory = recipe.strategy.contribute(
-        held - trained.flat, trained.work, shared, _memory(recipe, state, anchor)
-    )
-    if recipe.strategy.secure is not None or task.secure is not None:
-        return (yield from _contribute_masked(number, recipe, store, state, task, trained, blocks, memory))
-    stamp = Stamp(number, task.round, task.version)
-    report = Report(
-        samples=trained.work.samples,
-        steps=trained.work.steps,
-        learning_rate=trained.work.learning_rate,
-        metrics={name: value for name, value in trained.metrics.items() if isfinite(value)},
-        layout=recipe.state.fingerprint(),
-        train_seconds=round(trained.seconds, 4),
-    )
-    report = private_report(report, recipe.strategy.privacy)
-    if not report.samples:  # what is private says 1 of every device
-        return (yield from _withdraw(store, replace(state, round=task.round), stamp, report))
-    at = contributions.contribution_context(recipe.seed, number, task.round)
-    try:
-        encoded = contributions.encode(
-            recipe.compressor,
-            recipe.state.layout,
-            blocks,
-            replace(state, memory=dict(memory)),
-            at,
-            recipe.strategy.privacy,
+        if self.recipe.strategy.secure is not None or task.secure is not None:
+            return (yield from self._contribute_masked(state, task, trained, blocks, memory))
+        stamp = Stamp(self.number, task.round, task.version)
+        report = Report(
+            samples=trained.work.samples,
+            steps=trained.work.steps,
+            learning_rate=trained.work.learning_rate,
+            metrics={name: value for name, value in trained.metrics.items() if isfinite(value)},
+            layout=self.recipe.state.fingerprint(),
+            train_seconds=round(trained.seconds, 4),
         )
-    except NotFinite as error:
-        return (yield from _withdraw(store, replace(state, round=task.round), stamp, report, str(error)))
-    report = msgspec.structs.replace(report, counts=encoded.counts)
-    pending = PendingContribution(stamp, report, encoded.payload, encoded.counted)
-    state = replace(state, told=encoded.counted.told, pending=pending)
-    store.save(state)
-    return (yield from _deliver(recipe, store, state))
+        report = private_report(report, self.recipe.strategy.privacy)
+        if not report.samples:  # what is private says 1 of every device
+            return (yield from self._withdraw(replace(state, round=task.round), stamp, report))
+        at = contributions.contribution_context(self.recipe.seed, self.number, task.round)
+        try:
+            encoded = contributions.encode(
+                self.recipe.compressor,
+                self.recipe.state.layout,
+                blocks,
+                replace(state, memory=dict(memory)),
+                at,
+                self.recipe.strategy.privacy,
+            )
+        except NotFinite as error:
+            return (yield from self._withdraw(replace(state, round=task.round), stamp, report, str(error)))
+        report = msgspec.structs.replace(report, counts=encoded.counts)
+        pending = PendingContribution(stamp, report, encoded.payload, encoded.counted)
+        state = replace(state, told=encoded.counted.told, pending=pending)
+        self.store.save(state)
+        return (yield from self._deliver(state))
 
+    def _deliver(self, state: ClientState, begun: bool = False) -> Generator[Any, Any, bool]:
+        """Send the contribution whose fate is not known, and remember it; whether it was counted."""
+        pending = state.pending
+        assert pending is not None
+        fate_version = yield from upload(pending.stamp, pending.report, pending.payload, self.recipe.part_bytes, begun)
+        if fate_version == GO_ON:  # its secrets of that round are gone, and others do without
+            fate_version = yield from nothing_to_reveal(pending.stamp)
+        was_counted = fate_version >= 0
+        self.store.save(pending.counted if was_counted else replace(state, round=pending.stamp.step, pending=None))
+        return was_counted
 
-def _deliver(
-    recipe: ClientRecipe, store: ClientStore, state: ClientState, begun: bool = False
-) -> Generator[Any, Any, bool]:
-    """Send the contribution whose fate is not known, and remember it; whether it was counted."""
-    pending = state.pending
-    assert pending is not None
-    fate_version = yield from upload(pending.stamp, pending.report, pending.payload, recipe.part_bytes, begun)
-    if fate_version == GO_ON:  # its secrets of that round are gone, and others do without
-        fate_version = yield from nothing_to_reveal(pending.stamp)
-    was_counted = fate_version >= 0
-    store.save(pending.counted if was_counted else replace(state, round=pending.stamp.step, pending=None))
-    return was_counted
+    def _contribute_masked(
+        self, state: ClientState, task: Task, trained: Trained, blocks: Sequence[Tensor], memory: Memory
+    ) -> Generator[Any, Any, bool]:
+        """Encode and mask a contribution, in phases with the rest of the cohort; whether it was counted.
 
-
-def _contribute_masked(
-    number: int,
-    recipe: ClientRecipe,
-    store: ClientStore,
-    state: ClientState,
-    task: Task,
-    trained: Trained,
-    blocks: Sequence[Tensor],
-    memory: Memory,
-) -> Generator[Any, Any, bool]:
-    """Encode and mask a contribution, in phases with the rest of the cohort; whether it was counted.
-
-    That it is masked is this device's own business: a server that asks for it as it is gets nothing. memory: what the
-    strategy's becomes once this counts.
-    """
-    secure, layout = recipe.strategy.secure, recipe.state.fingerprint()
-    if secure is None or task.secure is None:
-        raise MalformedError(f"{THE_SERVER} wants client {number}'s update without masks; it was not sent")
-    form = fixed_point_of(recipe.strategy, recipe.compressor, recipe.state, recipe.seed)
-    agreement = Agreement.of(form, task.secure, task.round, task.version, layout)
-    roster, identity = recipe.enrolled(number)
-    stamp, report = Stamp(number, task.round, task.version), masked_report(layout)
-    privacy, work = recipe.strategy.privacy, trained.work
-    is_private = privacy is not None and privacy.on_device  # then weights would tell how much data there is
-    try:
-        encoded = form.encode(
-            blocks,
-            1.0 if is_private else recipe.strategy.weight(work, 0),
-            1 if is_private else work.steps,
-            agreement.ranges,
-            survivors=agreement.survivors,
-            client=number,
-            index=task.round,
-            residuals=state.residuals,
+        That it is masked is this device's own business: a server that asks for it as it is gets nothing. memory: what
+        the strategy's becomes once this counts.
+        """
+        secure, layout = self.recipe.strategy.secure, self.recipe.state.fingerprint()
+        if secure is None or task.secure is None:
+            raise MalformedError(f"{THE_SERVER} wants client {self.number}'s update without masks; it was not sent")
+        form = fixed_point_of(self.recipe.strategy, self.recipe.compressor, self.recipe.state, self.recipe.seed)
+        agreement = Agreement.of(form, task.secure, task.round, task.version, layout)
+        roster, identity = self.recipe.enrolled(self.number)
+        stamp, report = Stamp(self.number, task.round, task.version), masked_report(layout)
+        privacy, work = self.recipe.strategy.privacy, trained.work
+        is_private = privacy is not None and privacy.on_device  # then weights would tell how much data there is
+        try:
+            encoded = form.encode(
+                blocks,
+                1.0 if is_private else self.recipe.strategy.weight(work, 0),
+                1 if is_private else work.steps,
+                agreement.ranges,
+                survivors=agreement.survivors,
+                client=self.number,
+                index=task.round,
+                residuals=state.residuals,
+            )
+        except NotFinite as error:
+            return (yield from self._withdraw(replace(state, round=task.round), stamp, report, str(error)))
+        counted = replace(
+            state,
+            round=task.round,
+            residuals=encoded.residuals,
+            residual_version=state.version,
+            memory=dict(memory),
         )
-    except NotFinite as error:
-        return (yield from _withdraw(store, replace(state, round=task.round), stamp, report, str(error)))
-    counted = replace(
-        state,
-        round=task.round,
-        residuals=encoded.residuals,
-        residual_version=state.version,
-        memory=dict(memory),
-    )
 
-    def keep(payload: Payload) -> None:
-        store.save(replace(state, pending=PendingContribution(stamp, report, payload, counted)))
+        def keep(payload: Payload) -> None:
+            self.store.save(replace(state, pending=PendingContribution(stamp, report, payload, counted)))
 
-    fewest = agreement.survivors if is_private else 0
-    secrets = DeviceSecrets(agreement, number, identity, roster, fewest)
-    version = yield from upload_masked(secrets, stamp, report, encoded.integers, keep, recipe.part_bytes)
-    store.save(counted if version >= 0 else replace(state, round=task.round, pending=None))
-    return version >= 0
+        fewest = agreement.survivors if is_private else 0
+        secrets = DeviceSecrets(agreement, self.number, identity, roster, fewest)
+        version = yield from upload_masked(secrets, stamp, report, encoded.integers, keep, self.recipe.part_bytes)
+        self.store.save(counted if version >= 0 else replace(state, round=task.round, pending=None))
+        return version >= 0
 
+    def _withdraw(
+        self, state: ClientState, stamp: Stamp, report: Report, failed: str = ""
+    ) -> Generator[Any, Any, bool]:
+        """Report without a contribution, so that nobody waits for it: there was no data, or training diverged."""
+        report = msgspec.structs.replace(report, failed=failed[:300])
+        yield Push(to=THE_SERVER, key=REPORT, stamp=stamp, about=encode(report))
+        self.store.save(state)
+        return False
 
-def _withdraw(
-    store: ClientStore, state: ClientState, stamp: Stamp, report: Report, failed: str = ""
-) -> Generator[Any, Any, bool]:
-    """Report without a contribution, so that nobody waits for it: there was no data, or training diverged."""
-    report = msgspec.structs.replace(report, failed=failed[:300])
-    yield Push(to=THE_SERVER, key=REPORT, stamp=stamp, about=encode(report))
-    store.save(state)
-    return False
+    def _replica(self, state: ClientState) -> Replica:
+        """As it was kept; at version -1 where nothing was."""
+        blocks = 1 + len(self.recipe.strategy.shared_keys)
+        like = [
+            FlatTensors.zeros(self.recipe.state.layout, dtype=self.recipe.state.dtype, device=torch.device("cpu"))
+            for _ in range(blocks)
+        ]
+        replica = Replica(like, self.recipe.pull, self.recipe.seed, sender=str(THE_SERVER))
+        if state.version >= 0 and len(state.replica) == blocks:
+            replica.version = state.version
+            for block, flat in zip(replica.values, state.replica, strict=True):
+                block.flat.copy_(flat)
+        return replica
 
+    def _kept(self, state: ClientState) -> ClientState:
+        """What feedback owes is dropped where it is older than the strategy keeps it."""
+        limit = self.recipe.strategy.stale_after
+        if limit is None or not state.residuals or state.version - state.residual_version <= limit:
+            return state
+        return replace(state, residuals=())
 
-def _replica(recipe: ClientRecipe, state: ClientState) -> Replica:
-    """As it was kept; at version -1 where nothing was."""
-    blocks = 1 + len(recipe.strategy.shared_keys)
-    like = [
-        FlatTensors.zeros(recipe.state.layout, dtype=recipe.state.dtype, device=torch.device("cpu"))
-        for _ in range(blocks)
-    ]
-    replica = Replica(like, recipe.pull, recipe.seed, sender=str(THE_SERVER))
-    if state.version >= 0 and len(state.replica) == blocks:
-        replica.version = state.version
-        for block, flat in zip(replica.values, state.replica, strict=True):
-            block.flat.copy_(flat)
-    return replica
-
-
-def _kept(recipe: ClientRecipe, state: ClientState) -> ClientState:
-    """What feedback owes is dropped where it is older than the strategy keeps it."""
-    limit = recipe.strategy.stale_after
-    if limit is None or not state.residuals or state.version - state.residual_version <= limit:
-        return state
-    return replace(state, residuals=())
-
-
-def _memory(recipe: ClientRecipe, state: ClientState, like: Tensor) -> Memory:
-    return {key: state.memory.get(key, torch.zeros_like(like)) for key in recipe.strategy.memory_keys}
+    def _memory(self, state: ClientState, like: Tensor) -> Memory:
+        return {key: state.memory.get(key, torch.zeros_like(like)) for key in self.recipe.strategy.memory_keys}

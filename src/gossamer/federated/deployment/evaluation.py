@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import monotonic
 
 from torch import Tensor
 
@@ -53,8 +52,7 @@ class Evaluation:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        until = monotonic() + seconds
-        self._thread.join(max(until - monotonic(), 0.0))
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         while True:

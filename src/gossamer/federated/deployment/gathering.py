@@ -34,11 +34,10 @@ class Gathering:
             self._said, self._said_at = text, now
 
     def _text(self) -> str:
-        rounds = self._rounds
-        here, wanted = len(rounds.roster.ready), rounds.wanted
-        if rounds.finished or not rounds.is_between_rounds() or here >= wanted:
+        found = None if self._rounds.finished else self._rounds.gathered
+        if found is None or found.here >= found.wanted:
             return ""
         patience = ""
-        if self._gather_seconds < inf and wanted > 1:
-            patience = f"; after {self._gather_seconds:g} s it begins with those that are"
-        return f"{here} of {wanted} devices that a round begins with are here{patience}"
+        if self._gather_seconds < inf and found.wanted > 1:
+            patience = f"; after {self._gather_seconds:g} s {found.then} those that are"
+        return f"{found.here} of {found.wanted} {found.of} are here{patience}"

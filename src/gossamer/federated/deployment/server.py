@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -36,6 +36,8 @@ from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import keep
 from gossamer.federated.server.rounds import Rounds
+from gossamer.federated.server.selection import SelectionPolicy
+from gossamer.federated.server.synchronous import Late
 from gossamer.federated.stop_condition import StopCondition
 from gossamer.runtime.peer_thread import PeerThread
 from gossamer.strategies.federated import FederatedStrategy
@@ -48,7 +50,6 @@ HEARTBEAT_SECONDS = 15.0  # under the half minute after which home routers may f
 SILENT_SECONDS = 300.0
 GOODBYE_SECONDS = 2.0
 EVALUATION_SECONDS = 60.0  # waited for at the end
-GATHER_SECONDS = 600.0
 Ended = Literal["finished", "reached", "exhausted", "stopped"]
 
 
@@ -63,9 +64,11 @@ class FederationSettings:
     until: str | None = None  # a metric compared with a number, such as "accuracy>0.95": no round begins after that
     config: RoundConfig | None = None  # told to devices in each round
     round_seconds: float = 600.0  # after which a round goes on without those who have not reported
-    gather_seconds: float | None = None  # after which a round begins with those that are there; None: 600
+    gather_seconds: float = 600.0  # after which a round begins with those that are there
     over_selection: float = 0.0  # share of devices chosen beyond the cohort
     fewest: int = 1  # devices with which a round begins then, and reports of which it may be made at its deadline
+    late: Late = "drop"  # what becomes of reports after their round; "count": a part of the next version
+    selection: SelectionPolicy | None = None  # who is drawn; None: all evenly
     silent_seconds: float = SILENT_SECONDS  # a connection through which nothing comes for so long is closed
     patience: Patience = field(default_factory=Patience)
     part_bytes: int = PART_BYTES
@@ -138,7 +141,7 @@ class FederationServer:
                 names_clients=guard is None or not guard.amplified,  # where nobody may see which were drawn
             )
             self._end_if_reached(self.report.rounds)
-            self._gathering = Gathering(self.rounds, say, self._gather_seconds)
+            self._gathering = Gathering(self.rounds, say, settings.gather_seconds)
             enrollment = Enrollment(settings.clients, None if journal is None else journal / "enrollment.json")
             self.reception = Reception(self.rounds, enrollment, _invitation(settings, identity), settings.patience)
             _allow_open_files(settings.clients)
@@ -226,20 +229,8 @@ class FederationServer:
         down = sum(one.payload_bytes_sent + one.overhead_bytes_sent for one in each)
         return up, down
 
-    @property
-    def _gather_seconds(self) -> float:
-        given = self.settings.gather_seconds
-        return GATHER_SECONDS if given is None else given
-
     def _rounds(self, model: GlobalModel, identities: IdentityRoster | None) -> Rounds:
         settings = self.settings
-        options: dict[str, Any] = {
-            "round_seconds": settings.round_seconds,
-            "over_selection": settings.over_selection,
-            "fewest": settings.fewest,
-        }
-        if settings.gather_seconds is not None or not model.strategy.asynchronous:
-            options["gather_seconds"] = self._gather_seconds
         return rounds_for(
             model,
             clients=settings.clients,
@@ -248,7 +239,12 @@ class FederationServer:
             on_commit=self._committed,
             return_seconds=settings.patience.absent_seconds,
             identities=identities,
-            **options,
+            selection=settings.selection,
+            round_seconds=settings.round_seconds,
+            gather_seconds=settings.gather_seconds,
+            over_selection=settings.over_selection,
+            fewest=settings.fewest,
+            late=settings.late,
         )
 
     def _committed(self, committed: Committed) -> None:

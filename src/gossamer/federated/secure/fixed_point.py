@@ -118,22 +118,21 @@ class FixedPoint:
             )
         parts: list[Integers] = []
         flags: list[int] = []
-        after: list[dict[str, Tensor]] = []
-        owed = residuals if has_feedback(self.compressor) and len(residuals) == len(blocks) else [{}] * len(blocks)
-        for place, (block, own, limit) in enumerate(zip(blocks, owed, ranges, strict=True)):
-            wanted = block + own[RESIDUAL] if RESIDUAL in own else block
-            if not all_finite(wanted):
+        read: list[Tensor] = []
+        wanted = self._with_owed(blocks, residuals)
+        for place, (block, limit) in enumerate(zip(wanted, ranges, strict=True)):
+            if not all_finite(block):
                 raise NotFinite("a number is not finite, or too large to be added to what is still owed")
-            values = self.code.project(wanted, self.layout, self._at(index)).double() * (units / UNITS)
+            values = self.code.project(block, self.layout, self._at(index)).double() * (units / UNITS)
             key = rng.address(self.seed, "fixed point", client, index, place)
             numbers = self._rounded(values, limit, key)
             parts.append(numbers.numpy())
             most = float(values.abs().max()) if len(values) else 0.0
             flags += [most > limit, most < limit / NARROW]
-            after.append({RESIDUAL: wanted - self._read(numbers, limit * UNITS / units, index)})
+            read.append(self._read(numbers, limit * UNITS / units, index))
         digits = self._written(units, 0) + self._written(units * min(steps, 2**STEP_BITS - 1), 1)
         integers = np.concatenate([*parts, np.array([*digits, *flags], np.int64)])
-        return QuantizedContribution(integers, tuple(after) if has_feedback(self.compressor) else ())
+        return QuantizedContribution(integers, self._owed_after(wanted, read))
 
     def decode(
         self, total: Integers, ranges: Sequence[float], devices: int, index: int, survivors: int = 1
@@ -157,6 +156,19 @@ class FixedPoint:
             too_large=tuple(flags[::FLAGS]),
             narrow=tuple(flags[1::FLAGS]),
         )
+
+    def _with_owed(self, blocks: Sequence[Tensor], residuals: Sequence[dict[str, Tensor]]) -> list[Tensor]:
+        """Blocks and what the device still owes of them; blocks alone, where nothing is kept or nothing was yet."""
+        if not has_feedback(self.compressor) or len(residuals) != len(blocks):
+            return [*blocks]
+        owed = zip(blocks, residuals, strict=True)
+        return [block + own[RESIDUAL] if RESIDUAL in own else block for block, own in owed]
+
+    def _owed_after(self, wanted: Sequence[Tensor], read: Sequence[Tensor]) -> tuple[dict[str, Tensor], ...]:
+        """What of the wanted is not in what is read of a message, where that is kept."""
+        if not has_feedback(self.compressor):
+            return ()
+        return tuple({RESIDUAL: block - each} for block, each in zip(wanted, read, strict=True))
 
     def _at(self, index: int) -> AggregationContext:
         """Alike for all devices of a round."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Dense, Feedback, RandomK, Rotated, Route
-from gossamer.compressors.topk import shares
+from gossamer.compressors import Compressor, Dense, Feedback, Rotated, Route
+from gossamer.compressors.random_subspace import RandomSubspace
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout, LayoutPart
 from gossamer.errors import RecipeError
@@ -52,26 +52,21 @@ class EveryEntry(LinearCode):
 
 
 @dataclass(frozen=True)
-class DrawnEntries(LinearCode):
-    """The entries at the places that all draw alike; scaled, where feedback does not bring what did not travel."""
+class DrawnSubspace(LinearCode):
+    """Coefficients in directions that all draw alike; scaled, where feedback does not bring what did not travel."""
 
-    drawn: RandomK
+    drawn: RandomSubspace
     scaled: bool
 
     def count(self, layout: Layout) -> int:
-        return sum(shares(self.drawn.density, layout.sizes))
+        return sum(self.drawn.coefficient_counts(layout))
 
     def project(self, flat: Tensor, layout: Layout, at: AggregationContext) -> Tensor:
-        values = flat.index_select(0, self.drawn.places(layout, at))
-        return values * self._scales(layout, values) if self.scaled else values
+        values = self.drawn.project(flat, layout, at)
+        return values * self.drawn.scales(layout, values) if self.scaled else values
 
     def expand(self, values: Tensor, layout: Layout, at: AggregationContext) -> Tensor:
-        return values.new_zeros(layout.numel).index_copy_(0, self.drawn.places(layout, at), values)
-
-    def _scales(self, layout: Layout, values: Tensor) -> Tensor:
-        counts = shares(self.drawn.density, layout.sizes)
-        scales = [size / max(count, 1) for size, count in zip(layout.sizes, counts, strict=True)]
-        return torch.tensor(scales, dtype=values.dtype).repeat_interleave(torch.tensor(counts))
+        return self.drawn.expand(values, layout, at)
 
 
 @dataclass(frozen=True)
@@ -115,8 +110,7 @@ class Divided(LinearCode):
         return whole
 
     def _parts(self, layout: Layout) -> list[tuple[LinearCode, LayoutPart]]:
-        named = [[slot.name for slot in layout if self.route.group(slot) == way] for way in range(len(self.codes))]
-        return [(code, LayoutPart.of(layout, names)) for code, names in zip(self.codes, named, strict=True) if names]
+        return [(self.codes[way], part) for way, part in self.route.parts(layout)]
 
 
 def linear_code(compressor: Compressor, secure: SecureAggregation, scaled: bool = True) -> LinearCode:
@@ -131,8 +125,8 @@ def linear_code(compressor: Compressor, secure: SecureAggregation, scaled: bool 
             return Turned(compressor, linear_code(inner, secure, scaled))
         case Route(inner=inner, rest=rest):
             return Divided(compressor, [linear_code(each, secure, scaled) for each in (inner, rest)])
-        case RandomK(feedback=feedback):
-            return DrawnEntries(compressor, scaled and not feedback)
+        case RandomSubspace(feedback=feedback):
+            return DrawnSubspace(compressor, scaled and not feedback)
     assert isinstance(compressor, Dense)
     return EveryEntry()
 

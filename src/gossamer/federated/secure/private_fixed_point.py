@@ -13,8 +13,7 @@ from gossamer.errors import RecipeError
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.privacy.integer_contribution import integers
 from gossamer.federated.privacy.random_bits import RandomBits
-from gossamer.federated.secure.fixed_point import RESIDUAL, CohortTotal, FixedPoint, QuantizedContribution
-from gossamer.federated.secure.linear_code import has_feedback
+from gossamer.federated.secure.fixed_point import CohortTotal, FixedPoint, QuantizedContribution
 from gossamer.federated.secure.masking.ring import Integers
 from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy
 from gossamer.strategies.federated.privacy.integer_grid import IntegerGrid
@@ -55,17 +54,11 @@ class PrivateFixedPoint(FixedPoint):
         residuals: Sequence[dict[str, Tensor]] = (),
     ) -> QuantizedContribution:
         """Other noise however often it is asked for one round. Raises NotFinite."""
-        keeps = has_feedback(self.compressor)
-        owed = residuals if keeps and len(residuals) == len(blocks) else [{}] * len(blocks)
-        wanted = [block + own[RESIDUAL] if RESIDUAL in own else block for block, own in zip(blocks, owed, strict=True)]
-        at = self._at(index)
+        wanted, at = self._with_owed(blocks, residuals), self._at(index)
         sent = [self.code.project(each, self.layout, at) for each in wanted]
         noisy = integers(sent, self.grid(survivors), self._privacy.mechanism, self.bits_source)
-        after = tuple(
-            {RESIDUAL: each - self.code.expand(values, self.layout, at)}
-            for each, values in zip(wanted, sent, strict=True)
-        )
-        return QuantizedContribution(noisy.numpy(), after if keeps else ())
+        read = [self.code.expand(values, self.layout, at) for values in sent]
+        return QuantizedContribution(noisy.numpy(), self._owed_after(wanted, read))
 
     def decode(
         self, total: Integers, ranges: Sequence[float], devices: int, index: int, survivors: int = 1

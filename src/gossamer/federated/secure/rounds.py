@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from gossamer.core.ops import Payload
@@ -55,15 +55,19 @@ class SecureRounds(SynchronousRounds):
                 f"{strategy!r} with {self.clients} clients has cohorts of {self.cohort}, in which masks hide nobody. "
                 f"Write a fraction that makes at least {FEWEST_MEMBERS}."
             )
-        chosen = ceil(self.cohort * (1 + self._over_selection) - 1e-9)
-        needed = shares_needed(strategy.secure.threshold, chosen)
+        needed = shares_needed(strategy.secure.threshold, self._most)
         if needed > self.cohort:
             raise RecipeError(
-                f"over_selection={self._over_selection:g} chooses {chosen} devices and goes on with {self.cohort}, and "
-                f"under {strategy.secure!r} {needed} of so many have to stay: choose fewer beyond the cohort."
+                f"over_selection={self._over_selection:g} chooses {self._most} devices and goes on with {self.cohort}, "
+                f"and under {strategy.secure!r} {needed} of so many have to stay: choose fewer beyond the cohort."
             )
         if self._late_versions:
             raise RecipeError('late="count" adds single reports, and under masks there are none. Write late="drop".')
+        if self.selection.reads_metrics:
+            raise RecipeError(
+                f"{type(self.selection).__name__} chooses by the losses that devices tell, and under "
+                f"{strategy.secure!r} they tell none. Leave the selection out, or write LeastTrained()."
+            )
         self._fewest = max(fewest, FEWEST_MEMBERS)
         self.identities, self._phase_seconds = roster, phase_seconds
         self.form = fixed_point_of(strategy, self.model.compressor, self.model.state, self.model.seed)

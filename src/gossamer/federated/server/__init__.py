@@ -8,7 +8,7 @@ buffered          BufferedRounds: devices that do not wait for each other
 roster            Roster: who is there, who waits, who has which task
 contributions     what devices send, from its first part until it is in a sum
 rounds_privacy    RoundsPrivacy: what a strategy's privacy makes of selection, limits and sums
-selection         who is chosen
+selection         who is chosen; gathered: how many are here of what rounds wait for
 journal           what a killed server goes on from
 kept_rounds       KeptRounds: the part of rounds that a journal keeps
 global_model      GlobalModel: the parameters, what is published of them, and their next version

@@ -6,7 +6,8 @@ from collections import deque
 from math import inf
 from typing import Any
 
-from gossamer.errors import RecipeError
+from gossamer.errors import RecipeError, require
+from gossamer.federated.server.gathered import Gathered
 from gossamer.federated.server.roster import Assignment
 from gossamer.federated.server.rounds import Rounds
 
@@ -19,9 +20,18 @@ class BufferedRounds(Rounds):
     source: Nguyen et al. 2022, AISTATS (Federated learning with buffered asynchronous aggregation)
     """
 
-    def __init__(self, *args: Any, task_seconds: float = inf, **options: Any) -> None:
-        """task_seconds: after which a device that has not reported is not waited for. Raises RecipeError for a buffer
-        that is never full."""
+    def __init__(
+        self,
+        *args: Any,
+        task_seconds: float = inf,
+        gather_seconds: float = inf,
+        fewest: int = 1,
+        **options: Any,
+    ) -> None:
+        """task_seconds: after which a device that has not reported is not waited for. gather_seconds: until a version
+        is made of the reports that are there, at least `fewest`, though the buffer is not full: counted from when all
+        devices that are here have reported, and others may come yet. Raises RecipeError for a buffer that is never
+        full."""
         super().__init__(*args, **options)
         self.buffer = self.model.strategy.contributions_per_version(self.clients)
         self.oldest_staleness = self.model.strategy.oldest_staleness
@@ -30,18 +40,22 @@ class BufferedRounds(Rounds):
                 f"a buffer of {self.buffer} reports is never full, since each of {self.clients} clients has one in it "
                 f"at most. Write FedBuff(buffer={self.clients}) or less."
             )
-        self._task_seconds = task_seconds
+        require(1 <= fewest <= self.buffer, f"fewest is 1 to the buffer's {self.buffer}, not {fewest}")
+        self._task_seconds, self._gather_seconds, self._fewest = task_seconds, gather_seconds, fewest
+        self._gathers_until = inf  # where only a device that is not here could fill the buffer
+        self._is_impatient = False
         self._due_tasks: deque[tuple[float, int, int]] = deque()  # moment, client and round, ascending
 
     def begin(self, moment: float) -> None:
         super().begin(moment)
         self._due_tasks = deque((moment + self._task_seconds, c, each.round) for c, each in self.assigned.items())
-        self._set_deadline()
+        self._set_deadline(moment)
 
     def assign(self, moment: float) -> list[int]:
         while self._due_tasks and self._due_tasks[0][0] <= moment:
             _, client, index = self._due_tasks.popleft()
             if client in self.roster.training and self.assigned[client].round == index:
+                self.selection.missed(client, moment - self.assigned[client].moment)
                 self.left(client)
         ready = self.roster.ready
         count = min(self.cohort - len(self.roster.training), len(ready))
@@ -49,15 +63,29 @@ class BufferedRounds(Rounds):
         for client in chosen:
             self.give(client, moment)
             self._due_tasks.append((moment + self._task_seconds, client, self.next_round))
-        self._set_deadline()
+        self._set_deadline(moment)
         return chosen
 
-    def _set_deadline(self) -> None:
-        self.deadline = self._due_tasks[0][0] if self._due_tasks else inf
+    def _set_deadline(self, moment: float) -> None:
+        """Of the first task, or of waiting for devices that are not here."""
+        self._is_impatient |= moment >= self._gathers_until
+        gathers = bool(self.reported) and not self.roster.training and not self._is_impatient
+        self._gathers_until = min(self._gathers_until, moment + self._gather_seconds) if gathers else inf
+        self.deadline = min(self._due_tasks[0][0] if self._due_tasks else inf, self._gathers_until)
+
+    def _wanted_reports(self, moment: float = -inf) -> int:
+        is_late = self._is_impatient or moment >= self._gathers_until
+        return self._fewest if is_late and not self.roster.training else self.buffer
 
     def is_complete(self, moment: float) -> bool:
         """Also where all devices that have not left have reported, though the buffer is not full: no other can come."""
-        return len(self.reported) >= self.buffer or self.all_reported()
+        return len(self.reported) >= self._wanted_reports(moment) or self.all_reported()
+
+    @property
+    def gathered(self) -> Gathered | None:
+        if not self.reported or self.roster.training:
+            return super().gathered
+        return Gathered.reports(len(self.reported), self._wanted_reports())
 
     def is_between_rounds(self) -> bool:
         """A device that was refused waits for the next version, unless it is the only one that could report."""
@@ -68,6 +96,7 @@ class BufferedRounds(Rounds):
 
     def open_anew(self, moment: float) -> None:
         """Tasks of devices that left end once they are too old to count."""
+        self._gathers_until, self._is_impatient = inf, False
         if self.oldest_staleness is not None:
             oldest = self.model.version - self.oldest_staleness
             self._end([c for c, each in self.assigned.items() if c in self.roster.away and each.version < oldest])

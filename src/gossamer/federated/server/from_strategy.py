@@ -19,7 +19,11 @@ from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 from gossamer.federated.server.synchronous import SynchronousRounds
 
-FOR_BUFFERED = {"round_seconds": inf}  # of a task: there is no round that has a deadline
+FOR_BUFFERED = {  # round_seconds: of a task, since there is no round that has a deadline
+    "round_seconds": inf,
+    "gather_seconds": inf,
+    "fewest": 1,
+}
 FOR_MASKED = {"phase_seconds": inf}  # beside those of synchronous ones; by default their round_seconds
 FOR_SYNCHRONOUS = {
     "round_seconds": inf,
@@ -64,7 +68,7 @@ def rounds_for(
     own = {name: value for name, value in options.items() if name in mine}
     kind: Callable[..., Rounds] = SynchronousRounds
     if is_buffered:
-        kind, own = BufferedRounds, {"task_seconds": own.get("round_seconds", inf)}
+        kind, own["task_seconds"] = BufferedRounds, own.pop("round_seconds", inf)
     if is_masked:
         if identities is None:
             raise RecipeError(

@@ -49,6 +49,7 @@ from gossamer.federated.round_config import RoundConfig, config_by_round
 from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.contributions.reports import Committed, Reported, printable, refusal, told
 from gossamer.federated.server.contributions.uploads import Uploads
+from gossamer.federated.server.gathered import Gathered
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
 from gossamer.federated.server.kept_rounds import KeptRounds
@@ -111,6 +112,11 @@ class Rounds(KeptRounds, ABC):
     def wanted(self) -> int:
         """Devices that have to wait for a task before any is given."""
         return 1
+
+    @property
+    def gathered(self) -> Gathered | None:
+        """Of what is waited for; None while devices train."""
+        return Gathered.devices(len(self.roster.ready), self.wanted) if self.is_between_rounds() else None
 
     @abstractmethod
     def assign(self, moment: float) -> list[int]:

@@ -5,7 +5,7 @@ Only devices that wait for a task are chosen from, so all of these choose by wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log
 from random import Random
@@ -24,6 +24,11 @@ class SelectionPolicy(Protocol):
         """Whether each device is drawn by itself, whatever `count` is, so that all who may come are waited for."""
         return False
 
+    @property
+    def reads_metrics(self) -> bool:
+        """Whether it goes by what reports tell of a device's training, which they do not under masks."""
+        return False
+
     def choose(self, available: Sequence[int], count: int, index: int) -> list[int]:
         """`count` of `available`, which ascend and are at least as many; ascending. index: of the choice."""
 
@@ -40,7 +45,7 @@ class SelectionPolicy(Protocol):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Go on from a `state_dict`; from nothing, where it is another policy's."""
         return None
 
 
@@ -73,7 +78,7 @@ class LeastTrained(SelectionPolicy):
         return {"counted": dict(self.counted)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.counted = dict(state["counted"])
+        self.counted = dict(state.get("counted", {}))
 
 
 @dataclass
@@ -91,6 +96,10 @@ class PowerOfChoice(SelectionPolicy):
 
     def __post_init__(self) -> None:
         require(self.candidates >= 1, f"candidates is 1 or more for each that is chosen, not {self.candidates}")
+
+    @property
+    def reads_metrics(self) -> bool:
+        return True
 
     def choose(self, available: Sequence[int], count: int, index: int) -> list[int]:
         random = _random(self.seed, index)
@@ -112,7 +121,7 @@ class PowerOfChoice(SelectionPolicy):
         return {"told": dict(self.told)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.told = {client: (loss, samples) for client, (loss, samples) in state["told"].items()}
+        self.told = {client: (loss, samples) for client, (loss, samples) in state.get("told", {}).items()}
 
 
 @dataclass
@@ -152,7 +161,25 @@ class WithinDeadline(SelectionPolicy):
         return {"seconds": dict(self.seconds)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seconds = dict(state["seconds"])
+        self.seconds = dict(state.get("seconds", {}))
+
+
+def within_deadline(seed: int, deadline_seconds: float) -> SelectionPolicy:
+    """WithinDeadline of a deadline that there is. Raises ValueError for none."""
+    require(
+        deadline_seconds < inf,
+        "--selection within-deadline chooses devices that were done within --round-seconds the last time: add "
+        "--round-seconds 600, or write --selection uniform",
+    )
+    return WithinDeadline(deadline_seconds, seed)
+
+
+NAMED: Mapping[str, Callable[[int, float], SelectionPolicy]] = {  # of a seed and the seconds of a round
+    "uniform": lambda seed, _: Uniform(seed),
+    "least-trained": lambda seed, _: LeastTrained(seed),
+    "power-of-choice": lambda seed, _: PowerOfChoice(seed),
+    "within-deadline": within_deadline,
+}
 
 
 def _random(seed: int, index: int) -> Random:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from math import ceil, floor
 
@@ -14,8 +15,24 @@ from gossamer.strategies.federated.aggregator import Aggregator
 COLUMNS = 1 << 16  # whose products are added up at once
 
 
+class OrderStatistic(Aggregator):
+    """A rule for each entry by itself, of what devices say of it in ascending order."""
+
+    @property
+    def by_entry(self) -> bool:
+        return True
+
+    def combine(self, contributions: Tensor, weights: Tensor) -> Tensor:
+        rows = finite_rows(contributions).sort(dim=0).values
+        return self.of_sorted(rows) if len(rows) else torch.zeros_like(contributions[0])
+
+    @abstractmethod
+    def of_sorted(self, rows: Tensor) -> Tensor:
+        """(n,) of (k, n), every column of which ascends; k is 1 or more."""
+
+
 @dataclass(frozen=True, repr=False)
-class Median(Aggregator):
+class Median(OrderStatistic):
     """The middle of what devices say, entry by entry.
 
     the middle one of x_1j, ..., x_kj; the mean of the two in the middle where k is even
@@ -26,19 +43,12 @@ class Median(Aggregator):
     with a number that is not finite is left out whole, and without any other the result is zero: nothing moves.
     """
 
-    @property
-    def by_entry(self) -> bool:
-        return True
-
-    def combine(self, contributions: Tensor, weights: Tensor) -> Tensor:
-        rows = finite_rows(contributions).sort(dim=0).values
-        if not len(rows):
-            return torch.zeros_like(contributions[0])
+    def of_sorted(self, rows: Tensor) -> Tensor:
         return (rows[(len(rows) - 1) // 2] + rows[len(rows) // 2]) / 2
 
 
 @dataclass(frozen=True, repr=False)
-class TrimmedMean(Aggregator):
+class TrimmedMean(OrderStatistic):
     """The mean of what devices say without the largest and the smallest, entry by entry.
 
     the mean of x_j without its floor(share k) largest and floor(share k) smallest of k
@@ -56,14 +66,7 @@ class TrimmedMean(Aggregator):
             "TrimmedMean(share=0.1)",
         )
 
-    @property
-    def by_entry(self) -> bool:
-        return True
-
-    def combine(self, contributions: Tensor, weights: Tensor) -> Tensor:
-        rows = finite_rows(contributions).sort(dim=0).values
-        if not len(rows):
-            return torch.zeros_like(contributions[0])
+    def of_sorted(self, rows: Tensor) -> Tensor:
         cut = floor(self.share * len(rows) + 1e-9)
         return rows[cut : len(rows) - cut].mean(dim=0)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossamer.compressors import Chain, Codec, Compressor, Dense, Feedback, RandomK, Rotated, Route
+from gossamer.compressors import Chain, Codec, Compressor, Dense, Feedback, PowerSGD, Rotated, Route
 from gossamer.compressors.error_feedback import CLASSIC
+from gossamer.compressors.random_subspace import RandomSubspace
 from gossamer.compressors.topk import Sparse
 from gossamer.core.term import Term
 from gossamer.errors import require
@@ -51,10 +52,11 @@ class SecureAggregation(Term):
     def refuses(self, compressor: Compressor) -> str | None:
         """Why such messages cannot be added under masks, and what to write instead; None where they can.
 
-        Linear codes can: every entry, places that all draw alike (RandomK), and both after a rotation.
+        Linear codes can: every entry, places or directions that all draw alike (RandomK, RandomProjection), and all of
+        them after a rotation.
         """
         match compressor:
-            case Dense(dtype=None) | RandomK():
+            case Dense(dtype=None) | RandomSubspace():
                 return None
             case Rotated(inner=inner) | Feedback(inner=inner, rule="classic"):
                 return self.refuses(inner)
@@ -66,6 +68,11 @@ class SecureAggregation(Term):
                 return f"{term}{dtype} rounds each number on its own scale. Leave Dense(dtype={dtype!r}) out."
             case Feedback():
                 return f"{term}its messages are changes to those before. Leave rule={compressor.rule!r} out: {CLASSIC}."
+            case PowerSGD(rank=rank):
+                return (
+                    f"{term}its second factor follows from the sum of all first ones, which would take a second round "
+                    f"of masks. Write RandomProjection(rank={rank}), one factor, times one that all devices draw alike."
+                )
             case Sparse() | Chain():
                 return (
                     f"{term}every device chooses places of its own, which would have to be told. Write RandomK(0.01), "
