@@ -34,6 +34,23 @@ def test_sums_are_taken_by_halves(length: int) -> None:
         assert not torch.equal(y, x.cumsum(0)[-1:])
 
 
+@triton.jit
+def _quotient(x, y, out, length: tl.constexpr):
+    place = tl.arange(0, length)
+    tl.store(out + place, arithmetic.quotient(tl.load(x + place), tl.load(y + place)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-38, 1e-42, 1e30])
+def test_quotients_are_rounded_once(scale: float) -> None:
+    x, y = torch.randn(2, 1024, generator=torch.Generator().manual_seed(1))
+    x, y = x * scale, y.abs() + 0.5
+    out = torch.empty(1024)
+    _quotient[(1,)](x, y, out, length=1024, **EXACT)
+    assert torch.equal(out.view(torch.int32), (x / y).view(torch.int32))
+    twin = torch.zeros(1024) if scale < 1e-40 else x * (1 / y)  # denormal numbers taken for zero; a product
+    assert not torch.equal(out, twin)
+
+
 @pytest.mark.parametrize("bits", [8, 24])
 @pytest.mark.parametrize("key", [0, 7, 2**31 + 5, 2**62 + 2**33 + 1])
 def test_noise_is_that_of_the_reference(bits: int, key: int) -> None:

@@ -91,7 +91,9 @@ def _sum(
     even: tl.constexpr,
 ):
     row, live, _, place, here = located(starts, lengths, blocks, block, together, even)
-    within, first_byte = tl.arange(0, block)[None, :], tl.load(first_bytes + row, mask=live, other=0)[:, None]
+    aligned: tl.constexpr = even * bits // 8 if even * bits >= 8 else 1  # every block's first byte is a multiple of it
+    within = tl.arange(0, block)[None, :]
+    first_byte = tl.multiple_of(tl.load(first_bytes + row, mask=live, other=0), aligned)[:, None]
     total = tl.zeros((together, block), tl.float32)
     for _ in range(payloads):
         first = tl.load(scales + row * width, mask=live, other=0.0)
