@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
@@ -17,6 +18,8 @@ from gossamer.kernels.library import KernelsError, wanted_kernels
 
 OLDEST = (7, 0)  # compute capability that Triton compiles for
 
+_interpreting = threading.RLock()
+
 INSTALL = "pip install 'gossamer[gpu]'"
 
 
@@ -26,12 +29,13 @@ def gpu_kernel(name: str, arguments: tuple[object, ...], named: dict[str, Any]) 
     if device is None or (found := _module(device)) is None:
         return None
     kernel = getattr(found, name, None)
-    return kernel if kernel is None or device.type == "cpu" else partial(_on, device, kernel)
+    return None if kernel is None else partial(_on, device, kernel)
 
 
 def _on(device: torch.device, kernel: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Triton starts kernels on the current device, which need not be the one that the tensors lie on."""
-    with torch.cuda.device(device):
+    """Triton starts kernels on the current device, which need not be the one that the tensors lie on; its interpreter
+    serves one thread at a time."""
+    with _interpreting if device.type == "cpu" else torch.cuda.device(device):
         return kernel(*arguments, **named)
 
 

@@ -24,3 +24,12 @@ def test_what_cannot_be_added_up_is_found(dtype: torch.dtype, numel: int, wrong:
         x[numel - 1] = wrong
     for terms in (1, 4):
         assert finite.within_range(x, terms) == truth.within_range(x, terms)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("terms", [3, 7, 4096])
+def test_the_limit_is_that_of_the_type(dtype: torch.dtype, terms: int) -> None:
+    edge = torch.tensor([torch.finfo(dtype).max / terms], dtype=dtype)
+    up, down = torch.full_like(edge, torch.inf), torch.zeros_like(edge)
+    for x in (edge, torch.nextafter(edge, up), torch.nextafter(edge, down)):
+        assert finite.within_range(x, terms) == truth.within_range(x, terms)

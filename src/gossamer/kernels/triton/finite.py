@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -32,9 +34,15 @@ def within_range(x: Tensor, terms: float) -> bool:
 
 def report_range(x: Tensor, terms: float, status: Tensor) -> None:
     """Report OUT_OF_RANGE unless within_range(x, terms); of a buffer that is served."""
-    limit = torch.finfo(x.dtype).max / terms
+    limit = largest_sendable(x.dtype, terms)
     if x.numel():
         _out_of_range[tiles(x.numel())](x, status, x.numel(), limit, bit=OUT_OF_RANGE, tile=TILE, **EXACT)
+
+
+@lru_cache(maxsize=256)
+def largest_sendable(dtype: torch.dtype, terms: float) -> float:
+    """The largest number of which `terms` can be added up, as plain torch compares with it: rounded to that type."""
+    return float(torch.tensor(torch.finfo(dtype).max / terms, dtype=dtype))
 
 
 def summable(numbers: Tensor, payloads: int) -> bool:

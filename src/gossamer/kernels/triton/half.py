@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 import triton
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from gossamer.errors import NotFinite
 from gossamer.kernels.reference import half
+from gossamer.kernels.triton.finite import largest_sendable
 from gossamer.kernels.triton.launch import EXACT, serves, tiles
 from gossamer.kernels.triton.rows import expect_sendable, widened
 from gossamer.kernels.triton.stacking import fit, stacked
@@ -42,17 +42,11 @@ def half_encode(x: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:
         return half.half_encode(x, dtype, terms)
     codes, status = torch.empty(x.shape, dtype=dtype, device=x.device), fresh(x.device)
     _half_encode[tiles(x.numel(), SHARE)](
-        raw(x), raw(codes), status, x.numel(), _limit(x.dtype, terms), tile=SHARE, **EXACT
+        raw(x), raw(codes), status, x.numel(), largest_sendable(x.dtype, terms), tile=SHARE, **EXACT
     )
     if found(status):
         raise NotFinite("a number is not finite, or too large for the sum over the group")
     return codes
-
-
-@lru_cache(maxsize=256)
-def _limit(dtype: torch.dtype, terms: int) -> float:
-    """The largest number that may be sent, as plain torch compares with it: rounded to x's type."""
-    return float(torch.tensor(torch.finfo(dtype).max / terms, dtype=dtype))
 
 
 @triton.jit
