@@ -88,6 +88,11 @@ def with_own(staged: AggregationResult) -> AggregationResult:
     return replace(staged, own_contribution=lambda: own, owes=None)
 
 
+def unsampled() -> int:
+    """The checksum of a report in which no parameters are compared."""
+    return 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepTrailer:
     """Goes with the last bucket of a step."""
@@ -96,6 +101,7 @@ class StepTrailer:
     settings: str  # the optimizer's, told where they are not alike
     check: ParameterCheck
     buffers: Sequence[Sequence[Tensor]]  # the model's, by module; those that moved are broadcast
+    sample: Callable[[], int] = unsampled  # the report's, asked for on the communication thread, which may wait for it
 
 
 @dataclass
@@ -196,7 +202,7 @@ class StepReduction:
         return self._close(self._sparse_mean(gradients), trailer)
 
     def _close(self, closing: Script, trailer: StepTrailer) -> StepDecision:
-        last = self._leave(coalesce([closing, self._conclude(trailer.report)]))
+        last = self._leave(coalesce([closing, self._conclude(trailer)]))
         self._pipeline.finish()
         self._try(trailer.report.presence)
         self.spent += [each.performed for each in self._left]
@@ -275,10 +281,11 @@ class StepReduction:
         if self.first_nonfinite == NOBODY:
             self.first_nonfinite = self.names.index(name)
 
-    def _conclude(self, report: StepReport) -> Generator[AllGather, Any, StepDecision]:
+    def _conclude(self, trailer: StepTrailer) -> Generator[AllGather, Any, StepDecision]:
         """Begins after the last bucket's encoder, so that the report tells what that one found."""
-        steps = report.steps if self.agreed_step is None else self.agreed_step
-        return (yield from exchange_reports(replace(report, steps=steps, first_nonfinite=self.first_nonfinite)))
+        steps = trailer.report.steps if self.agreed_step is None else self.agreed_step
+        found = replace(trailer.report, steps=steps, first_nonfinite=self.first_nonfinite, sample=trailer.sample())
+        return (yield from exchange_reports(found))
 
     def blame(self, decision: StepDecision, reduced: Sequence[Reducible]) -> NonFiniteOrigin | None:
         """The rank and tensor whose number was not finite; None where all were."""

@@ -46,10 +46,10 @@ class StepReport:
     presence: Presence
     settings: int  # a hash of the optimizer's hyperparameters
     steps: int  # of the optimizer, before this one
-    sample: int  # a hash of a part of the parameters; see gossamer.reducer.parameter_check
     first_nonfinite: int  # the place of the first tensor that was not finite, or NOBODY
     used: Flags  # by place: parameters that have a gradient
     moved: Flags  # by place: modules whose buffers changed
+    sample: int = 0  # a hash of a part of the parameters; see gossamer.reducer.parameter_check
     stop: bool = False  # this rank was asked to end the run
 
 
