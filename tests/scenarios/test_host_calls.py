@@ -67,3 +67,9 @@ def test_a_wait_is_seen_in_whichever_training_thread(twins: dict[str, Any], twin
 def test_an_encoder_waits_on_the_communication_thread_alone(twins: dict[str, Any]) -> None:
     assert twins["encoder"]["training"] == []
     assert twins["encoder"]["communication"] > 0
+
+
+def test_the_worker_on_the_device_has_the_bits_of_the_one_on_the_cpu(twins: dict[str, Any]) -> None:
+    """So what is counted is a training that works."""
+    for recipe, (first, second) in twins["parameters"].items():
+        assert first == second, recipe

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks import fake_accelerator
-from benchmarks.host_calls import host_calls, on_training_threads
+from benchmarks import fake_accelerator, host_calls
+from benchmarks.host_calls import on_training_threads
 
 from gossamer.compressors import Int8
 from gossamer.reducer.bucket import Bucket
@@ -53,14 +53,30 @@ TWINS = {
 }
 
 
+def digest(recipe: str) -> list[float]:
+    """A number that follows from each worker's parameters at the end."""
+    made, build = list[torch.nn.Module](), host_calls.model
+
+    def build_one() -> torch.nn.Module:
+        made.append(build())
+        return made[-1]
+
+    host_calls.model = build_one
+    host_calls.host_calls(recipe)
+    host_calls.model = build
+    return [sum(float(p.detach().double().abs().sum()) for p in each.parameters()) for each in made]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     fake_accelerator.register()
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {
+        "parameters": {recipe: digest(recipe) for recipe in ("Dense()", "Int8()", "LocalSGD(period=1) + TopK(0.1)")}
+    }
     for name, (owner, method, act) in TWINS.items():
         honest = getattr(owner, method)
         setattr(owner, method, before(honest, act))
-        calls = host_calls("Int8()")
+        calls = host_calls.host_calls("Int8()")
         setattr(owner, method, honest)
         mine = on_training_threads(calls)
         found[name] = {

@@ -17,12 +17,14 @@ from gossamer.core.coalesce import coalesce
 from gossamer.core.layout import FlatTensors, Layout, Slot, first_nonfinite
 from gossamer.core.ops import AllGather, AllReduceMean, Script
 from gossamer.kernels import within_range
+from gossamer.reducer.device_failures import named, shortage
 from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.optimizer_settings import compare_settings
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.sparse_gradients import Rows, mean_rows
 from gossamer.reducer.step_report import (
     NOBODY,
+    SHORT_OF_MEMORY,
     NonFiniteOrigin,
     Presence,
     Standings,
@@ -127,7 +129,8 @@ class StepReduction:
     spent: list[ScriptCost] = field(default_factory=list)
     since: int = 0  # the step from which compressors count
     agreed_step: int | None = None  # the step that all ranks make, where it had to be known before anything left
-    first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here
+    first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here, or SHORT_OF_MEMORY
+    shortage: str = ""  # where memory ran out here; after `close`, where it did on some ranks
     rows: Mapping[str, Rows] = field(default_factory=dict)  # means of sparse gradients, after `close_with_rows`
     _staged: dict[int, AggregationResult] = field(init=False, default_factory=dict)  # by the bucket's place
     _left: list[ScriptRun] = field(init=False, default_factory=list)
@@ -144,7 +147,7 @@ class StepReduction:
         """The reduction begins, or begins again, in the group as it is now: nothing has left, and nothing is staged."""
         self.at = replace(self.at, rank=self.transport.rank, world=self.transport.world)
         self.total, self.agreed_step, self.first_nonfinite = self._given_total, None, NOBODY
-        self._staged, self._left, self.rows = {}, [], {}
+        self._staged, self._left, self.rows, self.shortage = {}, [], {}, ""
         self._pipeline = Pipeline(self.window if self.tuner is None else self.tuner.window)
 
     def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
@@ -209,6 +212,8 @@ class StepReduction:
         _, decision = last.performed.result
         if not decision.alike:
             compare_settings(self.transport.all_gather_text(trailer.settings))
+        if decision.short:
+            self.shortage = "; ".join(filter(None, self.transport.all_gather_text(self.shortage)))
         if not decision.in_step:
             trailer.check.agree_on_steps(decision.steps)
         moved = [group for group, has_moved in zip(trailer.buffers, decision.moved, strict=True) if has_moved]
@@ -240,7 +245,19 @@ class StepReduction:
         return self._left[-1]
 
     def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
-        """The bucket's script, in units that do not change when the loss scale does. Nothing infinite is sent."""
+        """The bucket's script; what fails on its device does so in its name."""
+        script = self._guarded(bucket, fresh, scale)
+        answer = None
+        while True:
+            with named(bucket.packed, self.transport.rank):
+                try:
+                    op = script.send(answer)
+                except StopIteration:
+                    return
+            answer = yield op
+
+    def _guarded(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
+        """The same in units that do not change when the loss scale does. Nothing infinite is sent."""
         place, out = len(self._left), bucket.mean_buffer  # a script begins as soon as it is put in
         if self.kept is None or not self.kept.restores(place, bucket.flat):
             fresh.put(bucket.flat)
@@ -258,11 +275,16 @@ class StepReduction:
             if self.kept is not None:
                 self.kept.keep(place, bucket.flat)  # zeros are going to be written over it
 
+        def short(failure: BaseException) -> None:
+            self.first_nonfinite, self.shortage = SHORT_OF_MEMORY, shortage(bucket.packed, self.at.rank, failure)
+            if self.kept is not None:
+                self.kept.keep(place, bucket.flat)
+
         sampler = self.sampler if self.sampler and self.weight and self.sampler.takes(bucket.layout) else None
         if sampler is not None and out is bucket.flat:
             out = torch.empty_like(out)  # what went in is to be measured
         meter, at = Metered(), replace(self.at, step=self.at.step - self.since)
-        script = aggregate_finite(self.compressor, bucket.packed, bucket.state, at, out, lost)
+        script = aggregate_finite(self.compressor, bucket.packed, bucket.state, at, out, lost, short)
         staged = yield from (script if sampler is None else meter.run(script, at))
         if sampler is not None and self.first_nonfinite == NOBODY and staged.finite:
             sampler.measure(self.compressor, bucket.packed, staged, meter.nbytes, at)

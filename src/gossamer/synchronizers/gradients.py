@@ -80,8 +80,7 @@ class GradientSynchronizer(Synchronizer):
         # What it tries follows from the number of exchanges, which newcomers have not made
         self._tuner = PipelineTuner() if context.comm_thread.is_fixed else None
         self._versions = BufferVersions(context.loop.buffers)
-        self._unused = False  # the last average: no optimizer has used it yet
-        self._dropped = 0  # averages in a row that no optimizer used
+        self._unused, self._dropped = False, 0  # no optimizer has used the last average; averages in a row without use
         self._seen: list[int] = []  # versions of some parameters when that average was shown
         self._trained: Sequence[int] = self._members  # who did in the exchange before
         self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
@@ -272,6 +271,7 @@ class GradientSynchronizer(Synchronizer):
             self._passes += 1
             self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
             self._loop.judged(blame)
+        pending.refuse_shortage()
         return decision
 
     # -- averages that no optimizer uses -------------------------------------------------------------------------------

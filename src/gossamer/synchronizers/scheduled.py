@@ -18,6 +18,7 @@ from gossamer.core import rng
 from gossamer.core.ops import AllReduceMean, Coalesced, Script
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.reducer.device_failures import undone
 from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.participation import Participants, ParticipationPoll
 from gossamer.reducer.reduction import StepTrailer, sum_costs, unsampled
@@ -257,6 +258,8 @@ class ScheduledSynchronizer(Synchronizer):
         else:
             self._task.revert(landed)
         self._loop.judged(result.blame)
+        if result.shortage:
+            raise undone(result.shortage)
 
     # -- the epoch, and all ranks together -----------------------------------------------------------------------------
 
