@@ -119,9 +119,16 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 16), nn.LayerNorm(16), nn.Linear(16, 4))
 
 
-def train(rank: int, group: SimulatedGroup, recipe: str, count: Callable[[Callable[[], None]], None]) -> None:
-    """The steps of one worker; `count` is given what is counted."""
-    device = torch.device(fake_accelerator.NAME, 0) if rank == 0 else torch.device("cpu")
+def train(
+    rank: int,
+    group: SimulatedGroup,
+    recipe: str,
+    accelerator: torch.device,
+    count: Callable[[Callable[[], None]], None],
+) -> None:
+    """The steps of one worker; `count` is given what is counted. Rank 0 is the one on the accelerator: two of them in
+    one process would wait for each other on autograd's one thread of the device."""
+    device = accelerator if rank == 0 else torch.device("cpu")
     plain: Any = group.transports[rank]
     transport = HostBoundary(plain, device) if rank == 0 else plain
     here = model().to(device)
@@ -150,15 +157,18 @@ def train(rank: int, group: SimulatedGroup, recipe: str, count: Callable[[Callab
 
 def host_calls(recipe: str) -> list[HostCall]:
     """All that rank 0 would have waited for. Raises what its training raises."""
-    fake_accelerator.register()
-    group, found, failures = SimulatedGroup(2), [], []
+    found: list[HostCall] = []
+    run_both(recipe, fake_accelerator.register(), lambda work: found.extend(fake_accelerator.counted(work)))
+    return found
 
-    def count(work: Callable[[], None]) -> None:
-        found.extend(fake_accelerator.counted(work))
+
+def run_both(recipe: str, accelerator: torch.device, count: Callable[[Callable[[], None]], None]) -> None:
+    """Train with two workers, of which rank 0 gives `count` its later steps. Raises what training raises."""
+    group, failures = SimulatedGroup(2), list[BaseException]()
 
     def run(rank: int) -> None:
         try:
-            train(rank, group, recipe, count if rank == 0 else lambda work: work())
+            train(rank, group, recipe, accelerator, count if rank == 0 else lambda work: work())
         except BaseException as failure:
             failures.append(failure)
             group.leave()
@@ -170,7 +180,6 @@ def host_calls(recipe: str) -> list[HostCall]:
         thread.join()
     if failures:
         raise failures[0]
-    return found
 
 
 def on_training_threads(calls: Sequence[HostCall]) -> list[HostCall]:

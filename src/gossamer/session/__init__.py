@@ -26,7 +26,7 @@ operator_profile.py    torch.profiler around the traced steps of chosen ranks
 step_spans.py          forward, backward and the optimizer's step, for the trace
 first_batch.py         notices ranks that begin with the same batch
 validation.py          models and optimizers that cannot be served
-device_check.py        models that do not lie where their worker computes; old GPUs
+device_check.py        models that do not lie where their worker computes
 transport_setup.py     which transport this job uses
 loop_state.py          what synchronizers ask its training loop
 model_parts.py         the part of the model on this rank, and what is decided with the ranks that hold the rest

@@ -1,4 +1,4 @@
-"""Device check: tells, before training, of models that do not lie where their worker computes, and of old GPUs."""
+"""Device check: tells, before training, of models that do not lie where their worker computes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from torch import nn
 from gossamer.errors import AttachError
 from gossamer.events import notice
 from gossamer.reducer.parameter_views import trainable
-
-OLDEST_CAPABILITY = (7, 0)  # compute capability that compiled kernels for GPUs need
 
 
 def check_devices(model: nn.Module, own: torch.device, workers: int) -> None:
@@ -27,8 +25,6 @@ def check_devices(model: nn.Module, own: torch.device, workers: int) -> None:
             "model.to(world.device) before the optimizer and gossamer.attach; or CUDA_VISIBLE_DEVICES= before the "
             "command, to train on processors with connections that are made for them."
         )
-    for device in sorted(map(str, {each for each in devices if each.type == "cuda"})):
-        _tell_of_old(torch.device(device))
 
 
 def _refuse_anothers(devices: Collection[torch.device], own: torch.device, workers: int) -> None:
@@ -39,17 +35,4 @@ def _refuse_anothers(devices: Collection[torch.device], own: torch.device, worke
             f"the model is on {where} and this worker's own device is {own}: workers of one machine would share one "
             "GPU, on which NCCL serves a single rank, and leave the others idle. Write model.to(world.device) before "
             "the optimizer and gossamer.attach, or torch.cuda.set_device(world.device) before model.cuda()."
-        )
-
-
-def _tell_of_old(device: torch.device) -> None:
-    if torch.version.hip is not None:  # its numbers mean something else
-        return
-    found = torch.cuda.get_device_capability(device)
-    if found < OLDEST_CAPABILITY:
-        needed, has = (".".join(map(str, each)) for each in (OLDEST_CAPABILITY, found))
-        notice(
-            f"{device} has compute capability {has}, and compiled kernels for GPUs need {needed}: encoders are plain "
-            "torch there, which comes to the same numbers and takes longer. GOSSAMER_KERNELS=reference says that it is "
-            "meant."
         )
