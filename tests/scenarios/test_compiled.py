@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_workers_that_compile_come_to_the_bits_of_those_that_do_not(recipe: str,
     """Compiled forward and backward call the session's hooks as any other: between workers, too."""
     compiling = threading.Lock()  # the compiler is one for all threads
 
-    def work(worker: Worker) -> list[torch.Tensor]:
+    def work(worker: Worker, *, compiles: bool) -> list[torch.Tensor]:
         model, optimizer, _ = worker.start(network(0), sgd, recipe)
         called, seen = (torch.compile(model, backend=backend) if compiles else model), []
         for step in range(5):
@@ -69,6 +70,6 @@ def test_workers_that_compile_come_to_the_bits_of_those_that_do_not(recipe: str,
     found = []
     for compiles in (False, True):
         torch._dynamo.reset()
-        found.append(cluster(work, 2))
+        found.append(cluster(partial(work, compiles=compiles), 2))
     for plain, compiled_ones in zip(*found, strict=True):
         assert all(torch.equal(*pair) for pair in zip(plain, compiled_ones, strict=True))
