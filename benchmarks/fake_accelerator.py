@@ -79,6 +79,9 @@ class FakeTensor(Tensor):
     ) -> Any:
         return perform(func, *args, **(kwargs or {}))
 
+    def new_tensor(self, data: Any, **options: Any) -> Tensor:  # type: ignore[override]
+        return torch.tensor(data, **{"dtype": self.dtype, "device": self.device, **options})
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import fake_accelerator  # found only after the line above
 from benchmarks.fake_accelerator import KINDS, HostCall
 
+from gossamer.compressors.ownership import UpdateRule
 from gossamer.core.ops import AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup
 from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import slot_of
@@ -51,13 +51,24 @@ RECIPES = (
     "Feedback(TopK(density=0.1))",
     "Chain(TopK(density=0.1), Int8())",
     "Rotated(Int8())",
+    "SharedMask(density=0.1)",
+    "ARCTopK(density=0.1, row=8)",
+    "Warmup(TopK(density=0.05))",
+    "Adaptive(TopK(density=0.1))",
+    "Sharded(Int8())",
+    "SparseSum(TopK(density=0.1))",
+    "OneBitAdam(warmup=2)",
+    "DeMo()",
     "EveryStep(delay=1) + Int8()",
     "EveryStep(accumulate=2) + TopK(density=0.1)",
     "LocalSGD(period=2)",
     "LocalSGD(period=2) + Int8()",
     "DiLoCo(period=2)",
     "DelayedAveraging(delay=1)",
+    "DiLoCo(period=4, fragments=2, delay=1) + Int8()",
+    "PostLocalSGD(period=2, start=3)",
     "Gossip()",
+    "Gossip() + TopK(density=0.1)",
 )
 
 
@@ -133,11 +144,12 @@ def train(
     transport = HostBoundary(plain, device) if rank == 0 else plain
     here = model().to(device)
     resolved = resolve(recipe, world=group.world)
-    owns_momentum = any(resolved.compressor.owns_momentum(slot_of(*named)) for named in here.named_parameters())
-    optimizer: Optimizer = torch.optim.AdamW(here.parameters(), 0.01)
-    if owns_momentum:
-        optimizer = torch.optim.SGD(here.parameters(), 0.01, momentum=0.9)
-    clip_norm = None if owns_momentum else 1.0
+    owned = [resolved.compressor.owns_momentum(slot_of(*named)) for named in here.named_parameters()]
+    owners = [owner for owner in owned if owner is not None]
+    kind: Any = owners[0].optimizers[0] if owners else torch.optim.AdamW
+    options = {"momentum": 0.9} if owners and owners[0].rule is UpdateRule.VELOCITY else {}
+    optimizer = kind(here.parameters(), lr=0.01, **options)
+    clip_norm = None if owners else 1.0
     session = Session(here, optimizer, resolved, transport, world=World(), clip_norm=clip_norm)
     draw = torch.Generator().manual_seed(rank)
     batches = [torch.randn(8, 12, generator=draw).to(device) for _ in range(WARM + COUNTED)]

@@ -34,12 +34,16 @@ def ran(*command: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kernels", ["", "reference"])
-def test_no_recipe_makes_the_training_thread_wait(tmp_path: Path, kernels: str) -> None:
+FEW = ("Int8()", "TopK(density=0.1)", "LocalSGD(period=2) + Int8()", "Gossip()")
+
+
+@pytest.mark.parametrize(("kernels", "recipes"), [("", RECIPES), ("reference", FEW)])
+def test_no_recipe_makes_the_training_thread_wait(tmp_path: Path, kernels: str, recipes: tuple[str, ...]) -> None:
     file = tmp_path / "calls.json"
-    table = ran(str(BENCHMARKS / "host_calls.py"), "--json", str(file), GOSSAMER_KERNELS=kernels)
+    wanted = [word for recipe in recipes for word in ("--recipe", recipe)]
+    table = ran(str(BENCHMARKS / "host_calls.py"), "--json", str(file), *wanted, GOSSAMER_KERNELS=kernels)
     counted = {recipe: [HostCall(**call) for call in calls] for recipe, calls in json.loads(file.read_text()).items()}
-    assert list(counted) == list(RECIPES)
+    assert tuple(counted) == recipes
     for recipe, calls in counted.items():
         assert on_training_threads(calls) == [], recipe
         assert calls, f"{recipe}: nothing was counted on the communication thread, which reads its peers' reports"
