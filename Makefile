@@ -12,7 +12,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
-	bench-adaptive bench-rehearsals bench-pace bench-stragglers bench-front bench-time-to-loss bench-lost-workers clean
+	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-front bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -76,6 +76,17 @@ bench-convergence: $(READY) ## what every compressor costs in loss (20 minutes);
 
 bench-adaptive: $(READY) ## Adaptive(TopK) beside TopK for as many bytes; writes its part of docs/compressors.md
 	$(BIN)/python benchmarks/adaptive.py --page docs/compressors.md
+
+# Two passes: what only a GPU can show, and the kernels' own tests, compiled for it instead of interpreted.
+gpu-test: export PYTHONDONTWRITEBYTECODE :=
+gpu-test: $(READY) ## run the tests that need a GPU, and those of its kernels, compiled (on a machine that has one)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
+		"torch finds no GPU here (torch.cuda.is_available() is False), so nothing would be tested. Run this where one is.")'
+	env -u TRITON_INTERPRET $(BIN)/pytest -m gpu
+	env -u TRITON_INTERPRET -u GOSSAMER_KERNELS $(BIN)/pytest tests/kernels
+
+bench-gpu: $(READY) ## encoders, a training step and a slow network on a GPU, beside torch's own; writes docs/benchmarks/gpu.md
+	$(BIN)/python benchmarks/gpu.py
 
 bench-rehearsals: $(READY) ## models and GPUs that are not here; writes docs/benchmarks/rehearsals.md
 	$(BIN)/python benchmarks/rehearsals.py

@@ -49,7 +49,10 @@ def marked(item: pytest.Item, names: Iterable[str]) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    no_gpu = pytest.mark.skip(reason="torch.cuda.is_available() is False: no GPU, or a torch built for processors")
     for item in items:
+        if marked(item, ["gpu"]) and not torch.cuda.is_available():
+            item.add_marker(no_gpu)
         if marked(item, IN_TURN):
             item.add_marker(pytest.mark.xdist_group("in turn"))
 

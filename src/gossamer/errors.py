@@ -43,6 +43,14 @@ class OutOfRange(MalformedError):
     """A payload of finite numbers that are too large to be added up; an aggregation catches it and skips the step."""
 
 
+class MemoryShortage(GossamerError, MemoryError):
+    """Memory ran out while a step was exchanged; names the rank, the tensors and how much was asked for."""
+
+
+class DeviceError(GossamerError):
+    """A GPU, or its driver, failed while a step was exchanged; nothing of it was committed."""
+
+
 class PeerLost(GossamerError):
     """A worker left, or its link broke."""
 

@@ -53,6 +53,22 @@ def test_every_bit_of_every_parameter_is_in_the_checksum_of_some_step(build: Cal
     assert [check.sample(step) for step in range(WITHIN)] == before
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_a_checksum_for_another_thread_is_of_the_parameters_as_they_were(
+    here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copied where a GPU holds them; not called there, they are not read."""
+    monkeypatch.setattr(Tensor, "is_cpu", here)
+    model = network()
+    check = check_of(model)
+    before = check.sample(0)
+    asked = check.sampled(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    assert asked() == before != check.sample(0)
+
+
 def test_most_steps_look_at_nothing() -> None:
     check = check_of(network())
     assert sum(check.sample(step) != 0 for step in range(4 * WITHIN)) == WITHIN

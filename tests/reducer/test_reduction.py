@@ -219,8 +219,8 @@ def test_a_step_is_skipped_whole_whichever_bucket_is_not_finite(monkeypatch: pyt
 
 
 def test_a_report_that_was_written_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def early(self: StepReduction, report: StepReport) -> Generator[Any, Any, Any]:
-        return (yield from exchange_reports(report))
+    def early(self: StepReduction, trailer: StepTrailer) -> Generator[Any, Any, Any]:
+        return (yield from exchange_reports(trailer.report))
 
     monkeypatch.setattr(StepReduction, "_conclude", early)
     with pytest.raises(AssertionError):

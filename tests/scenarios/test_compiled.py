@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual_workers import batch, network, parameters
+from support.virtual_workers import Worker, batch, cluster, network, parameters
 from torch._dynamo.exc import Unsupported
+from torch.nn.functional import mse_loss
 
 import gossamer
 from gossamer.session.first_batch import FirstBatch
@@ -43,3 +46,30 @@ def test_the_graph_is_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FirstBatch, "see", looks_while_compiling)
     with pytest.raises(Unsupported):
         train(compiled)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "LocalSGD(period=2) + Int8()"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_workers_that_compile_come_to_the_bits_of_those_that_do_not(recipe: str, backend: str) -> None:
+    """Compiled forward and backward call the session's hooks as any other: between workers, too."""
+    compiling = threading.Lock()  # the compiler is one for all threads
+
+    def work(worker: Worker, *, compiles: bool) -> list[torch.Tensor]:
+        model, optimizer, _ = worker.start(network(0), sgd, recipe)
+        called, seen = (torch.compile(model, backend=backend) if compiles else model), []
+        for step in range(5):
+            optimizer.zero_grad()
+            inputs, targets = batch(step, worker.rank)
+            with compiling:
+                loss = mse_loss(called(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            seen.append(parameters(model))
+        return seen
+
+    found = []
+    for compiles in (False, True):
+        torch._dynamo.reset()
+        found.append(cluster(partial(work, compiles=compiles), 2))
+    for plain, compiled_ones in zip(*found, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(plain, compiled_ones, strict=True))

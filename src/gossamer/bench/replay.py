@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class ReplayedExchange:
     answers: list[Any] = field(default_factory=list)  # recorded, by operation
     read_bytes: int = 0  # of input before each operation; after an all-to-all, of its answer instead
     sent_bytes: int = 0  # payloads of all operations
+    settle: Callable[[], object] = lambda: None  # waits for the device, before every look at the clock
 
     def script(self) -> Aggregation:
         return self.compressor.aggregate(self.x, self.state, self.at, self.out)
@@ -53,24 +54,35 @@ class ReplayedExchange:
         """Seconds until the last operation, and seconds after its answer."""
         script, answer, spent = self.script(), None, []
         for recorded in self.answers:
-            began = time.perf_counter()
+            began = self._now()
             op = script.send(answer)
-            spent.append(time.perf_counter() - began)
+            spent.append(self._now() - began)
             answer = _repeat(op, recorded)
-        began = time.perf_counter()
+        began = self._now()
         try:
             script.send(answer)
         except StopIteration:  # payloads and answers are freed later, and not the compressor's work
-            return sum(spent), time.perf_counter() - began
+            return sum(spent), self._now() - began
         raise AssertionError(f"{self.compressor!r} has more to say than it had before")
 
+    def _now(self) -> float:
+        self.settle()
+        return time.perf_counter()
 
-def prepare(compressor: Compressor, layout: Layout, worlds: Sequence[int]) -> list[ReplayedExchange]:
+
+def prepare(
+    compressor: Compressor,
+    layout: Layout,
+    worlds: Sequence[int],
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> list[ReplayedExchange]:
     """An exchange for each size of the group; they share the first worker's state where it is the same.
 
     A real first step is made by the largest such group, so that residuals are what residuals are.
     """
-    x, out = gradient(layout), torch.empty(layout.numel)
+    x = gradient(layout, device, dtype)
+    out = torch.empty_like(x.flat)
     alike: dict[object, list[int]] = {}
     for world in worlds:
         alike.setdefault(_remembered(compressor, layout, world), []).append(world)
@@ -93,9 +105,9 @@ def _remembered(compressor: Compressor, layout: Layout, world: int) -> object:
     )
 
 
-def gradient(layout: Layout) -> FlatTensors:
+def gradient(layout: Layout, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> FlatTensors:
     draws = torch.randn(layout.numel, generator=rng.generator(SEED, "gradient"))
-    return FlatTensors(draws, layout)
+    return FlatTensors(draws.to(device=device, dtype=dtype), layout)
 
 
 def of_rank(x: FlatTensors, rank: int) -> FlatTensors:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -15,10 +15,12 @@ from gossamer.compressors.decoding import decode_heard, decoded_by
 from gossamer.compressors.ownership import Ownership
 from gossamer.core.aggregation import FORM, Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
-from gossamer.core.ops import AllGather, Payload
+from gossamer.core.ops import AllGather, CollectiveOp, Payload
 from gossamer.core.term import Term
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, all_finite, scratch_for, scratch_like
+
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)  # of the host, of a device
 
 
 class Decoder(Protocol):
@@ -204,6 +206,16 @@ def with_mean_in(staged: AggregationResult, out: Tensor | None) -> AggregationRe
     return replace(staged, mean=out, finite=staged.finite and all_finite(out))
 
 
+def _going_on(script: Aggregation, op: CollectiveOp) -> Aggregation:
+    """A script whose first operation was asked for."""
+    while True:
+        answer = yield op
+        try:
+            op = script.send(answer)
+        except StopIteration as ended:
+            return cast(AggregationResult, ended.value)
+
+
 def mean_buffer_like(x: Tensor, out: Tensor | None) -> Tensor:
     """Where a mean of such numbers is computed: `out` where that is precise enough."""
     dtype = accumulation_dtype(x.dtype)
@@ -217,17 +229,29 @@ def aggregate_finite(
     at: AggregationContext,
     out: Tensor | None,
     lost: Callable[[], None],
+    short: Callable[[BaseException], None] | None = None,
 ) -> Aggregation:
     """Aggregate x; where it holds a number that cannot be sent, call `lost` and go on with zeros, written over x.
 
-    The others wait for this worker either way. The step must then be skipped everywhere.
+    The others wait for this worker either way. The step must then be skipped everywhere. short: is called where memory
+    runs out before the first operation, and the same follows; None: that error is raised.
     """
-    try:
-        with decoded_by(compressor):
-            return (yield from compressor.aggregate(x, state, at, out))
-    except NotFinite:
-        lost()
-        x.flat.zero_()
+    with decoded_by(compressor):
+        script = compressor.aggregate(x, state, at, out)
+        try:
+            op = next(script)
+        except StopIteration as ended:
+            return cast(AggregationResult, ended.value)
+        except NotFinite:
+            lost()
+        except OUT_OF_MEMORY as failure:
+            if short is None:
+                raise
+            short(failure)
+        else:
+            return (yield from _going_on(script, op))
+    del script  # and what it had allocated
+    x.flat.zero_()
     # What is still owed may be what cannot be sent; nothing of this attempt will be remembered. What it looks like to
     # the others must be what they look for.
     blank = compressor.init(x, at)

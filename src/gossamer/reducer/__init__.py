@@ -10,6 +10,8 @@
     participation        poll before a sync round: which ranks take part, with what weight
     sparse_gradients     gradients of embeddings, which travel as rows beside the buckets
     accumulation         sums of gradients over several backward passes; backward_hooks: when a pass is over
+    device_failures      names the bucket for which memory ran out, or over which a driver failed
+    silenced_gradients   gradients on a GPU that are not finite become zeros there, and who waits is not the host
     averaged_state       uncompressed state averaged along; model_buffers: BatchNorm's statistics and the like
     optimizer_settings   compares learning rates between ranks; parameter_views: parameters by name
 

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from gossamer.kernels import all_finite
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.sparse_gradients import entries
+from gossamer.runtime.graph_capture import refuse_capture
 from gossamer.tracing import active
 
 
@@ -42,6 +43,7 @@ class OutermostBackward:
         """A gradient of another graph task than `task` is there. Does nothing in a forked child: False."""
         if os.getpid() != self._pid:
             return False
+        refuse_capture("loss.backward()")
         self.task = torch._C._current_graph_task_id()
         outer = outermost_function()
         now = None if self._pass is None else self._pass()

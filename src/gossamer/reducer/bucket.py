@@ -141,6 +141,13 @@ class Bucket:
         """Optimizers do nothing without gradients."""
         self.point(set())
 
+    def withdraw(self) -> None:
+        """Take away the gradients that lie here, where an exchange has written that is given up. Others stay."""
+        for name, parameter in self.parameters.items():
+            if parameter.grad is self.views[name]:
+                parameter.grad = None
+        self._shown = self.flat._version
+
     def point(self, used: Set[str]) -> None:
         """Make the gradients of `used` parameters views of this buffer, and take away those of the others."""
         for name, parameter in self.parameters.items():

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -80,15 +81,28 @@ class ParameterCheck:
     # -- one part in every report --------------------------------------------------------------------------------------
 
     def sample(self, step: int) -> int:
-        """The checksum that goes into a step's report: of a part of the parameters, of all where that is due, or 0."""
+        """The checksum that goes into a step's report: of a part of the parameters, of all where that is due, or 0.
+
+        The host waits for parameters on a GPU here, so it is asked for on the communication thread.
+        """
+        return _checksums(self._due(step))
+
+    def sampled(self, step: int) -> Callable[[], int]:
+        """`sample` of the parameters as they are now, for another thread to call while training goes on: what lies on
+        a GPU is copied there, and what lies in the host's memory is read at once, since nobody waits for that."""
+        due = self._due(step)
+        if all(part.is_cpu for part in due):
+            found = _checksums(due)
+            return lambda: found
+        return partial(_checksums, [part.clone() for part in due])
+
+    def _due(self, step: int) -> Sequence[Tensor]:
+        """What is compared at a step."""
         parts = self._parts(step)
         if not parts or self._verify == "off" or "parameters" in self._told:
-            return 0
+            return ()
         size = -(-self._numel // PARTS)
-        found = 0
-        for part in self._between(parts.start * size, parts.stop * size):
-            found = _checksum(part, found)
-        return found
+        return list(self._between(parts.start * size, parts.stop * size))
 
     def _parts(self, step: int) -> range:
         """The parts that are compared at a step."""
@@ -251,6 +265,14 @@ def _flat(parameter: Tensor) -> Tensor:
     if values.is_contiguous() or dense_stride(values) != tuple(values.stride()):
         return values.reshape(-1)
     return values.as_strided((values.numel(),), (1,))
+
+
+def _checksums(parts: Iterable[Tensor]) -> int:
+    """Of all of them, one after the other; 0 of none."""
+    found = 0
+    for part in parts:
+        found = _checksum(part, found)
+    return found
 
 
 def _checksum(flat: Tensor, before: int = 0) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gossamer.core.aggregation import Moments
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.device_failures import undone
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.reduction import BucketInput, StepReduction, StepTrailer
 from gossamer.reducer.sparse_gradients import Rows, SparseGradients
@@ -108,7 +109,11 @@ class PendingReduction:
         """Show the optimizer the means and remember what compressors remember; or skip the step, and return what was
         not finite."""
         blame, weight = self.taken.agree(self.reduction.blame(decision, self.buckets)), decision.weight
-        self.committed = blame is None and weight > 0 and bool(decision.active) and decision.in_step
+        agreed = blame is None and not decision.short and decision.in_step
+        self.committed = agreed and weight > 0 and bool(decision.active)
+        if decision.short:
+            self._withdraw()
+            return blame
         skipped_by_scaler = (blame is not None or not decision.in_step) and self.taken.scale is not None
         used = {name for name, flag in zip(self.reduction.names, decision.used, strict=True) if flag}
         for bucket, staged in zip(self.buckets, self.reduction.staged, strict=True):
@@ -128,6 +133,17 @@ class PendingReduction:
         else:
             self.sparse.clear()
         return blame
+
+    def refuse_shortage(self) -> None:
+        """Raise MemoryShortage, on every rank, where memory ran out on some."""
+        if self.reduction.shortage:
+            raise undone(self.reduction.shortage)
+
+    def _withdraw(self) -> None:
+        """Nobody makes the step: gradients are as they were, but for those that lie in buckets, which are gone."""
+        for bucket in self.buckets:
+            bucket.withdraw()
+            bucket.exchanged()
 
 
 def _all(*jobs: Callable[[], Any]) -> Any:

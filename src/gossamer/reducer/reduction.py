@@ -17,12 +17,14 @@ from gossamer.core.coalesce import coalesce
 from gossamer.core.layout import FlatTensors, Layout, Slot, first_nonfinite
 from gossamer.core.ops import AllGather, AllReduceMean, Script
 from gossamer.kernels import within_range
+from gossamer.reducer.device_failures import named, shortage
 from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.optimizer_settings import compare_settings
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.sparse_gradients import Rows, mean_rows
 from gossamer.reducer.step_report import (
     NOBODY,
+    SHORT_OF_MEMORY,
     NonFiniteOrigin,
     Presence,
     Standings,
@@ -88,6 +90,11 @@ def with_own(staged: AggregationResult) -> AggregationResult:
     return replace(staged, own_contribution=lambda: own, owes=None)
 
 
+def unsampled() -> int:
+    """The checksum of a report in which no parameters are compared."""
+    return 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepTrailer:
     """Goes with the last bucket of a step."""
@@ -96,6 +103,7 @@ class StepTrailer:
     settings: str  # the optimizer's, told where they are not alike
     check: ParameterCheck
     buffers: Sequence[Sequence[Tensor]]  # the model's, by module; those that moved are broadcast
+    sample: Callable[[], int] = unsampled  # the report's, asked for on the communication thread, which may wait for it
 
 
 @dataclass
@@ -121,7 +129,8 @@ class StepReduction:
     spent: list[ScriptCost] = field(default_factory=list)
     since: int = 0  # the step from which compressors count
     agreed_step: int | None = None  # the step that all ranks make, where it had to be known before anything left
-    first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here
+    first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here, or SHORT_OF_MEMORY
+    shortage: str = ""  # where memory ran out here; after `close`, where it did on some ranks
     rows: Mapping[str, Rows] = field(default_factory=dict)  # means of sparse gradients, after `close_with_rows`
     _staged: dict[int, AggregationResult] = field(init=False, default_factory=dict)  # by the bucket's place
     _left: list[ScriptRun] = field(init=False, default_factory=list)
@@ -138,7 +147,7 @@ class StepReduction:
         """The reduction begins, or begins again, in the group as it is now: nothing has left, and nothing is staged."""
         self.at = replace(self.at, rank=self.transport.rank, world=self.transport.world)
         self.total, self.agreed_step, self.first_nonfinite = self._given_total, None, NOBODY
-        self._staged, self._left, self.rows = {}, [], {}
+        self._staged, self._left, self.rows, self.shortage = {}, [], {}, ""
         self._pipeline = Pipeline(self.window if self.tuner is None else self.tuner.window)
 
     def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
@@ -196,13 +205,15 @@ class StepReduction:
         return self._close(self._sparse_mean(gradients), trailer)
 
     def _close(self, closing: Script, trailer: StepTrailer) -> StepDecision:
-        last = self._leave(coalesce([closing, self._conclude(trailer.report)]))
+        last = self._leave(coalesce([closing, self._conclude(trailer)]))
         self._pipeline.finish()
         self._try(trailer.report.presence)
         self.spent += [each.performed for each in self._left]
         _, decision = last.performed.result
         if not decision.alike:
             compare_settings(self.transport.all_gather_text(trailer.settings))
+        if decision.short:
+            self.shortage = "; ".join(filter(None, self.transport.all_gather_text(self.shortage)))
         if not decision.in_step:
             trailer.check.agree_on_steps(decision.steps)
         moved = [group for group, has_moved in zip(trailer.buffers, decision.moved, strict=True) if has_moved]
@@ -234,7 +245,19 @@ class StepReduction:
         return self._left[-1]
 
     def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
-        """The bucket's script, in units that do not change when the loss scale does. Nothing infinite is sent."""
+        """The bucket's script; what fails on its device does so in its name."""
+        script = self._guarded(bucket, fresh, scale)
+        answer = None
+        while True:
+            with named(bucket.packed, self.transport.rank):
+                try:
+                    op = script.send(answer)
+                except StopIteration:
+                    return
+            answer = yield op
+
+    def _guarded(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
+        """The same in units that do not change when the loss scale does. Nothing infinite is sent."""
         place, out = len(self._left), bucket.mean_buffer  # a script begins as soon as it is put in
         if self.kept is None or not self.kept.restores(place, bucket.flat):
             fresh.put(bucket.flat)
@@ -252,11 +275,16 @@ class StepReduction:
             if self.kept is not None:
                 self.kept.keep(place, bucket.flat)  # zeros are going to be written over it
 
+        def short(failure: BaseException) -> None:
+            self.first_nonfinite, self.shortage = SHORT_OF_MEMORY, shortage(bucket.packed, self.at.rank, failure)
+            if self.kept is not None:
+                self.kept.keep(place, bucket.flat)
+
         sampler = self.sampler if self.sampler and self.weight and self.sampler.takes(bucket.layout) else None
         if sampler is not None and out is bucket.flat:
             out = torch.empty_like(out)  # what went in is to be measured
         meter, at = Metered(), replace(self.at, step=self.at.step - self.since)
-        script = aggregate_finite(self.compressor, bucket.packed, bucket.state, at, out, lost)
+        script = aggregate_finite(self.compressor, bucket.packed, bucket.state, at, out, lost, short)
         staged = yield from (script if sampler is None else meter.run(script, at))
         if sampler is not None and self.first_nonfinite == NOBODY and staged.finite:
             sampler.measure(self.compressor, bucket.packed, staged, meter.nbytes, at)
@@ -275,10 +303,11 @@ class StepReduction:
         if self.first_nonfinite == NOBODY:
             self.first_nonfinite = self.names.index(name)
 
-    def _conclude(self, report: StepReport) -> Generator[AllGather, Any, StepDecision]:
+    def _conclude(self, trailer: StepTrailer) -> Generator[AllGather, Any, StepDecision]:
         """Begins after the last bucket's encoder, so that the report tells what that one found."""
-        steps = report.steps if self.agreed_step is None else self.agreed_step
-        return (yield from exchange_reports(replace(report, steps=steps, first_nonfinite=self.first_nonfinite)))
+        steps = trailer.report.steps if self.agreed_step is None else self.agreed_step
+        found = replace(trailer.report, steps=steps, first_nonfinite=self.first_nonfinite, sample=trailer.sample())
+        return (yield from exchange_reports(found))
 
     def blame(self, decision: StepDecision, reduced: Sequence[Reducible]) -> NonFiniteOrigin | None:
         """The rank and tensor whose number was not finite; None where all were."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gossamer.core.ops import AllGather
 
-NOBODY = -1
+NOBODY, SHORT_OF_MEMORY = -1, -2
 HEAD = Struct("<dqqqiBB")  # weight, settings, steps, sample, first non-finite, presence, stop: alike on every machine
 
 Flags = npt.NDArray[np.bool_]
@@ -46,10 +46,10 @@ class StepReport:
     presence: Presence
     settings: int  # a hash of the optimizer's hyperparameters
     steps: int  # of the optimizer, before this one
-    sample: int  # a hash of a part of the parameters; see gossamer.reducer.parameter_check
-    first_nonfinite: int  # the place of the first tensor that was not finite, or NOBODY
+    first_nonfinite: int  # the place of the first tensor that was not finite, NOBODY, or SHORT_OF_MEMORY
     used: Flags  # by place: parameters that have a gradient
     moved: Flags  # by place: modules whose buffers changed
+    sample: int = 0  # a hash of a part of the parameters; see gossamer.reducer.parameter_check
     stop: bool = False  # this rank was asked to end the run
 
 
@@ -85,10 +85,13 @@ class StepDecision:
     def nonfinite(self) -> tuple[tuple[int, int], ...]:
         """(rank, place of a tensor) for every rank that met a number that is not finite."""
         return tuple(
-            (rank, report.first_nonfinite)
-            for rank, report in enumerate(self.reports)
-            if report.first_nonfinite != NOBODY
+            (rank, report.first_nonfinite) for rank, report in enumerate(self.reports) if report.first_nonfinite >= 0
         )
+
+    @property
+    def short(self) -> bool:
+        """Whether memory ran out on some rank, so that nobody makes the step."""
+        return any(report.first_nonfinite == SHORT_OF_MEMORY for report in self.reports)
 
     @property
     def alike(self) -> bool:

@@ -8,6 +8,7 @@ transaction     operations that are finished or made again as a whole where the 
 pipeline        several scripts at once over one transport, in an order that is the same on every rank
 pipeline_tuner  auto-tuning of how many scripts go on at once
 peer_thread     scripts of peers that do not move in step, each in a thread of its own
+graph_capture   refuses to be recorded into a CUDA graph
 thread_count    the intra-op threads that the library's own threads may use
 worker_scope    which worker of this process the running code belongs to, where several share it
 uncaught_errors the traceback of an error that was raised on purpose, up to the user's line

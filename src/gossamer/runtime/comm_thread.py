@@ -99,6 +99,11 @@ class Work(Generic[T]):
             self._on_failure(failure)
         self._done.set()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` returns, or raises, at once."""
+        return self._done.is_set()
+
     def wait(self) -> T:
         if not self._done.is_set():
             with current_worker().waiting(), self._waiters.waiting(self._done):

@@ -26,6 +26,7 @@ operator_profile.py    torch.profiler around the traced steps of chosen ranks
 step_spans.py          forward, backward and the optimizer's step, for the trace
 first_batch.py         notices ranks that begin with the same batch
 validation.py          models and optimizers that cannot be served
+device_check.py        models that do not lie where their worker computes
 transport_setup.py     which transport this job uses
 loop_state.py          what synchronizers ask its training loop
 model_parts.py         the part of the model on this rank, and what is decided with the ranks that hold the rest
@@ -41,7 +42,7 @@ lifecycle_events.py    the events Attached and Closed
 data_wait.py            how long the loop takes from a step to the next forward pass
 session_status.py      the event StepEnded, what was sent so far, and what print(session) shows
 reporting.py           whether progress and record are this session's, its launcher's, or nobody's
-scalars.py             numbers that the loop tells: metrics and weights
+scalars.py             numbers that the loop tells: metrics and weights; deferred_metrics.py: those on a GPU
 average.py, ddp_hook.py  gossamer.average_ and gossamer.ddp_hook, without a session
 metrics.py             gossamer.mean and gossamer.gather: numbers, texts and small tensors of all workers
 """

@@ -12,6 +12,7 @@ from gossamer.checkpoint.state import Stateful
 from gossamer.errors import AttachError
 from gossamer.recipes.recipe import automatic, resolve
 from gossamer.reducer.parameter_check import Verify
+from gossamer.session.device_check import check_devices
 from gossamer.session.global_batch import refuse_small_batch, with_global_batch
 from gossamer.session.gradient_guards import Scaler, scaler_of_parts, within_wrapper
 from gossamer.session.model_parts import ModelParts
@@ -103,6 +104,7 @@ def attach(
     world = current()
     ranks = None if mesh is None else _replicas(mesh, model, world, scaler)
     size = world.size if ranks is None else len(ranks)
+    check_devices(model, world.device, world.size)
     # A recipe must not change when workers come and go, so none is chosen for their number there
     written = chosen_recipe(recipe, world)
     if (auto := automatic(written)) is not None:  # imported here: most sessions have one recipe, and start sooner

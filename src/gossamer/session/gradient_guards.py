@@ -89,7 +89,7 @@ class GradientClip:
         if self._scale() not in (None, 1.0):
             _refuse_two_scales(optimizer, graded)
         left_in = getattr(optimizer, "grad_scale", None)  # by a GradScaler, for fused optimizers to take out
-        _clip(graded, self.norm if left_in is None else self.norm * float(left_in), self._total)
+        _clip(graded, self.norm, self._total if left_in is None else lambda each: self._total(each) / left_in)
         self._clipped = [(weakref.ref(p.grad), p.grad._version) for p in graded if p.grad is not None]
 
     def _has_clipped(self, graded: Iterable[Parameter]) -> bool:

@@ -59,6 +59,7 @@ def loop_state(session: LoopingSession) -> LoopState:
         judged=partial(session._judge, "exchange"),
         check=lambda: session._check,
         guarded=partial(session._judge, "pass"),
+        guarded_late=partial(session._judge, "earlier pass"),
         agree=agree,
         agree_in_round=session._parts.agree_in_round,
         sparse=partial(sparse_names, session.model),

@@ -27,6 +27,7 @@ from gossamer.runtime.transport import Transport
 from gossamer.session import lifecycle_events, recipe_switch, session_checkpoint, uneven_inputs
 from gossamer.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.session.ddp_guard import guard_against_ddp
+from gossamer.session.deferred_metrics import DeferredMetrics
 from gossamer.session.first_batch import NO_BATCH, FirstBatch
 from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler, StepGuards
 from gossamer.session.group_calls import GroupCalls, leave
@@ -36,7 +37,7 @@ from gossamer.session.loop_state import loop_state
 from gossamer.session.model_parts import ModelParts
 from gossamer.session.parameter_form import ParameterForm
 from gossamer.session.recipe_choice import Written
-from gossamer.session.scalars import logged_numbers, sample_weight
+from gossamer.session.scalars import sample_weight
 from gossamer.session.session_status import SessionStatus
 from gossamer.session.startup_checks import check_ranks_alike, fingerprint
 from gossamer.session.step_hooks import StepHooks
@@ -83,7 +84,7 @@ class Session:
         self._adopt(self._parts.views)
         recovery, (first, *_) = elastic(transport), self._parameters.values()
         comm_thread = CommThread(first.device, transport.make_progress, recovery)
-        self._group = GroupCalls(transport, comm_thread)
+        self._group, self._metrics = GroupCalls(transport, comm_thread), DeferredMetrics(comm_thread)
         transports = (transport, *self._parts.transports)
         self._leave = weakref.finalize(self, leave, comm_thread, transports, self._group.pid)  # at exit, too
         self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
@@ -170,8 +171,9 @@ class Session:
         self._synchronizer.weight, self._weighs = sample_weight(weight), True
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Write numbers, such as loss=loss, into the run's record; tensors of one entry as well."""
-        events.emit(events.Logged(step=self.steps, values=logged_numbers(metrics)))
+        """Write numbers, such as loss=loss, into the run's record; tensors of one entry as well, on a GPU, too: then
+        nothing waits for them here."""
+        self._metrics.log(self.steps, metrics)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -377,6 +379,7 @@ class Session:
             for hook in (*self._hooks, self._parts):
                 hook.remove()
             self._step_hooks.momentum.after()
+            self._metrics.finish()
             if how == "finished":
                 self._synchronizer.end_run()
                 self._changes.farewell()

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from gossamer.moments.take_over import take_over
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.parameter_check import ParameterCheck
+from gossamer.runtime.graph_capture import refuse_capture
 from gossamer.runtime.transport import Transport
 from gossamer.session import step_spans
 from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook
@@ -92,6 +93,8 @@ class StepHooks:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._group.forked:
             return
+        if not self._group.alone:
+            refuse_capture("optimizer.step()")
         self._session._refuse_pass()
         self._foreign_guard.refuse_unaveraged(optimizer)
         closure, synchronizer = has_closure(args, kwargs), self._session._synchronizer

@@ -112,7 +112,8 @@ def sharded_parameters(model: nn.Module) -> dict[str, Any]:
 def is_sharded(tensor: Tensor | None) -> TypeGuard[Any]:
     """Whether this is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")  # takes half a second to import; without it there is none
-    return module is not None and isinstance(tensor, module.DTensor)
+    kind = getattr(module, "DTensor", None)  # another thread may be importing it
+    return kind is not None and isinstance(tensor, kind)
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ class LoopState:
     judged: Callable[[NonFiniteOrigin | None], None]  # an exchange ended: what was not finite in it, if anything
     check: Callable[[], ParameterCheck]  # of parameters and steps, among all ranks in lock step
     guarded: Callable[[NonFiniteOrigin | None], None]  # the same of a backward pass whose gradients stay here
+    guarded_late: Callable[[NonFiniteOrigin | None], None] = lambda _: None  # the same of a pass some steps ago
     agree: Agreement = unchanged  # what was not finite, here or in another rank's part of the model
     agree_in_round: Agreement = unchanged  # the same on the communication thread
     sparse: Callable[[], Collection[str]] = frozenset  # names of parameters whose gradients are sparse

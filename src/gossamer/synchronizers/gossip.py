@@ -58,7 +58,8 @@ class GossipAveraging(Synchronizer):
         self._number = 0
         self._merged: dict[str, Tensor] | None = None
         self._begin_anew()
-        self._local = LocalSteps(self.controls, self._loop, self._transport.rank, buckets, self._count)
+        rank, comm_thread = self._transport.rank, context.comm_thread
+        self._local = LocalSteps(self.controls, self._loop, rank, buckets, self._count, comm_thread=comm_thread)
 
     def _begin_anew(self) -> None:
         """All workers have the same parameters and buffers."""
@@ -112,8 +113,7 @@ class GossipAveraging(Synchronizer):
     def _mix(self, presence: Presence) -> bool:
         """Make a round; whether a rank goes on training, as far as this one knows."""
         parts = self._parts()
-        nonfinite = next(filter(None, (first_nonfinite(part.x) for part in parts)), None)
-        headers = self._run(self._round(parts, presence))
+        nonfinite, headers = self._run(self._told_round(parts, presence))
         for part in parts:
             assert part.mixed is not None
             use_on_current_stream([part.mixed])
@@ -151,6 +151,13 @@ class GossipAveraging(Synchronizer):
             performed = self._context.comm_thread.exchange(partial(run_script, script, self._transport)).wait()
         self._local.add(False, sum_costs([performed]))
         return performed.result
+
+    def _told_round(
+        self, parts: Sequence[MixedTensors], presence: Presence
+    ) -> Generator[Any, Any, tuple[str | None, Sequence[RoundHeader]]]:
+        """The tensor that was not finite before the round, and all headers: here, since the host waits for a GPU."""
+        nonfinite = next(filter(None, (first_nonfinite(part.x) for part in parts)), None)
+        return nonfinite, (yield from self._round(parts, presence))
 
     def _round(self, parts: Sequence[MixedTensors], presence: Presence) -> Generator[Any, Any, Sequence[RoundHeader]]:
         all_meet = self._strategy.rounds_apart(self._transport.world)

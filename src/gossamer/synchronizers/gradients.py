@@ -29,7 +29,7 @@ from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.model_buffers import BufferVersions
 from gossamer.reducer.participation import refuse_apart
 from gossamer.reducer.pending_reduction import PendingReduction
-from gossamer.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer
+from gossamer.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer, unsampled
 from gossamer.reducer.sparse_gradients import SparseGradients
 from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
 from gossamer.runtime import flight_recorder
@@ -80,8 +80,7 @@ class GradientSynchronizer(Synchronizer):
         # What it tries follows from the number of exchanges, which newcomers have not made
         self._tuner = PipelineTuner() if context.comm_thread.is_fixed else None
         self._versions = BufferVersions(context.loop.buffers)
-        self._unused = False  # the last average: no optimizer has used it yet
-        self._dropped = 0  # averages in a row that no optimizer used
+        self._unused, self._dropped = False, 0  # no optimizer has used the last average; averages in a row without use
         self._seen: list[int] = []  # versions of some parameters when that average was shown
         self._trained: Sequence[int] = self._members  # who did in the exchange before
         self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
@@ -187,19 +186,19 @@ class GradientSynchronizer(Synchronizer):
         return self._sums.join(self._buckets.index(bucket), new, self.controls.weight, pending.taken.scale or 1.0)
 
     def _trailer(self, pending: PendingReduction, presence: Presence) -> StepTrailer:
-        training, check = presence == Presence.TRAINING, self._loop.check()
+        training, check, settings = presence == Presence.TRAINING, self._loop.check(), pending.taken.settings
         report = StepReport(
             weight=pending.reduction.weight,
             presence=presence,
-            settings=rng.address(pending.taken.settings),
+            settings=rng.address(settings),
             steps=self.step,
-            sample=check.sample(self.step) if training else 0,
             first_nonfinite=NOBODY,
             stop=self.asked_to_stop,
             used=np.array([name in self._sums.used or p.grad is not None for name, p in self._named()]) & training,
             moved=self._versions.moved() & training,
         )
-        return StepTrailer(report=report, settings=pending.taken.settings, check=check, buffers=self._loop.buffers())
+        sample, buffers = partial(check.sample, self.step) if training else unsampled, self._loop.buffers()
+        return StepTrailer(report=report, settings=settings, check=check, buffers=buffers, sample=sample)
 
     def _named(self) -> Iterator[tuple[str, Parameter]]:
         return chain.from_iterable(part.parameters.items() for part in self._parts)
@@ -272,6 +271,7 @@ class GradientSynchronizer(Synchronizer):
             self._passes += 1
             self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
             self._loop.judged(blame)
+        pending.refuse_shortage()
         return decision
 
     # -- averages that no optimizer uses -------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class GradientSynchronizer(Synchronizer):
             return
         if self._seen != self._parameter_versions():
             self.use()  # by hand, without an optimizer
-        elif all(part.zeroed for part in self._parts) or not any(part.still_shown for part in self._parts):
+        elif not any(part.still_shown for part in self._parts) or all(part.zeroed for part in self._parts):
             self._drop_unused()  # else this pass accumulates upon it
 
     def _drop_unused(self) -> None:

@@ -76,6 +76,7 @@ class RoundResult:
     lag: float | None = None  # what this rank has still to send over what it offered, where that was asked for
     parted: tuple[int, ...] = ()  # ranks whose parameters were found not to be the same
     awaited: bool = False  # newcomers wait to be let in
+    shortage: str = ""  # where memory ran out, so that no rank uses it
     costs: StepCosts = field(default_factory=dict)
 
 
@@ -134,9 +135,10 @@ class OutgoingRound:
             all_trained=decision.all_trained,
             stop=decision.stop,
             parted=decision.parted,
+            shortage=reduction.shortage,
             costs=reduction.costs(),
         )
-        if blame is not None or not reduction.total:
+        if blame is not None or decision.short or not reduction.total:
             return result
         return replace(self._commit(result, reduction, decision, mean), lag=self._lag(offered))
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 
 from gossamer.reducer.backward_hooks import BackwardMonitor, drop_gradients, nonfinite_gradient
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.silenced_gradients import SilencedGradients
+from gossamer.reducer.step_report import unchanged
+from gossamer.runtime.comm_thread import CommThread
 from gossamer.synchronizers.base import LoopControls, LoopState
 from gossamer.tracing import active
 from gossamer.tracing.record_format import SpanKind
@@ -27,7 +30,7 @@ class LocalSteps:
 
     A step counts once, however many backward passes come before it; a pass that no step uses does not count.
     count: called once per step, before the optimizer uses the gradients where it can. in_backward: called when a
-    backward pass is over instead, which must be the only one before its step.
+    backward pass is over instead, which must be the only one before its step. comm_thread: reads what only a GPU knows.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class LocalSteps:
         count: Callable[[], None],
         *,
         in_backward: bool = False,
+        comm_thread: CommThread | None = None,
     ) -> None:
         self._controls, self._loop, self._rank, self._buckets = controls, loop, rank, buckets
         self._count, self._in_backward = count, in_backward
@@ -46,8 +50,10 @@ class LocalSteps:
         self._weight: float | None = None  # of the passes since the last step
         self._skipped, self._waited = False, 0.0
         self._costs: dict[str, float] = {}
-        parameters = [parameter for bucket in buckets for parameter in bucket.parameters.values()]
-        self._monitor = BackwardMonitor(parameters, self._pass_over)
+        parameters = {name: parameter for bucket in buckets for name, parameter in bucket.parameters.items()}
+        self._monitor = BackwardMonitor(parameters.values(), self._pass_over)
+        there = comm_thread is not None and loop.agree is unchanged and SilencedGradients.serves(parameters)
+        self._silenced = SilencedGradients(parameters, comm_thread) if there and comm_thread is not None else None
 
     def _pass_over(self) -> None:
         if self._controls.muted or self.phase is StepPhase.IN_CLOSURE:
@@ -93,13 +99,22 @@ class LocalSteps:
 
     def drop_nonfinite(self) -> None:
         """Take all gradients away where one is not finite, here or in another part of this replica of the model. Other
-        replicas do not hear of it: what is local stays local."""
+        replicas do not hear of it: what is local stays local. On a GPU they become zeros, and it is told later."""
+        if self._silenced is not None:
+            self._silenced.silence()
+            self._tell_earlier(self._silenced.told())
+            return
         name = nonfinite_gradient(self._buckets)
         blame = self._loop.agree(None if name is None else (self._rank, name))
         if blame is not None:
             drop_gradients(self._buckets)
         self.add(blame is not None, {})
         self._loop.guarded(blame)
+
+    def _tell_earlier(self, found: Iterable[str | None]) -> None:
+        for name in found:
+            self.add(name is not None, {})
+            self._loop.guarded_late(None if name is None else (self._rank, name))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -18,9 +18,10 @@ from gossamer.core import rng
 from gossamer.core.ops import AllReduceMean, Coalesced, Script
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.reducer.device_failures import undone
 from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.participation import Participants, ParticipationPoll
-from gossamer.reducer.reduction import StepTrailer, sum_costs
+from gossamer.reducer.reduction import StepTrailer, sum_costs, unsampled
 from gossamer.reducer.step_report import NOBODY, Presence, StepReport
 from gossamer.runtime.comm_thread import use_on_current_stream
 from gossamer.runtime.runner import ScriptCost, run_script
@@ -68,9 +69,9 @@ class ScheduledSynchronizer(Synchronizer):
         self._merged: Mapping[str, Tensor] | None = None  # since this step, where it is the mean of the ranks' own
         # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
         self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=schedule.delay > 0)
-        rank = context.transport.rank
+        rank, comm_thread, within = context.transport.rank, context.comm_thread, task.in_backward
         self._local = LocalSteps(
-            self.controls, self._loop, rank, self.buckets, self._count, in_backward=task.in_backward
+            self.controls, self._loop, rank, self.buckets, self._count, in_backward=within, comm_thread=comm_thread
         )
 
     @property
@@ -199,13 +200,14 @@ class ScheduledSynchronizer(Synchronizer):
             presence=presence,
             settings=rng.address(settings),
             steps=self.step if self._task.keeps_alike else 0,
-            sample=check.sample(self.step) if self._task.keeps_alike and presence == Presence.TRAINING else 0,
             first_nonfinite=NOBODY,
             used=self._task.used(fragment.buckets, presence),
             moved=NO_FLAGS,
             stop=self.asked_to_stop,
         )
-        return StepTrailer(report=report, settings=settings, check=check, buffers=())
+        alike = self._task.keeps_alike and presence == Presence.TRAINING
+        sample = check.sampled(self.step) if alike else unsampled
+        return StepTrailer(report=report, settings=settings, check=check, buffers=(), sample=sample)
 
     def _reduce(self, outgoing: OutgoingRound, poll: Callable[[], ScriptCost]) -> RoundResult:
         """On the communication thread: participate, reduce, commit."""
@@ -256,6 +258,8 @@ class ScheduledSynchronizer(Synchronizer):
         else:
             self._task.revert(landed)
         self._loop.judged(result.blame)
+        if result.shortage:
+            raise undone(result.shortage)
 
     # -- the epoch, and all ranks together -----------------------------------------------------------------------------
 
