@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from laws.laws import Group as Aggregating
 from support.mesh_group import Group, same
 from support.staged_group import stage
 
 from gossamer.collectives import DirectAllReduce
+from gossamer.compressors import TopK
+from gossamer.compressors.hierarchical import Hierarchical
+from gossamer.core.layout import FlatTensors
 from gossamer.core.op_semantics import answer_all
 from gossamer.core.ops import AllGather, AllReduceMean, Coalesced, CollectiveOp, InGroup
 from gossamer.kernels.library import library
+from gossamer.runtime.runner import run_script
 from gossamer.transports.mesh import device_transport
 from gossamer.transports.mesh.collective_preference import prefer_collective
 from gossamer.transports.mesh.device_transport import DeviceTransport, takes_devices
@@ -158,6 +163,24 @@ def test_the_links_of_a_run_bring_its_choice_back() -> None:
         assert Links.of(chosen.links).ways == ((9.0, 9.0), (1.0, 1.0))
         chosen.links = Links.of(chosen.links).among([0, 1]).text  # of a run on processors
         assert Links.of(chosen.links).ways == ((9.0, 9.0), (1.0, 1.0))
+
+
+def test_a_hierarchy_asks_the_engine_within_its_nodes_and_the_mesh_between_them() -> None:
+    compressor = Hierarchical(TopK(density=0.25), per_node=2)
+    aggregating = Aggregating(compressor, 4, dtype=torch.float32)
+    gradients = aggregating.gradients()
+    with ways([SLOW, FAST, FAST, SLOW]) as (group, asked):
+
+        def act(rank: int) -> torch.Tensor:
+            x = FlatTensors(gradients[rank].clone(), aggregating.layout)
+            script = compressor.aggregate(x, aggregating.states[rank], aggregating.at(rank))
+            return run_script(script, group.transports[rank]).result.mean
+
+        found = group.all(act)
+        assert {name for names in asked for each in names for name in each} == {"Among", "Exchange", "Gather"}
+        assert [len(each) for each in asked] == [2] * 4, "scattered and gathered within the node, nothing else"
+    for mine, theirs in zip(found, aggregating.aggregate(gradients), strict=True):
+        assert torch.equal(mine, theirs.mean)
 
 
 # -- how a group comes to it ------------------------------------------------------------------------------------------

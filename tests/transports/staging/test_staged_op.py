@@ -9,11 +9,17 @@ import torch
 from support.deferred_device import DeferredDevice
 from torch import Tensor
 
+from gossamer.transports.staging import staged_op
 from gossamer.transports.staging.device_copies import Way
 from gossamer.transports.staging.staged_op import Chunk, StagedOp
 from gossamer.transports.staging.staging_area import StagingArea
 
 SIZE, COUNT = 64, 6
+
+
+@pytest.fixture(autouse=True)
+def two_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_op, "TRAVELING", 2)
 
 
 class Noting(DeferredDevice):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather, Payload
+from gossamer.kernels import scratch_for
 from gossamer.transports.mesh.operations import MeshOperations, SimpleOp, Wait, is_here
 from gossamer.transports.mesh.program import FORMATS, Ranks, broadcast_program
 from gossamer.transports.mesh.staged_means import averaged_chunks, summed_chunks
@@ -61,7 +62,7 @@ class StagedOperations:
 
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
         source = dense(tensor)
-        flat = torch.empty_like(source) if out is None or not out.is_contiguous() else out.detach()
+        flat = _like(source) if out is None or not out.is_contiguous() else out.detach()
         chunks = summed_chunks if source.dtype in FORMATS else averaged_chunks
         staged = self._start(chunks(self._operations, source, flat, ranks), [source])
 
@@ -138,4 +139,8 @@ class StagedOperations:
 
 def _empty(like: Payload) -> Payload:
     """Contiguous tensors of these shapes and formats where these lie, with arbitrary contents."""
-    return tuple(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in like)
+    return tuple(map(_like, like))
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return scratch_for(tensor.numel(), tensor.dtype, tensor.device).view(tensor.shape)

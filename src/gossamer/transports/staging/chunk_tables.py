@@ -13,7 +13,7 @@ from gossamer.collectives import bounds
 from gossamer.transports.staging.pinned_arena import ALIGNED_BYTES
 
 CHUNK_BYTES = 2**21  # of what one rank sends: long beside what it takes to begin a copy
-SLOT_BYTES = 2**23  # of a chunk together with what comes in for it
+SLOT_BYTES = 2**22  # of a chunk together with what comes in for it
 PART_CHUNKS = 4
 
 Range = tuple[int, int]  # first, and before which one it ends
