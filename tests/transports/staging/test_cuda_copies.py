@@ -20,8 +20,14 @@ DEVICE = torch.device("cuda", 1)
 
 
 class Event:
-    def __init__(self, stream: Stream) -> None:
+    stream: Stream
+
+    def __init__(self, blocking: bool) -> None:
+        assert blocking
+
+    def record(self, stream: Stream) -> None:
         self.stream = stream
+        stream.noted.append((stream.name, "record"))
 
     def query(self) -> bool:
         self.stream.noted.append((self.stream.name, "query"))
@@ -34,10 +40,6 @@ class Event:
 class Stream:
     def __init__(self, name: str, noted: list[Any]) -> None:
         self.name, self.noted = name, noted
-
-    def record_event(self) -> Event:
-        self.noted.append((self.name, "record"))
-        return Event(self)
 
     def wait_event(self, event: Event) -> None:
         self.noted.append((self.name, f"wait for {event.stream.name}"))
@@ -71,6 +73,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return Stream(next(names), found)
 
     monkeypatch.setattr(torch.cuda, "Stream", made)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(f"current of {device}", found))
     monkeypatch.setattr(torch.cuda, "synchronize", None)

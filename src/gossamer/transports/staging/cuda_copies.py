@@ -59,4 +59,6 @@ class CudaCopies:
         return self._recorded(self._streams[way])
 
     def _recorded(self, stream: torch.cuda.Stream) -> CudaEvent:
-        return CudaEvent(stream.record_event(), self._device, self._streams)
+        event = torch.cuda.Event(blocking=True)  # a thread that waits for a device leaves its core to others
+        event.record(stream)
+        return CudaEvent(event, self._device, self._streams)
