@@ -279,6 +279,29 @@ def test_a_worker_without_a_gpu_of_its_own_computes_on_the_cpu(monkeypatch):
     assert device_for(JobEnvironment(local_rank=2, local_world=3, world=3)) == torch.device("cpu")
 
 
+@pytest.mark.parametrize(
+    ("visible", "said", "local_rank", "device"),
+    [
+        (4, {}, 3, "cuda:3"),
+        (1, {}, 1, "cpu"),  # one for two workers
+        (1, {"SLURM_PROCID": "1", "SLURM_GPUS_PER_TASK": "1"}, 1, "cuda:0"),  # each sees its own
+        (2, {"SLURM_PROCID": "1", "SLURM_GPUS_PER_TASK": "a100:2"}, 1, "cuda:0"),
+        (8, {"SLURM_PROCID": "1", "SLURM_GPUS_PER_TASK": "1"}, 1, "cuda:1"),  # each sees all
+        (1, {"SLURM_GPUS_PER_TASK": "1"}, 1, "cpu"),  # of an allocation, in which another launcher runs
+        (0, {"SLURM_PROCID": "1", "SLURM_GPUS_PER_TASK": "0"}, 0, "cpu"),
+        (0, {"SLURM_PROCID": "0", "SLURM_GPUS_PER_TASK": "some"}, 0, "cpu"),
+    ],
+)
+def test_a_worker_takes_a_gpu_that_it_sees_and_no_other_has(monkeypatch, visible, said, local_rank, device):
+    for name in ("SLURM_PROCID", "SLURM_GPUS_PER_TASK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    job = JobEnvironment(rank=local_rank, local_rank=local_rank, local_world=local_rank + 1, world=local_rank + 1)
+    assert device_for(job) == torch.device(device)
+
+
 WORKER = """
 import os, torch, torch.distributed as dist
 import gossamer.world

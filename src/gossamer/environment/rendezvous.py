@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import socket
+from collections.abc import Mapping
 from datetime import timedelta
 from itertools import islice
 
@@ -130,9 +131,20 @@ def gone() -> str:
 
 
 def device_for(job: JobEnvironment) -> torch.device:
-    """The GPU of this worker's own, where the machine has one for it."""
-    has_own = torch.cuda.device_count() > job.local_rank
-    return torch.device("cuda", job.local_rank) if has_own else torch.device("cpu")
+    """The GPU of this worker's own, where the machine has one for it.
+
+    Workers of a machine see the same GPUs, those of CUDA_VISIBLE_DEVICES, and take one each; where Slurm gives each
+    task its own (--gpus-per-task), each sees no others, and takes its first.
+    """
+    visible = torch.cuda.device_count()
+    number = 0 if visible and visible == _gpus_per_task(os.environ) else job.local_rank
+    return torch.device("cuda", number) if number < visible else torch.device("cpu")
+
+
+def _gpus_per_task(environ: Mapping[str, str]) -> int:
+    """How many GPUs a Slurm step gives each of its tasks alone, as "2" or "a100:2"; 0 where it does not say."""
+    said = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] if "SLURM_PROCID" in environ else ""
+    return int(said) if said.isdecimal() else 0
 
 
 def join(job: JobEnvironment, seconds: float | None = None) -> str:

@@ -138,7 +138,7 @@ def input_spread(measured: WorkloadProfile, found: PerStep) -> float:
 def wish_of(recipe: Recipe) -> str:
     """The collective that a session of this recipe would ask for, here. Raises GossamerError where there is no such.
 
-    On processors, that is: what lives on a GPU goes by the process group, whatever is asked for.
+    "auto" is the mesh's here; between GPUs NCCL may turn out to be faster, which is timed when they are there.
     """
     wish = requested_collective(recipe.topology.collective)
     try:

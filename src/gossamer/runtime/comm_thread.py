@@ -7,6 +7,7 @@ queue keeps it.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -24,6 +25,8 @@ from gossamer.runtime.worker_scope import current_worker
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 1.0
+
+Held = tuple[torch.cuda.Event, Callable[[], object]]  # a job, and when its stream will have done what it gave it
 
 
 class Waiters:
@@ -78,6 +81,7 @@ class Work(Generic[T]):
         self._failure: BaseException | None = None
         self._ready = None if stream is None else torch.cuda.current_stream(stream.device).record_event()
         self._finished: torch.cuda.Event | None = None
+        self.held: Held | None = None
 
     def run(self) -> None:
         assert self._job is not None
@@ -89,6 +93,7 @@ class Work(Generic[T]):
                     self._stream.wait_event(self._ready)
                     self._result = self._job()
                     self._finished = self._stream.record_event()
+                    self.held = (self._finished, self._job)
         finally:
             self._job = None
         self._done.set()
@@ -143,6 +148,7 @@ class CommThread:
         self._failure: BaseException | None = None
         self._closed = False
         self._beside: list[CommThread] = []
+        self._held: deque[Held] = deque()
         self._thread_count = count_of_caller()
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._work,), name="gossamer-comm", daemon=True
@@ -192,9 +198,19 @@ class CommThread:
                 if self._failure is not None:
                     raise self._failure
                 ticket.run()
+                self._hold(ticket)
             except BaseException as failure:  # raised by ticket.wait(), whatever it is
                 self._failure = failure
                 ticket.fail(failure)
+
+    def _hold(self, ticket: Work[object]) -> None:
+        """Hold a job as long as the stream reads its tensors: the allocator would give their memory to whoever asks
+        next on the stream that made them. Nothing on processors."""
+        if ticket.held is not None:
+            self._held.append(ticket.held)
+            ticket.held = None
+        while self._held and self._held[0][0].query():
+            self._held.popleft()
 
     def _next(self) -> Work[object] | None:
         try:

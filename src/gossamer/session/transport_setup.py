@@ -18,7 +18,7 @@ from gossamer.sharding.replica_mesh import refuse_overlap
 from gossamer.strategies import GossipStage, ServerStage, Stage
 from gossamer.transports.detached import DetachedTransport
 from gossamer.transports.elastic.joined_run import is_elastic, join_run
-from gossamer.transports.mesh.collective_selector import ENGINE, requested_collective
+from gossamer.transports.mesh.collective_selector import requested_collective
 from gossamer.transports.mesh.encrypted import encrypted_mesh
 from gossamer.transports.mesh.sealing import mesh_tls
 from gossamer.transports.mesh.transport import mesh_transport
@@ -32,7 +32,7 @@ def transport_for(world: World, recipe: Recipe, ranks: Sequence[int] | None = No
     whose recipe moves in step."""
     if is_elastic():
         refuse_inelastic(recipe)
-        return join_run().transport(requested_collective(recipe.topology.collective))
+        return join_run().transport(requested_collective(recipe.topology.collective), world.device)
     if (own := world.own_transport()) is not None:
         return own
     if returns():
@@ -72,16 +72,15 @@ def _takes_back(stage: Stage) -> bool:
 
 
 def group_transport(world: World, wish: str, ranks: Sequence[int] | None = None) -> Transport:
-    """The process group of `ranks`, of all by default, with Gossamer's own TCP mesh where all tensors live on CPUs.
+    """The process group of `ranks`, of all by default, with Gossamer's own TCP mesh, which serves GPUs through this
+    machine's memory; where all have one, NCCL stays beside it, and the faster is taken.
 
-    In a run that encrypts (--tls) the mesh is sealed, and serves GPUs as well, through this machine's memory. Raises
-    ConnectError where it cannot be.
+    In a run that encrypts (--tls) the mesh is sealed, and alone. Raises ConnectError where it cannot be.
     """
+    engine, address = ProcessGroupTransport(ranks), _listening_address()
     if (tls := mesh_tls()) is not None:
-        return encrypted_mesh(ProcessGroupTransport(ranks), _listening_address(), tls, wish)
-    return mesh_transport(
-        ProcessGroupTransport(ranks), _listening_address(), ENGINE if world.device.type == "cuda" else wish
-    )
+        return encrypted_mesh(engine, address, tls, wish, device=world.device)
+    return mesh_transport(engine, address, wish, device=world.device)
 
 
 def _listening_address() -> str:

@@ -11,5 +11,6 @@ detached       of a worker whose group has gone on without it: refuses every ope
 
 rpc/           endpoints of peers that do not move in step: push, pull, reply over TCP
 wire/          the protocol of rpc: frames, messages, authentication, without sockets
+staging/       tensors of devices on their way to and from this machine's memory, chunk by chunk
 packing        payloads as one buffer of bytes, and back
 """

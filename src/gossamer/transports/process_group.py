@@ -1,10 +1,15 @@
-"""Process group transport: collective operations over torch.distributed, by Gloo on processors or NCCL on GPUs."""
+"""Process group transport: collective operations over torch.distributed, by Gloo on processors or NCCL on GPUs.
+
+Over NCCL a group that broke is aborted at once: kernels that it has begun wait for a dead peer as long as their
+communicator is there. Nothing of this has run on GPUs, neither NCCL's operations nor aborting and rebuilding.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -30,9 +35,11 @@ from gossamer.errors import PeerLost
 from gossamer.kernels import half_decode, scratch_like
 from gossamer.transports.monitored_barrier import ArrivalRoll, monitored_barrier
 from gossamer.transports.packing import into, join, split
+from gossamer.transports.staging.through_host import SimpleOp, through_host
 
 # torch 2.13 renamed it and warns about the old name; this is the one place that knows
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_abort: Callable[[Any], None] = dist.distributed_c10d._abort_process_group  # there is no public name for it
 _barriers = count()  # of this process; all ranks come to the same ones
 SMALL_BYTES = 2**20  # of a mean that goes straight to its owners: what it takes is mostly hops
 
@@ -52,17 +59,34 @@ class ProcessGroupTransport:
         own, world = dist.get_rank(), dist.get_world_size()
         self.rank, self.world, self._ranks = own, world, tuple(range(world))
         self._group: Any = dist.group.WORLD
+        self._broken, self.takes_devices = False, _is_nccl(self._group)  # whether the engine reaches between devices
         self._await_all()
         # A rank that failed before is missed here at once; new_group would wait for it
         told = self.all_gather_text(json.dumps(list(self._ranks if ranks is None else ranks)))
         self.groups = sorted({tuple(json.loads(text)) for text in told})
         # Every rank takes part in making all of them
         made = {each: dist.new_group(list(each), timeout=engine_timeout()) for each in self.groups}
-        self._ranks = tuple(json.loads(told[own]))
-        self.rank, self.world, self._group = self._ranks.index(own), len(self._ranks), made[self._ranks]
+        mine = tuple(json.loads(told[own]))
+        self._stand(mine, made[mine])
 
+    def _stand(self, ranks: tuple[int, ...], group: Any) -> None:
+        """Use a group of these ranks of the default one."""
+        self._ranks, self._group, self._broken = ranks, group, False
+        self.takes_devices = _is_nccl(group)
+        self.rank, self.world = ranks.index(dist.get_rank()), len(ranks)
         self._parts: list[ProcessGroupTransport] = []
         self.links = ""
+
+    def rebuilt(self, ranks: Sequence[int]) -> ProcessGroupTransport:
+        """Those of this group that are left, as a group beside it, with communicators of its own. Each of them calls
+        it, and nobody else has to. ranks: of this group, ascending, this one among them."""
+        left = tuple(self._ranks[rank] for rank in ranks)
+        with self._translated():
+            made = dist.new_group(list(left), timeout=engine_timeout(), use_local_synchronization=True)
+        again = object.__new__(ProcessGroupTransport)
+        again._stand(left, made)
+        again.groups = [left]
+        return again
 
     def _await_all(self) -> None:
         with self._translated():
@@ -94,7 +118,18 @@ class ProcessGroupTransport:
                 waiting = [self._start(each) for each in ops]
                 return lambda: [wait() for wait in waiting]
             case InGroup(ranks, inner):
-                return self._among(ranks, inner)
+                return self._here(inner, partial(self._among, ranks), ranks.index(self.rank))
+            case _:
+                return self._here(op, self._of_all, self.rank)
+
+    def _here(self, op: SimpleOp, begin: Callable[[Any], Callable[[], Any]], place: int) -> Callable[[], Any]:
+        """An operation where the engine takes its tensors: Gloo moves those of processors."""
+        if not any(tensor.is_cuda for tensor in op.tensors()) or self.takes_devices:
+            return begin(op)
+        return through_host(op, begin, place)
+
+    def _of_all(self, op: SimpleOp) -> Callable[[], Any]:
+        match op:
             case AllReduceMean(tensor, out):
                 return self._mean(tensor, out)
             case AllGather(payload) if payload[0].is_cuda:
@@ -137,8 +172,7 @@ class ProcessGroupTransport:
     def _mean(self, tensor: Tensor, out: Tensor | None) -> Callable[[], Tensor]:
         mean = into(out, tensor)
         if mean.is_cuda:
-            averages = "nccl" in str(dist.get_backend_config(self._group))
-            return self._all_reduced(mean, dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM)
+            return self._all_reduced(mean, dist.ReduceOp.AVG)
         if mean.dtype.itemsize < 4 or mean.nbytes <= SMALL_BYTES:
             return self._direct_mean(mean, range(self.world))
         return self._all_reduced(mean, dist.ReduceOp.SUM)
@@ -214,7 +248,7 @@ class ProcessGroupTransport:
             for tensor in tensors:
                 if not tensor.numel():
                     continue
-                dense = tensor.contiguous()
+                dense = (tensor.cpu() if tensor.is_cuda and not self.takes_devices else tensor).contiguous()
                 dist.broadcast(dense.view(-1).view(torch.uint8), self._ranks[source], group=self._group)
                 if dense is not tensor:
                     tensor.copy_(dense)
@@ -242,23 +276,34 @@ class ProcessGroupTransport:
     def close(self) -> None:
         for part in self._parts:
             part.close()
-        if self._group is not None and dist.is_initialized():
+        if self._group is not None and not self._broken and dist.is_initialized():
             dist.destroy_process_group(self._group)
             # Freed here and now: as garbage it could be collected in a forked child, where its threads do not exist, or
             # while the interpreter is taken down, where the engine has been seen to abort.
-            self._group = None
+        self._group = None
+
+    def _abort(self) -> None:
+        """Give up on what is under way on devices, here and now, and never wait for those who are gone."""
+        if self.takes_devices and self._group not in (None, dist.group.WORLD) and not self._broken:
+            self._broken = True
+            _abort(self._group)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
         except (RuntimeError, ValueError) as failure:
+            self._abort()
             raise PeerLost(
                 f"the group broke while rank {self.rank} of {self.world} waited for an answer: another worker ended, "
                 "failed, or could not be reached. Its own output says why. Where it merely ended its session, stop all "
                 "ranks together: session.ask_to_stop(). Ranks that ran out of data at different times need "
                 f"`with session.epoch():` around the loop over batches. ({failure})"
             ) from failure
+
+
+def _is_nccl(group: Any) -> bool:
+    return "nccl" in str(dist.get_backend_config(group))
 
 
 def _average(heard: Tensor, out: Tensor) -> None:

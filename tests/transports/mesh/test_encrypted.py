@@ -225,17 +225,19 @@ def test_a_run_that_was_told_to_encrypt_does(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(transport_setup, "ProcessGroupTransport", lambda ranks: "the group")
     monkeypatch.setattr(transport_setup, "_listening_address", lambda: HERE)
     for kind in ("encrypted_mesh", "mesh_transport"):
-        monkeypatch.setattr(transport_setup, kind, lambda *given, kind=kind: made.append((kind, given[-1])))
+        monkeypatch.setattr(
+            transport_setup, kind, lambda *given, kind=kind, device: made.append((kind, given[-1], device.type))
+        )
     for device in ("cpu", "cuda"):
         transport_setup.group_transport(worker(device), "ring")
         monkeypatch.delenv("GOSSAMER_TLS")
         transport_setup.group_transport(worker(device), "ring")
         monkeypatch.setenv("GOSSAMER_TLS", str(folder))
     assert made == [
-        ("encrypted_mesh", "ring"),
-        ("mesh_transport", "ring"),
-        ("encrypted_mesh", "ring"),
-        ("mesh_transport", ENGINE),
+        ("encrypted_mesh", "ring", "cpu"),
+        ("mesh_transport", "ring", "cpu"),
+        ("encrypted_mesh", "ring", "cuda"),
+        ("mesh_transport", "ring", "cuda"),
     ]
 
 

@@ -124,4 +124,8 @@ def test_processes_are_told_with_wishes(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RANK", "5")
     here = f"{socket.gethostname()} {os.getpid()}"
     assert (process_name(), process_name(fixed=False)) == (f"{here} 5", here)
-    assert heard([declared("ring"), declared("tree", fixed=False)]) == (["ring", "tree"], [f"{here} 5", here])
+    assert heard([declared("ring"), declared("tree", fixed=False)]) == (
+        ["ring", "tree"],
+        [f"{here} 5", here],
+        ["cpu", "cpu"],
+    )

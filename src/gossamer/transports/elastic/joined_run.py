@@ -7,6 +7,8 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from gossamer.environment.run_settings import own_address, run_tls
 from gossamer.environment.run_token import run_token
 from gossamer.environment.wait_timeout import timeout_seconds
@@ -82,8 +84,9 @@ class JoinedRun:
         """How many workers the run may have, as it was when this one came."""
         return self.agent.most
 
-    def transport(self, wish: str) -> ElasticTransport:
-        """The transport of this worker's session. wish: the collective. Raises AttachError for a second session."""
+    def transport(self, wish: str, device: torch.device) -> ElasticTransport:
+        """The transport of this worker's session. wish: the collective; device: where this worker computes. Raises
+        AttachError for a second session."""
         if self._transport is not None:
             raise AttachError(
                 "an elastic run has one session, since workers that come are given one session's state, and this "
@@ -92,14 +95,14 @@ class JoinedRun:
             )
 
         def connect(view: View) -> MeshTransport:
-            return self._connect(view, wish)
+            return self._connect(view, wish, device)
 
         self._transport = ElasticTransport(self.agent, connect, self.first, self._seconds)
         if self._over >= 0:
             self._transport.view_over(self._over)
         return self._transport
 
-    def _connect(self, view: View, wish: str) -> MeshTransport:
+    def _connect(self, view: View, wish: str, device: torch.device) -> MeshTransport:
         if self._is_over(view):
             raise PeerLost("another view was made")
         rank, members = view.rank_of(self.agent.number), tuple(member.number for member in view.members)
@@ -109,7 +112,8 @@ class JoinedRun:
             if self._is_over(view):
                 shut_down(sockets)
             keys = self._keys(view, rank, sockets)
-            group = standalone_mesh(rank, sockets, wish, self._known(members), says=rank == 0, keys=keys)
+            known = self._known(members)
+            group = standalone_mesh(rank, sockets, wish, known, says=rank == 0, keys=keys, device=device)
         finally:
             self._connecting = ()
         self._measured = members, Links.of(group.links)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.ops import AllGather, AllReduceMean, Coalesced, CollectiveOp
+from gossamer.core.ops import AllGather, AllReduceMean, Coalesced, CollectiveOp, Payload
 
 MISSING = object()
 
@@ -80,10 +80,18 @@ def _shares_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def handed_out(op: CollectiveOp, answer: Any) -> Any:
-    """An answer that another rank has given, as the operation's own: means lie where it asked for them."""
+    """An answer that another rank has given, as the operation's own: means lie where it asked for them, payloads where
+    its own lies."""
     match op:
         case Coalesced(ops):
             return [handed_out(each, theirs) for each, theirs in zip(ops, answer, strict=True)]
         case AllReduceMean(tensor, out):
             return (tensor.clone() if out is None else out).copy_(answer)
+        case AllGather(payload):
+            return [_beside(theirs, payload) for theirs in answer]
     return answer
+
+
+def _beside(payload: Payload, like: Payload) -> Payload:
+    """A payload that came to this machine's memory, where the operation's tensors are."""
+    return tuple(tensor.to(mine.device) for tensor, mine in zip(payload, like, strict=True))

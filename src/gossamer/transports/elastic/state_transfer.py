@@ -64,7 +64,7 @@ def _pieces(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, end: int
 
 
 def _bytes(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, end: int) -> Tensor:
-    dense = [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+    dense = [tensor.detach().cpu().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
     pieces = list(_pieces(dense, ends, begin, end))
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
 

@@ -4,6 +4,11 @@ transport            MeshTransport: what the loops serve by them, the rest by a 
 standalone           such a transport without a process group: texts travel over the mesh, too
 encrypted            such a transport over sealed connections: with --tls nothing of the group goes elsewhere
 operations           each operation as a program for the loops
+staged_operations    each operation of tensors on devices, in chunks, by way of this machine's memory
+staged_means         chunks of means: by tables of hops, or gathered
+staged_messages      chunks of what ranks tell each other straight
+device_transport     by the engine or by the mesh, where all have a GPU
+engine_selector      which of the two takes an operation
 program              what one rank does, message by message, for an operation
 native_mesh          the compiled loops over all connections: begin, wait, make progress, close
 last_words           what a rank that hangs up tells the others: who is gone

@@ -1,17 +1,17 @@
 """Encrypted mesh: a group's mesh transport with sealed connections, over which everything else of the group goes, too.
 
-The engine only makes the group: by its channel ranks find each other. Texts, tensors on GPUs and formats that the loops
-do not sum go over the mesh. Between workers of one machine messages lie in memory that both see, as they are: who could
-read it there could read the workers themselves.
+The engine only makes the group: by its channel ranks find each other. Texts, tensors on GPUs (staged) and formats that
+the loops do not sum go over the mesh. Between workers of one machine messages lie in memory that both see, as they are:
+who could read it there could read the workers themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from torch import Tensor
+import torch
 
 from gossamer.environment.run_token import run_token
 from gossamer.errors import ConnectError
@@ -25,28 +25,36 @@ from gossamer.transports.mesh.operations import MeshOperations, SimpleOp, Wait
 from gossamer.transports.mesh.program import Ranks
 from gossamer.transports.mesh.sealing import Contexts, agree_group, hang_up
 from gossamer.transports.mesh.shared_memory import share
+from gossamer.transports.mesh.staged_operations import CPU
 from gossamer.transports.mesh.stall_watchdog import requested_timeouts
 from gossamer.transports.mesh.standalone import MeshFallback
-from gossamer.transports.mesh.transport import MeshTransport, advice, check_same_wish, measured
+from gossamer.transports.mesh.transport import MeshTransport, advice, check_same_wish, measured, staged_for
 
 SEALED = " over TLS"  # behind the wish, so that ranks notice where only some of them encrypt
 
 
 def encrypted_mesh(
-    engine: Transport, address: str, tls: Contexts, wish: str = AUTO, known: Links | None = None
+    engine: Transport,
+    address: str,
+    tls: Contexts,
+    wish: str = AUTO,
+    known: Links | None = None,
+    device: torch.device = CPU,
 ) -> Transport:
     """The engine's group over connections of its own that are sealed, from each rank's `address`; all ranks call it.
 
-    tls: as mesh_tls says; known: the group's links, which are measured where it is None. Nothing falls back to what is
-    plain: ConnectError where a rank asks for the engine or has no compiled loops, where workers do not reach each other
-    or come to no keys. MismatchError where they ask for different collectives, only some encrypt, or tokens differ.
+    tls: as mesh_tls says; known: the group's links, which are measured where it is None; device: where this rank
+    computes. Nothing falls back to what is plain: ConnectError where a rank asks for the engine or has no compiled
+    loops, where workers do not reach each other or come to no keys. MismatchError where they ask for different
+    collectives, only some encrypt, or tokens differ.
     """
     check_wish(wish)
     patience = requested_timeouts()
     if engine.world == 1:
         return engine
     rank = engine.rank
-    wishes, processes = heard(engine.all_gather_text(declared((wish if available() else ENGINE) + SEALED)))
+    told = engine.all_gather_text(declared((wish if available() else ENGINE) + SEALED, device=device))
+    wishes, processes, devices = heard(told)
     check_same_wish(wishes)
     if ENGINE + SEALED in wishes:
         raise ConnectError(
@@ -62,14 +70,14 @@ def encrypted_mesh(
         failing.callback(mesh.close)
         unknown = Links.alike(((0.0,) * mesh.world,) * mesh.world, 1.0)
         operations = MeshOperations(mesh, CollectiveSelector(wish, unknown), advice(rank))
-        again = partial(encrypted_mesh, address=address, tls=tls, wish=wish)
+        again = partial(encrypted_mesh, address=address, tls=tls, wish=wish, device=device)
         fallback = EncryptedFallback(MeshFallback(operations), engine, again)
         mesh.share(share(rank, sockets, fallback.all_gather_text))
         links = known or measured(mesh, sockets, fallback)
         tell_links(mesh, sockets, processes, links)
         operations.pick = CollectiveSelector(wish, links, says=rank == 0)
         failing.pop_all()
-    return MeshTransport(operations, fallback)
+    return MeshTransport(operations, fallback, staged_for(operations, device, devices))
 
 
 class EncryptedFallback:
@@ -83,9 +91,6 @@ class EncryptedFallback:
 
     def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
         return self._mesh.begin(op, ranks)
-
-    def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
-        self._mesh.broadcast_(tensors, source)
 
     def all_gather_text(self, text: str) -> list[str]:
         return self._mesh.all_gather_text(text)

@@ -36,6 +36,7 @@ class Links:
     down: tuple[float, ...]  # likewise, receives
     losses: Matrix  # [i][j]: the share of packets lost between i and j; 0 where too few were to tell
     shared: Matrix = ()  # [i][j]: bits per second that the sites of i and j have together between them; 0 where unknown
+    ways: Matrix = ()  # seconds of means on devices, as engine_selector.measured_ways; empty where unknown
 
     @staticmethod
     def alike(round_trips: Matrix, bits_per_second: float) -> Links:
@@ -56,6 +57,7 @@ class Links:
             tuple(said["down"]),
             _matrix(said["losses"]),
             _matrix(said.get("shared", ())),
+            _matrix(said.get("ways", ())),
         )
 
     @property

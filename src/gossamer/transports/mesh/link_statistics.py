@@ -11,6 +11,8 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from gossamer import events
 from gossamer.events import LinkCounters, LinksOpened
 from gossamer.transports.mesh.link_measurement import Links
@@ -24,15 +26,15 @@ def process_name(*, fixed: bool = True) -> str:
     return f"{socket.gethostname()} {os.getpid()} {rank}".rstrip()
 
 
-def declared(wish: str, *, fixed: bool = True) -> str:
-    """What a rank tells all others before a group stands: its wish for a collective, and its process."""
-    return json.dumps([wish, process_name(fixed=fixed)])
+def declared(wish: str, *, fixed: bool = True, device: torch.device | None = None) -> str:
+    """What a rank tells all others before a group stands: its wish for a collective, its process, and its device."""
+    return json.dumps([wish, process_name(fixed=fixed), "cpu" if device is None else device.type])
 
 
-def heard(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Wishes and processes, by rank."""
-    told = [json.loads(text) for text in texts]
-    return [wish for wish, _ in told], [process for _, process in told]
+def heard(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Wishes, processes and kinds of devices, by rank."""
+    wishes, processes, devices = zip(*map(json.loads, texts), strict=True)
+    return list(wishes), list(processes), list(devices)
 
 
 class LinkStatistics:

@@ -75,7 +75,7 @@ class MeshOperations:
                 return flat.view(tensor.shape)
             return out if out.is_contiguous() else out.copy_(flat)
 
-        return self._run(program, places, (flat, source), answer, sources)
+        return self.run(program, places, (flat, source), answer, sources)
 
     def _gather(self, payload: Payload, ranks: Ranks) -> Wait:
         joint = join(payload)
@@ -103,6 +103,13 @@ class MeshOperations:
         likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in heard.items()]
         return self._straight(told, heard, form_of("bytes", tuple(sizes)), likes)
 
+    def begin_nothing(self) -> Wait:
+        """An operation in which this rank neither says nor hears anything."""
+        nothing = (0,) * self.world
+        return self.run(
+            straight_program(nothing, nothing, form_of("nothing")), (0,) * 2 * self.world, None, lambda: None
+        )
+
     def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
         """Bytes of their own for some ranks, told[j], and heard[j] bytes from some."""
         likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in heard.items()]
@@ -128,24 +135,24 @@ class MeshOperations:
         def answer() -> list[Payload]:
             return [split(came.get(peer, nothing), like) for peer, like in answers]
 
-        return self._run(straight_program(to, of, form), places, (told, room), answer)
+        return self.run(straight_program(to, of, form), places, (told, room), answer)
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
-        """Fill `tensors` at all ranks with those of one of them, bit for bit.
+        """Fill `tensors`, of this machine's memory, at all ranks with those of one of them, bit for bit.
 
-        All as one operation: its latency is waited for once. What lies elsewhere travels by this machine's memory.
+        All as one operation: its latency is waited for once.
         """
         filled = [tensor.detach() for tensor in tensors if tensor.numel()]
-        dense = [tensor.cpu().resolve_conj().resolve_neg().contiguous() for tensor in filled]
+        dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in filled]
         sizes = tuple(tensor.nbytes for tensor in dense)
         program, parts = broadcast_program(sizes, source, self.rank, self.everyone)
         places = [dense[part.tensor].data_ptr() + part.offset for part in parts]
-        self._run(program, places, dense, lambda: None)()
+        self.run(program, places, dense, lambda: None)()
         for tensor, heard in zip(filled, dense, strict=True):
             if heard is not tensor:
                 tensor.copy_(heard)
 
-    def _run(
+    def run(
         self,
         program: Program,
         places: Sequence[int],
@@ -153,6 +160,8 @@ class MeshOperations:
         answer: Wait,
         sources: Sequence[int] | None = None,
     ) -> Wait:
+        """Begin a program on memory at these addresses; what it returns waits, and gives what `answer` does. keep,
+        sources: as in Mesh.begin."""
         with self._translated():
             op = self.mesh.begin(program, places, keep, sources)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gossamer.core.op_semantics import rank_order_mean
-from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, Payload
+from gossamer.core.ops import AllGather, AllReduceMean
 from gossamer.errors import GossamerError, MalformedError, require
 from gossamer.runtime.transport import Transport
 from gossamer.transports.mesh.collective_selector import ENGINE, CollectiveSelector, check_wish
@@ -21,11 +20,11 @@ from gossamer.transports.mesh.operations import MeshOperations, SimpleOp, Wait
 from gossamer.transports.mesh.program import Ranks
 from gossamer.transports.mesh.sealing import LinksKeys
 from gossamer.transports.mesh.shared_memory import share
+from gossamer.transports.mesh.staged_operations import CPU
 from gossamer.transports.mesh.stall_watchdog import requested_timeouts
-from gossamer.transports.mesh.transport import MeshTransport, check_same_wish, measured
+from gossamer.transports.mesh.transport import MeshTransport, check_same_wish, measured, staged_for
 
 MOST_TEXT_BYTES = 2**26  # of one rank
-CPU = torch.device("cpu")
 
 
 def standalone_mesh(
@@ -36,26 +35,27 @@ def standalone_mesh(
     *,
     says: bool,
     keys: LinksKeys | None = None,
+    device: torch.device = CPU,
 ) -> MeshTransport:
     """A transport over connected sockets, by rank and None at `rank`; every rank of the group must call it.
 
     wish: the collective; known: the links, which are measured where it is None; says: whether this rank tells the user
-    where a mean cannot go as was asked; keys: of connections that are sealed (sealing.agree). The sockets belong to
-    the transport from now on, also where this fails. Raises MismatchError where ranks ask for different
-    collectives, and PeerLost where one leaves meanwhile.
+    where a mean cannot go as was asked; keys: of connections that are sealed (sealing.agree); device: where this rank
+    computes. The sockets belong to the transport from now on, also where this fails. Raises MismatchError where ranks
+    ask for different collectives, and PeerLost where one leaves meanwhile.
     """
     mesh = None
     try:
         _check(wish)
         mesh = Mesh(rank, sockets, requested_timeouts(), keys=keys)
         texts = MeshFallback(MeshOperations(mesh, CollectiveSelector(wish, _unknown(mesh.world))))
-        wishes, processes = heard(texts.all_gather_text(declared(wish, fixed=False)))
+        wishes, processes, devices = heard(texts.all_gather_text(declared(wish, fixed=False, device=device)))
         check_same_wish(wishes)
         mesh.share(share(rank, sockets, texts.all_gather_text))
         links = known or (measured(mesh, sockets, texts) if mesh.world > 1 else _unknown(1))
         tell_links(mesh, sockets, processes, links)
         operations = MeshOperations(mesh, CollectiveSelector(wish, links, says=says))
-        return MeshTransport(operations, MeshFallback(operations))
+        return MeshTransport(operations, MeshFallback(operations), staged_for(operations, device, devices))
     except BaseException:
         if mesh is not None:
             mesh.close()
@@ -83,26 +83,21 @@ def _unknown(world: int) -> Links:
 
 
 class MeshFallback:
-    """Fallback to the mesh itself: what the loops do not sum is gathered, what lies on GPUs is copied here and back."""
+    """Fallback to the mesh itself: what the loops do not sum is gathered."""
 
     def __init__(self, operations: MeshOperations) -> None:
         self._operations = operations
 
     def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
-        here = op.map(Tensor.cpu)
-        if self._operations.serves(here):
-            wait = self._operations.begin(here, ranks)
-        else:
-            assert isinstance(here, AllReduceMean)  # all others are bytes to the loops
-            wait = self._gathered_mean(here.tensor, ranks)
-        return lambda: _given_back(op, wait(), ranks.index(self._operations.rank))
-
-    def _gathered_mean(self, tensor: Tensor, ranks: Ranks) -> Wait:
+        assert isinstance(op, AllReduceMean)  # all others are bytes to the loops
+        tensor, out = op.tensor, op.out
         wait = self._operations.begin(AllGather((tensor,)), ranks)
-        return lambda: rank_order_mean([theirs for (theirs,) in wait()])
 
-    def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
-        self._operations.broadcast_(tensors, source)
+        def answer() -> Tensor:
+            mean = rank_order_mean([theirs for (theirs,) in wait()])
+            return mean if out is None else out.copy_(mean)
+
+        return answer
 
     def all_gather_text(self, text: str) -> list[str]:
         """All ranks' texts, by rank. Raises MalformedError, on every rank, where one is longer than 64 MiB."""
@@ -127,22 +122,6 @@ class MeshFallback:
 
     def close(self) -> None:
         """There is nothing but the mesh."""
-
-
-def _given_back(op: SimpleOp, answer: Any, place: int) -> Any:
-    """An answer from this machine's memory, where the operation's own tensors are. place: of this rank."""
-    match op:
-        case AllReduceMean(tensor, out):
-            return answer.to(tensor.device) if out is None else out.copy_(answer)
-        case AllToAll(parts):
-            like = parts[place]
-        case _:
-            like = op.tensors()
-    return [_beside(payload, like) for payload in answer]
-
-
-def _beside(payload: Payload, like: Payload) -> Payload:
-    return tuple(tensor.to(theirs.device) for tensor, theirs in zip(payload, like, strict=True))
 
 
 def _text(rank: int, data: Tensor) -> str:

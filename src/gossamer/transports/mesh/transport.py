@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from gossamer import events
@@ -18,20 +19,27 @@ from gossamer.runtime.transport import Transport
 from gossamer.transports.mesh.collective_preference import prefer_collective
 from gossamer.transports.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
 from gossamer.transports.mesh.connect import connect
+from gossamer.transports.mesh.device_transport import DeviceTransport, takes_devices
+from gossamer.transports.mesh.engine_selector import nodes_of
 from gossamer.transports.mesh.link_measurement import Links, measure
 from gossamer.transports.mesh.link_statistics import declared, heard, tell_links
 from gossamer.transports.mesh.native_mesh import Mesh, available
-from gossamer.transports.mesh.operations import MeshOperations, SimpleOp, Wait, is_here
+from gossamer.transports.mesh.operations import MeshOperations, SimpleOp, Wait
 from gossamer.transports.mesh.program import Ranks
 from gossamer.transports.mesh.shared_memory import share
+from gossamer.transports.mesh.staged_operations import CPU, StagedOperations
 from gossamer.transports.mesh.stall_watchdog import requested_timeouts
 from gossamer.transports.mesh.tcp_info import packets
+from gossamer.transports.staging.chunk_tables import PART_CHUNKS
 
 
-def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Links | None = None) -> Transport:
+def mesh_transport(
+    engine: Transport, address: str, wish: str = AUTO, known: Links | None = None, device: torch.device = CPU
+) -> Transport:
     """The engine's group over connections of its own, from each rank's `address`; every rank must call it.
 
-    known: its links; they are measured where it is None.
+    known: its links; they are measured where it is None. device: where this rank computes; where all have one, and the
+    engine takes tensors there, both are timed, and "auto" takes the faster.
     The engine alone where any rank asks for it or has no compiled loops, and where workers do not reach each other.
     Raises MismatchError where they ask for different collectives, or hold different tokens of the run.
     """
@@ -39,7 +47,8 @@ def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Lin
     patience = requested_timeouts()
     if engine.world == 1:
         return engine
-    wishes, processes = heard(engine.all_gather_text(declared(wish if available() else ENGINE)))
+    told = engine.all_gather_text(declared(wish if available() else ENGINE, device=device))
+    wishes, processes, devices = heard(told)
     if ENGINE in wishes:
         return engine
     check_same_wish(wishes)
@@ -50,11 +59,19 @@ def mesh_transport(engine: Transport, address: str, wish: str = AUTO, known: Lin
             events.notice(f"{error}: the engine's own collectives are used, which take longer on slow links")
         return engine
     mesh = Mesh(engine.rank, sockets, patience, share(engine.rank, sockets, engine.all_gather_text))
-    fallback = EngineFallback(engine, partial(mesh_transport, address=address, wish=wish))
+    fallback = EngineFallback(engine, partial(mesh_transport, address=address, wish=wish, device=device))
     links = known or measured(mesh, sockets, fallback)
     tell_links(mesh, sockets, processes, links)
     pick = CollectiveSelector(wish, links, says=engine.rank == 0)
-    return MeshTransport(MeshOperations(mesh, pick, advice(engine.rank)), fallback)
+    operations = MeshOperations(mesh, pick, advice(engine.rank))
+    made = MeshTransport(operations, fallback, staged_for(operations, device, devices))
+    both = wish == AUTO and CPU.type not in devices and takes_devices(engine)
+    return DeviceTransport.of(made, engine, device, nodes_of(processes)) if both else made
+
+
+def staged_for(operations: MeshOperations, device: torch.device, devices: Sequence[str]) -> StagedOperations:
+    """How tensors of devices travel. device: this rank's; devices: by rank, the kinds of all."""
+    return StagedOperations(operations, home=device, everything=set(devices) != {CPU.type})
 
 
 def advice(rank: int) -> str:
@@ -83,12 +100,10 @@ def measured(mesh: Mesh, sockets: Sequence[socket.socket | None], fallback: Fall
 
 
 class Fallback(Protocol):
-    """Serves a mesh's group where the compiled loops cannot: texts, other tensors, parts of the group."""
+    """Serves a mesh's group where the compiled loops cannot: texts, other formats, parts of the group."""
 
     def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
         """Begin an operation among some ranks of the group; its peers are places in `ranks`."""
-
-    def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None: ...
 
     def all_gather_text(self, text: str) -> list[str]: ...
 
@@ -107,9 +122,6 @@ class EngineFallback:
     def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
         return self._engine.begin(InGroup(ranks, op) if len(ranks) < self._engine.world else op)
 
-    def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
-        self._engine.broadcast_(tensors, source)
-
     def all_gather_text(self, text: str) -> list[str]:
         return self._engine.all_gather_text(text)
 
@@ -121,10 +133,14 @@ class EngineFallback:
 
 
 class MeshTransport:
-    """Collective operations over a mesh, and by a fallback what its compiled loops do not serve."""
+    """Collective operations over a mesh, and by a fallback what its compiled loops do not serve.
 
-    def __init__(self, operations: MeshOperations, fallback: Fallback) -> None:
+    staged: for tensors of a device, where it is not as usual.
+    """
+
+    def __init__(self, operations: MeshOperations, fallback: Fallback, staged: StagedOperations | None = None) -> None:
         self._operations, self._fallback, self._mesh = operations, fallback, operations.mesh
+        self._staged = staged or StagedOperations(operations)
         self._parts: list[Transport] = []
         self.rank, self.world = operations.rank, operations.world
 
@@ -142,18 +158,23 @@ class MeshTransport:
                 return lambda: [wait() for wait in waiting]
             case InGroup(some, inner):
                 return self._begin(inner, tuple(ranks[each] for each in some))
+            case _ if self._staged.takes(op.tensors()):
+                return self._staged.begin(op, ranks)
             case _:
                 able = self._operations if self._operations.serves(op) else self._fallback
                 return able.begin(op, ranks)
+
+    def pass_over(self) -> None:
+        """Other sub-groups perform an operation here, and this rank's performs it elsewhere: count along."""
+        for wait in [self._operations.begin_nothing() for _ in range(PART_CHUNKS)]:
+            wait()
 
     def make_progress(self) -> bool:
         return self._mesh.make_progress()
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        if is_here([tensor for tensor in tensors if tensor.numel()]):
-            self._operations.broadcast_(tensors, source)
-        else:
-            self._fallback.broadcast_(tensors, source)
+        able = self._staged if self._staged.takes([each for each in tensors if each.numel()]) else self._operations
+        able.broadcast_(tensors, source)
 
     def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
         """Send told[j], (bytes,) of uint8, to rank j, and take heard[j] bytes from rank j, straight and all at once.
@@ -172,8 +193,13 @@ class MeshTransport:
         return self._parts[-1]
 
     @property
+    def known_links(self) -> Links:
+        """What `links` says."""
+        return self._operations.pick.links
+
+    @property
     def links(self) -> str:
-        return self._operations.pick.links.text
+        return self.known_links.text
 
     @links.setter
     def links(self, text: str) -> None:

@@ -1,0 +1,123 @@
+"""Device transport: collectives of tensors on devices, by the engine (NCCL) or by the mesh, whichever is faster there.
+
+So a mean within a node may go by the engine, and one between nodes by the mesh. Tensors of processors go by the mesh.
+The engine's part has not run on GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gossamer.core.ops import Coalesced, CollectiveOp, InGroup
+from gossamer.runtime.transport import Transport
+from gossamer.transports.mesh.collective_selector import AUTO, ENGINE
+from gossamer.transports.mesh.engine_selector import EngineSelector, Nodes, measured_ways
+from gossamer.transports.mesh.link_measurement import Links
+from gossamer.transports.mesh.operations import SimpleOp, Wait, is_here
+from gossamer.transports.mesh.program import Ranks
+
+
+@runtime_checkable
+class DeviceEngine(Protocol):
+    """An engine that says whether it moves tensors between devices itself."""
+
+    @property
+    def takes_devices(self) -> bool: ...
+
+
+def takes_devices(engine: Transport) -> bool:
+    """Whether an engine moves tensors between devices itself: the same on all ranks."""
+    return isinstance(engine, DeviceEngine) and engine.takes_devices
+
+
+class StagingMesh(Transport, Protocol):
+    """A mesh transport, as far as there is a choice beside it."""
+
+    @property
+    def known_links(self) -> Links: ...
+    def pass_over(self) -> None: ...
+    def prefer(self, wish: str) -> None: ...
+
+
+class DeviceTransport:
+    """Of a group that all have a device. pick: whether the engine answers, by the mesh's links as they are now."""
+
+    def __init__(self, mesh: StagingMesh, engine: Transport, pick: Callable[[Links], EngineSelector]) -> None:
+        self._mesh, self._engine, self._pick, self._wish = mesh, engine, pick, AUTO
+        self.rank, self.world = mesh.rank, mesh.world
+        self._everyone: Ranks = tuple(range(mesh.world))
+
+    @classmethod
+    def of(cls, mesh: StagingMesh, engine: Transport, device: torch.device, nodes: Nodes) -> DeviceTransport:
+        """Of a mesh and the engine that made it; times both, unless the mesh's links say what that came to. All ranks
+        call it."""
+        if not mesh.known_links.ways:
+            mesh.links = replace(mesh.known_links, ways=measured_ways(mesh, engine, device, nodes)).text
+        return cls(mesh, engine, lambda links: EngineSelector(links.ways, nodes))
+
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
+
+    def begin(self, op: CollectiveOp) -> Wait:
+        return self._begin(op, self._everyone)
+
+    def _begin(self, op: CollectiveOp, ranks: Ranks) -> Wait:
+        match op:
+            case Coalesced(ops):
+                waiting = [self._begin(each, ranks) for each in ops]
+                return lambda: [wait() for wait in waiting]
+            case InGroup(some, inner):
+                return self._begin(inner, tuple(ranks[each] for each in some))
+            case _:
+                return self._choose(op, ranks)
+
+    def _choose(self, op: SimpleOp, ranks: Ranks) -> Wait:
+        whole = len(ranks) == self.world
+        way = self._engine if self._by_engine(op, ranks) else self._mesh
+        if way is self._engine and not whole and self._wish == AUTO:
+            self._mesh.pass_over()  # other sub-groups may go by the mesh
+        return way.begin(op if whole else InGroup(ranks, op))
+
+    def _by_engine(self, op: SimpleOp, ranks: Ranks) -> bool:
+        tensors = op.tensors()
+        if self._wish != AUTO or is_here(tensors):
+            return self._wish == ENGINE
+        return self._pick(self._mesh.known_links)(sum(tensor.nbytes for tensor in tensors), ranks)
+
+    def make_progress(self) -> bool:
+        return self._mesh.make_progress()
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        self._mesh.broadcast_(tensors, source)
+
+    def all_gather_text(self, text: str) -> list[str]:
+        return self._mesh.all_gather_text(text)
+
+    def part(self, size: int) -> Transport:
+        return self._mesh.part(size)
+
+    @property
+    def links(self) -> str:
+        return self._mesh.links
+
+    @links.setter
+    def links(self, text: str) -> None:
+        ways = self._mesh.known_links.ways
+        self._mesh.links = text
+        if not self._mesh.known_links.ways:  # of a run that had no such choice
+            self._mesh.links = replace(self._mesh.known_links, ways=ways).text
+
+    def prefer(self, wish: str) -> None:
+        """From now on take this collective, in this group and in its parts: between two operations, everywhere
+        alike."""
+        self._mesh.prefer(wish)
+        self._wish = wish
+
+    def close(self) -> None:
+        """Leave the group, by both ways."""
+        self._mesh.close()
