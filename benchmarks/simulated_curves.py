@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,16 @@ def curve_of(progress: JobProgress) -> Curve:
     return [(seconds, loss) for _, seconds, loss in progress.metrics.get("validation_loss", [])]
 
 
+def at_pace(profile: WorkloadProfile, factor: float) -> WorkloadProfile:
+    """A worker whose steps compute so many times as long; what codecs take is the same."""
+    return replace(
+        profile,
+        backward_seconds=factor * profile.backward_seconds,
+        rest_seconds=factor * profile.rest_seconds,
+        buckets=[replace(each, ready_seconds=factor * each.ready_seconds) for each in profile.buckets],
+    )
+
+
 @dataclass
 class SimulatedCurves:
     """Curves and profiles by task and recipe. What was found before is read from `kept`."""
@@ -41,6 +51,7 @@ class SimulatedCurves:
     steps: int
     seed: int
     evaluate_every: int
+    step_seconds: Mapping[str, float] = field(default_factory=dict)  # of computing, by task; else as it is measured
     found: dict[str, Any] = field(init=False)
     pricers: dict[str, StepPricer] = field(default_factory=dict, init=False)
 
@@ -69,8 +80,14 @@ class SimulatedCurves:
 
         if task not in self.pricers:
             profile = WorkloadProfile.from_json(self.once("profile", task, repr(resolve(None)), measure))
-            self.pricers[task] = StepPricer(profile, self.workers)
+            pace = self.step_seconds.get(task, profile.compute_seconds) / profile.compute_seconds
+            self.pricers[task] = StepPricer(at_pace(profile, pace), self.workers)
         return self.pricers[task]
+
+    def profile(self, task: str, recipe: Recipe) -> WorkloadProfile:
+        """Codecs are timed once and kept, so that a page can be written again from what was measured for it."""
+        found = self.once("priced", task, repr(recipe), lambda: self.pricer(task).profile(recipe).to_json())
+        return WorkloadProfile.from_json(found)
 
     def once(self, what: str, task: str, name: str, find: Callable[[], Any]) -> Any:
         """What was found before, or is found now; kept at once, so that a stopped program goes on where it was."""
