@@ -73,7 +73,7 @@ of the program says ({computing}), whatever machine writes this. The best was fo
 pair; it is known only afterwards, and is the luckiest of {recipes} trainings of one seed each. The target is what
 `Dense()` reaches in two thirds of {steps} steps: all of it is the beginning of a training, in which `auto` has to learn
 what the network is like. It begins with local steps since networks of the seeds 0 and 1 were seen; how it fits the line
-and what a change costs was set while looking at trainings of seed 0. Seed 3 was drawn when nothing was changed any more,
+and what a change costs was set while looking at trainings of seed 0. Seed 3 was drawn when nothing changed any more,
 and the tasks of the last networks had no part in any of it.
 
 The targets are a median of 1.05 and 1.25 at worst. **Who always writes one recipe** may be better off: on these
