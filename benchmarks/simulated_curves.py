@@ -62,15 +62,18 @@ class SimulatedCurves:
         numbers = {"--steps": steps or self.steps, "--evaluate-every": self.evaluate_every, "--seed": self.seed}
         return [task, *(part for name, value in numbers.items() for part in (name, str(value)))]
 
-    def by_steps(self, task: str, recipe: str) -> Curve:
+    def by_steps(self, task: str, recipe: str, steps: int | None = None) -> Curve:
+        """steps: where they are others than usual."""
+
         def train() -> Curve:
-            job = SimulatedJob(SCRIPT, self.arguments(task), recipe, self.workers, clock=StepsAsSeconds())
+            job = SimulatedJob(SCRIPT, self.arguments(task, steps), recipe, self.workers, clock=StepsAsSeconds())
             try:
                 return curve_of(job.advance())
             finally:
                 job.close()
 
-        return [(step, loss) for step, loss in self.once("curve", task, recipe, train)]
+        name = recipe if steps is None else f"{recipe} for {steps} steps"
+        return [(step, loss) for step, loss in self.once("curve", task, name, train)]
 
     def pricer(self, task: str) -> StepPricer:
         """For any recipe, by one profile of the task: of one worker on a machine of its own."""
