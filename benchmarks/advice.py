@@ -83,9 +83,9 @@ digits-resnet, lstm and embeddings it needs 0.9 to 1.2. And where a target lies 
 digits-conv, a loss that moves by its noise comes to it by luck, tens of steps sooner or later.
 
 **Who always writes one recipe** may be better off: on the networks of the first sections, with models so small,
-`{static}` is within a fifth of the best nearly always, and nothing that has to find that out can be faster. The other tasks of the last section show what it
-depends on: it needs other steps there. What trains apart, and `auto`, may make {patience} times as many steps to come
-to a target; -: not even then.
+`{static}` is within a fifth of the best nearly always, and nothing that has to find that out can be faster. The other
+tasks of the last section show what it depends on: it needs other steps there. What trains apart, and `auto`, may make
+{patience} times as many steps to come to a target; -: not even then.
 """.strip()
 
 
@@ -238,7 +238,8 @@ def needs(curves: SimulatedCurves, recipe: str, task: str) -> str:
 def page(args: argparse.Namespace, curves: SimulatedCurves, found: dict[str, list[Row]]) -> Iterator[str]:
     computing = ", ".join(f"{task} {1000 * STEP_SECONDS[task]:g} ms" for task in TASKS)
     yield "# The recipe that is chosen, beside the best of all"
-    yield f"\n{ABOUT.format(recipes=len(FIXED), steps=args.steps, computing=computing, static=STATIC, patience=PATIENCE)}\n"
+    numbers = {"recipes": len(FIXED), "steps": args.steps, "patience": PATIENCE}
+    yield f"\n{ABOUT.format(computing=computing, static=STATIC, **numbers)}\n"
     yield provenance()
     yield "\n## In short\n"
     yield "Seconds to the target over those of the best fixed recipe of each pair: median, worst.\n"
