@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,16 @@ def curve_of(progress: JobProgress) -> Curve:
     return [(seconds, loss) for _, seconds, loss in progress.metrics.get("validation_loss", [])]
 
 
+def at_pace(profile: WorkloadProfile, factor: float) -> WorkloadProfile:
+    """A worker whose steps compute so many times as long; what codecs take is the same."""
+    return replace(
+        profile,
+        backward_seconds=factor * profile.backward_seconds,
+        rest_seconds=factor * profile.rest_seconds,
+        buckets=[replace(each, ready_seconds=factor * each.ready_seconds) for each in profile.buckets],
+    )
+
+
 @dataclass
 class SimulatedCurves:
     """Curves and profiles by task and recipe. What was found before is read from `kept`."""
@@ -41,6 +51,7 @@ class SimulatedCurves:
     steps: int
     seed: int
     evaluate_every: int
+    step_seconds: Mapping[str, float] = field(default_factory=dict)  # of computing, by task; else as it is measured
     found: dict[str, Any] = field(init=False)
     pricers: dict[str, StepPricer] = field(default_factory=dict, init=False)
 
@@ -51,15 +62,18 @@ class SimulatedCurves:
         numbers = {"--steps": steps or self.steps, "--evaluate-every": self.evaluate_every, "--seed": self.seed}
         return [task, *(part for name, value in numbers.items() for part in (name, str(value)))]
 
-    def by_steps(self, task: str, recipe: str) -> Curve:
+    def by_steps(self, task: str, recipe: str, steps: int | None = None) -> Curve:
+        """steps: where they are others than usual."""
+
         def train() -> Curve:
-            job = SimulatedJob(SCRIPT, self.arguments(task), recipe, self.workers, clock=StepsAsSeconds())
+            job = SimulatedJob(SCRIPT, self.arguments(task, steps), recipe, self.workers, clock=StepsAsSeconds())
             try:
                 return curve_of(job.advance())
             finally:
                 job.close()
 
-        return [(step, loss) for step, loss in self.once("curve", task, recipe, train)]
+        name = recipe if steps is None else f"{recipe} for {steps} steps"
+        return [(step, loss) for step, loss in self.once("curve", task, name, train)]
 
     def pricer(self, task: str) -> StepPricer:
         """For any recipe, by one profile of the task: of one worker on a machine of its own."""
@@ -69,8 +83,14 @@ class SimulatedCurves:
 
         if task not in self.pricers:
             profile = WorkloadProfile.from_json(self.once("profile", task, repr(resolve(None)), measure))
-            self.pricers[task] = StepPricer(profile, self.workers)
+            pace = self.step_seconds.get(task, profile.compute_seconds) / profile.compute_seconds
+            self.pricers[task] = StepPricer(at_pace(profile, pace), self.workers)
         return self.pricers[task]
+
+    def profile(self, task: str, recipe: Recipe) -> WorkloadProfile:
+        """Codecs are timed once and kept, so that a page can be written again from what was measured for it."""
+        found = self.once("priced", task, repr(recipe), lambda: self.pricer(task).profile(recipe).to_json())
+        return WorkloadProfile.from_json(found)
 
     def once(self, what: str, task: str, name: str, find: Callable[[], Any]) -> Any:
         """What was found before, or is found now; kept at once, so that a stopped program goes on where it was."""

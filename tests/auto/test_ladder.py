@@ -1,6 +1,7 @@
 """The ladder and its costs: real recipes, exact bytes, and what a user closes stays closed."""
 
 import re
+from dataclasses import replace
 from math import exp
 
 import pytest
@@ -13,6 +14,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from gossamer.auto.explanation import ladder_text
 from gossamer.auto.ladder import RUNGS, admitted, is_adaptive
 from gossamer.auto.measurement import Measurement, StepSeconds, common_steps
+from gossamer.auto.rung_cost import rung_costs
 from gossamer.estimate.traffic import estimate_traffic
 from gossamer.recipes.auto import Auto
 from gossamer.recipes.recipe import resolve
@@ -51,6 +53,19 @@ def test_local_steps_talk_once_in_a_period() -> None:
     assert local.trips * 20 == pytest.approx(4.0)  # a poll, and Float4's two exchanges of three buckets, two at once
     assert local.local
     assert not dense.local
+
+
+def test_buffers_are_messages_of_every_step_and_of_every_merge() -> None:
+    """Eighteen of BatchNorm's: a step in lock step broadcasts each, a merge averages all at once."""
+    buffers = [64, 64, 8] * 6
+    plain, moving = (rung_costs(RUNGS, MODEL, WORKERS, adaptive=False, buffers=given) for given in ([], buffers))
+    model = replace(MODEL, buffer_bytes=sum(buffers))
+    for rung, without, cost in zip(RUNGS, plain, moving, strict=True):
+        messages = 1 if cost.local else len(buffers)
+        assert (cost.trips - without.trips) * cost.period == pytest.approx(2 * messages)
+        if not cost.local:
+            assert cost.bytes_sent == estimate_traffic(rung.recipe(WORKERS), model, workers=WORKERS).bytes_sent
+        assert cost.bytes_sent > without.bytes_sent
 
 
 def test_what_the_user_closes_is_closed() -> None:

@@ -1,5 +1,7 @@
 """Network fit: planted lines come out again, whoever is slow."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def test_with_the_latency_of_a_look_the_line_is_found(seconds_per_byte: float, t
     line = FittedLine(seconds_per_byte=seconds_per_byte, trip_seconds=trip_seconds)
     now = equation(line)
     looks = [Measurement(exchange_seconds=2 * trip_seconds + late) for late in (0.0, 5.0)]
-    found = fit(now, looks, None, None)
+    found, _ = fit(now, looks, None, None)
     assert found.wire_seconds(BYTES, TRIPS) == pytest.approx(now.wire)
     if BYTES * seconds_per_byte > 0.2 * now.wire:  # else the latency is cut off, since bytes take time, too
         assert found.trip_seconds == pytest.approx(trip_seconds)
@@ -40,23 +42,46 @@ def test_with_the_latency_of_a_look_the_line_is_found(seconds_per_byte: float, t
 def test_two_rungs_tell_what_one_cannot(seconds_per_byte: float, trip_seconds: float) -> None:
     line = FittedLine(seconds_per_byte=seconds_per_byte, trip_seconds=trip_seconds)
     before, now = equation(line), equation(line, sent=BYTES / 20, count=TRIPS + 1, rung="b")
-    found = fit(now, [], before, None)
-    alone = fit(now, [], None, None)
+    found, _ = fit(now, [], before, None)
+    alone, _ = fit(now, [], None, None)
     assert alone.trip_seconds == 0.0
     if BYTES / 20 * seconds_per_byte > 0.2 * now.wire:
         assert found.trip_seconds == pytest.approx(trip_seconds, abs=1e-9)
         assert found.seconds_per_byte == pytest.approx(seconds_per_byte, rel=1e-3)
 
 
+def test_what_a_rung_takes_beside_its_price_is_its_own() -> None:
+    """The line is told by the rung that sends more, whichever came first; the other has a factor."""
+    line = FittedLine(seconds_per_byte=1e-7, trip_seconds=0.01)
+    looks = [Measurement(exchange_seconds=0.02)]
+    many, few = equation(line), equation(line, sent=BYTES / 10, count=TRIPS, rung="b")
+    odd = replace(few, wire=0.5 * few.wire)
+    for before, now in ((many, odd), (odd, many)):
+        found, factors = fit(now, looks, before, line)
+        assert found.seconds_per_byte == pytest.approx(line.seconds_per_byte)
+        assert factors == {"a": 1.0, "b": pytest.approx(0.5)}
+    twin, _ = fit(odd, looks, None, line)
+    assert twin.seconds_per_byte < 0.6 * line.seconds_per_byte
+
+
+def test_a_line_that_changed_in_between_teaches_no_factor() -> None:
+    line = FittedLine(seconds_per_byte=1e-7, trip_seconds=0.01)
+    slower = FittedLine(seconds_per_byte=1e-6, trip_seconds=0.01)
+    now = equation(slower, sent=BYTES / 2, rung="b")
+    found, factors = fit(now, [Measurement(exchange_seconds=0.02)], equation(line), line)
+    assert factors.get("b", 1.0) == 1.0
+    assert found.seconds_per_byte == pytest.approx(slower.seconds_per_byte)
+
+
 def test_what_is_hidden_teaches_no_latency() -> None:
     line = FittedLine(seconds_per_byte=1e-7, trip_seconds=0.01)
     hidden = Equation(rung="b", bytes_sent=BYTES / 20, trips=3.0, wire=1.0, waited_for=False)
-    assert fit(hidden, [], equation(line), None).trip_seconds == 0.0
+    assert fit(hidden, [], equation(line), None)[0].trip_seconds == 0.0
 
 
 def test_a_faster_line_forgets_its_latency() -> None:
     known = FittedLine(seconds_per_byte=1e-7, trip_seconds=0.5)
-    found = fit(equation(FittedLine(seconds_per_byte=1e-9, trip_seconds=0.001)), [], None, known)
+    found, _ = fit(equation(FittedLine(seconds_per_byte=1e-9, trip_seconds=0.001)), [], None, known)
     assert found.trip_seconds < 0.002
 
 

@@ -14,7 +14,8 @@ from support.virtual_workers import Worker, agree, cluster, loss_of, network, pa
 from torch.optim import SGD, AdamW
 
 from gossamer import events
-from gossamer.auto.measurement import StepSeconds
+from gossamer.auto.decision import decide
+from gossamer.auto.measurement import Measurement, StepSeconds
 from gossamer.auto.rule import Rule
 from gossamer.errors import AttachError
 from gossamer.recipes.auto import Auto
@@ -25,7 +26,6 @@ from gossamer.session.session import Session
 COMPUTING = 0.1  # virtual seconds of a step
 SECONDS_PER_BYTE = 1e-4  # a slow line: a Dense() step of the small network takes half a second more
 ANY = Auto()
-BRISK = Rule(dwell_steps=12)
 
 
 @dataclass
@@ -65,7 +65,7 @@ def switched() -> Iterator[list[events.RecipeSwitched]]:
     end()
 
 
-def begin(worker: Worker, line: Callable[[int], float], auto: Auto, rule: Rule = BRISK, **clock: Any) -> Any:
+def begin(worker: Worker, line: Callable[[int], float], auto: Auto, rule: Rule | None = None, **clock: Any) -> Any:
     model = network(worker.rank)
     optimizer = SGD(model.parameters(), 0.05, momentum=0.9)
     session = worker.attach(model, optimizer, auto)
@@ -200,7 +200,7 @@ def test_local_steps_at_first_end_at_the_first_look_on_a_fast_line(switched: lis
         optimizer = SGD(model.parameters(), 0.05, momentum=0.9)
         session = worker.attach(model, optimizer, first_recipe(ANY, model, optimizer, worker.world))
         VirtualClock(fast).put_into(session)
-        choose_while_training(session, ANY, BRISK)
+        choose_while_training(session, ANY)
         recipes = []
         for step in range(40):
             train_step(model, optimizer, step, worker.rank)
@@ -219,10 +219,10 @@ def test_it_sees_what_the_optimizer_is() -> None:
         model = network(worker.rank)
         optimizer = AdamW(model.parameters())
         session = worker.attach(model, optimizer, Auto())
-        choice = RecipeChoice(session, Auto(), BRISK)
+        choice = RecipeChoice(session, Auto(), Rule())
         return [cost.steps for cost in choice._costs]
 
-    assert cluster(work, 2)[0] == [1.0, 1.0, 1.0, 1.07, 1.18, 2.3, 1.26, 1.4]
+    assert cluster(work, 2)[0] == [1.0, 1.0, 1.0, 1.07, 1.18, 2.3, 1.44, 1.4]
 
 
 def test_a_measurement_is_of_this_rank() -> None:
@@ -241,6 +241,18 @@ def test_a_measurement_is_of_this_rank() -> None:
     assert measured.residual_norm is None
     assert len(measured.steps) == 1
     assert measured.bytes_sent > 0
+
+
+def test_the_first_look_has_timed_a_message_before_it_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[Measurement]] = []
+
+    def spy(rule: Any, costs: Any, state: Any, heard: list[Measurement], step: int) -> Any:
+        told.append(heard)
+        return decide(rule, costs, state, heard, step)
+
+    monkeypatch.setattr("gossamer.session.auto_recipe.decide", spy)
+    cluster(lambda worker: train(worker, slow, 8, Auto(local_steps=False)), 2)
+    assert all(each.exchange_seconds is not None for each in told[0])
 
 
 def test_alone_there_is_nothing_to_choose() -> None:

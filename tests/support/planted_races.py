@@ -32,6 +32,7 @@ class Planted:
     fails_at: int = 10 * MOST_STEPS
     bytes_per_step: float = 1e6
     best_factor: float = 1.0
+    cost: float = 1.0  # of this machine's seconds, for a step
 
     def loss(self, steps: Floats, factor: float = 1.0) -> Floats:
         worth = self.efficiency * (1 - 0.15 * abs(np.log2(factor / self.best_factor)))
@@ -78,6 +79,7 @@ class Ledger:
     """What all jobs of a race made together."""
 
     steps: int = 0
+    seconds: float = 0.0
     open: set[str] = field(default_factory=set)
     most_open: int = 0
 
@@ -97,6 +99,7 @@ class PlantedJob:
         wanted = steps if steps is not None else int((seconds or 0.0) / self.planted.step_seconds + 1e-9)
         wanted = max(self._made, min(wanted, len(self._curve), self.planted.fails_at - 1))
         self._ledger.steps += wanted - self._made
+        self._ledger.seconds += (wanted - self._made) * self.planted.cost
         self._made = wanted
         failed = wanted + 1 == self.planted.fails_at
         return PlantedProgress(
@@ -115,7 +118,7 @@ class PlantedJob:
 
 @dataclass
 class PlantedField:
-    """A job factory, and the clock by which a race's budget is spent: a second a step of any job."""
+    """A job factory, and the clock by which a race's budget is spent: a second a step, or what is planted."""
 
     recipes: Mapping[str, Planted]
     seed: int = 0
@@ -125,4 +128,4 @@ class PlantedField:
         return PlantedJob(recipe, factor, self.recipes[recipe], Draws(self.seed), self.ledger)
 
     def now(self) -> float:
-        return float(self.ledger.steps)
+        return self.ledger.seconds

@@ -1,19 +1,20 @@
 """Decision: the rule by which all ranks change their recipe alike, from the same numbers and nothing else.
 
 At every look: fit the line, price the rungs, and see which is best. Of those within a tenth of the best one's seconds
-to a loss the target is the one that needs the fewest steps, so Dense() if it is among them. It is taken when
+to a loss the target is the one that needs the fewest steps, so Dense() if it is among them. It is taken once staying
+has lost as much as a change costs (ski rental):
 
-    it is stronger, and the best saves more than 15 %, or it is weaker;
-    three looks in a row have said so, the same way;
-    the last change was at least `dwell` steps ago.
+    lost(rung) = max(0, lost(rung) + steps since the last look * (1 - price(rung) / price(here)))
+    change     when lost(target) >= cost, and the target is weaker, or stronger and saves more than 15 %
 
-Before the first change one look decides.
-
-At once, without the last two, where a step takes more than three times what was foretold, for this rung or for the
-best: once in a dwell. A change that takes back the one before it doubles the dwell, up to 16 times; a long rest makes
-it short again.
+A weaker rung counts as a tenth cheaper than it is. The first look decides at once: for what is in force then nothing
+was said. The cost, 5 steps and a dense mean where workers trained apart, doubles with every change up to 64 times; a
+long rest makes it single again. So a line that flaps is judged by ever longer means, and what all changes cost is at
+most what staying would have lost.
 
 Only sums, products and comparisons of numbers that every rank has, in one order: equal on unlike processors.
+
+source: Karlin et al. 1988, Algorithmica (ski rental); Borodin et al. 1992, JACM (metrical task systems)
 """
 
 from __future__ import annotations
@@ -30,9 +31,6 @@ from gossamer.auto.pricing import RungPrice, price
 from gossamer.auto.rule import Rule, RuleState
 from gossamer.auto.rung_cost import RungCost
 
-LONG_REST_DWELLS = 4  # without a change, after which the dwell is short again
-CLOSED_DWELLS = 10  # for which a rung is closed where too much waited to be sent
-
 
 @dataclass(frozen=True, kw_only=True)
 class RungChange:
@@ -47,12 +45,10 @@ def decide(
     rule: Rule, costs: Sequence[RungCost], state: RuleState, measurements: Sequence[Measurement], step: int
 ) -> tuple[RuleState, RungChange | None]:
     """One look, after `step` steps. measurements: all ranks', in order of rank."""
-    here = costs[state.rung]
+    here, first = costs[state.rung], state.line is None
     window = observe(measurements, here.period, rule.believed)
     if window is None:
         return replace(state, next_look=step + _whole_periods(rule.least_look_steps, here)), None
-    surprised = state.foretold is not None and window.step > rule.surprise * state.foretold
-    warms_up = loss_guard.warms_up(measurements, state.learning_rate)
     now = Equation(
         rung=here.name,
         bytes_sent=window.bytes_sent or here.bytes_sent,
@@ -60,25 +56,24 @@ def decide(
         wire=window.wire,
         waited_for=window.waiting > window.wire / 2,
     )
-    line = fit(now, measurements, state.equation, state.line)
-    state = replace(_remember(rule, state, here, window, measurements, step), equation=now, line=line)
+    line, factors = fit(now, measurements, state.equation, state.line, state.factors)
+    warms_up = loss_guard.warms_up(measurements, state.learning_rate)
+    state = replace(_remember(rule, state, here, window, measurements, step), equation=now, line=line, factors=factors)
     critical = warms_up or loss_guard.moves(state.norms)
-    prices = price(costs, here, window, line, state.codec_seconds, loss_guard.CAUTION if critical else 1.0)
+    caution = loss_guard.CAUTION if critical else 1.0
+    prices = price(costs, here, window, line, state.codec_seconds, caution, factors)
+    state = replace(state, lost=_lost(rule, state, prices, step - state.looked_at), looked_at=step)
     overgrown = _overgrown(state, here, measurements)
     if overgrown:
-        state = replace(state, closed_from=state.rung, closed_until=step + CLOSED_DWELLS * _dwell(rule, state))
-    among = _open(state, costs, step)
-    target, saved = _target(rule, state.rung, among, costs, prices)
-    state = _vote(rule, state, target, saved)
-    surprised = surprised or 1 / rule.surprise > 1 - saved
-    hurries = overgrown or (surprised and _may_hurry(rule, state, step))
-    if not state.votes or not (hurries or _is_due(rule, state, step)):
+        closed = rule.closed_steps << state.doublings
+        state = replace(state, closed_from=state.rung, closed_until=step + closed)
+    target = _target(rule, state.rung, _open(state, costs, step), costs, prices)
+    due = first or overgrown or state.lost[target] >= change_cost(rule, state, here, prices, step)
+    if not (due and _speaks_for(rule, state.rung, target, prices)):
         return state, None
     why = change_text(window, line, prices[state.rung], prices[target])
     change = RungChange(before=state.rung, after=target, reason=why + "; too much waits to be sent" * overgrown)
-    if surprised:
-        state = replace(state, surprised_at=step)
-    return _changed(rule, state, costs[target], prices[target], change, step), change
+    return _changed(rule, state, costs[target], change, step), change
 
 
 def _remember(
@@ -89,10 +84,10 @@ def _remember(
     measurements: Sequence[Measurement],
     step: int,
 ) -> RuleState:
+    usual = look_steps(rule, here, window.step, measurements)
     return replace(
         state,
-        next_look=step + min(look_steps(rule, here, window.step, measurements), _soon(state, here, step)),
-        foretold=window.step,
+        next_look=step + min(usual, _soon(rule, state, here, window.step, measurements, step)),
         codec_seconds={**state.codec_seconds, here.name: window.codec},
         norms=loss_guard.remember(state.norms, step, loss_guard.gradient_norm(measurements)),
         learning_rate=loss_guard.learning_rate(measurements),
@@ -102,16 +97,29 @@ def _remember(
 def look_steps(rule: Rule, here: RungCost, step_seconds: float, measurements: Sequence[Measurement]) -> int:
     """Steps until the next look: so many seconds, but as many steps as are told of at most, unless looks would take
     too much of the time; whole periods of local steps."""
+    wanted = rule.look_seconds / step_seconds if step_seconds else float(MOST_STEPS)
+    affordable = _affordable(rule.look_share, step_seconds, measurements)
+    return _whole_periods(max(rule.least_look_steps, ceil(min(MOST_STEPS, wanted)), affordable), here)
+
+
+def _affordable(share: float, step_seconds: float, measurements: Sequence[Measurement]) -> int:
+    """Steps of which a look takes this share."""
     took = max((each.look_seconds for each in measurements if each.look_seconds is not None), default=0.0)
-    wanted, affordable = float(MOST_STEPS), 0.0
-    if step_seconds:
-        wanted, affordable = rule.look_seconds / step_seconds, took / (rule.look_share * step_seconds)
-    return _whole_periods(max(rule.least_look_steps, ceil(min(MOST_STEPS, wanted)), ceil(affordable)), here)
+    return ceil(took / (share * step_seconds)) if step_seconds else 0
 
 
-def _soon(state: RuleState, here: RungCost, step: int) -> int:
-    """As many steps again as since the last change: where everything is new, the first looks come soon."""
-    return _whole_periods(step - (state.changed_at or 0), here)
+def _soon(
+    rule: Rule,
+    state: RuleState,
+    here: RungCost,
+    step_seconds: float,
+    measurements: Sequence[Measurement],
+    step: int,
+) -> int:
+    """As many steps again as since the last change: where everything is new, the first looks come soon, and may take a
+    larger share."""
+    affordable = _affordable(rule.soon_share, step_seconds, measurements)
+    return _whole_periods(max(step - (state.changed_at or 0), affordable), here)
 
 
 def _whole_periods(steps: int, here: RungCost) -> int:
@@ -132,56 +140,48 @@ def _open(state: RuleState, costs: Sequence[RungCost], step: int) -> range:
     return range(len(costs) if state.closed_from is None or step >= state.closed_until else state.closed_from)
 
 
-def _target(
-    rule: Rule, here: int, among: Sequence[int], costs: Sequence[RungCost], prices: Sequence[RungPrice]
-) -> tuple[int, float]:
-    """Of the rungs that are nearly as good as the best of these the one that needs the fewest steps, and what the best
-    would save. Of equals Dense() is taken, or what is in force, or the weakest."""
+def _target(rule: Rule, here: int, among: Sequence[int], costs: Sequence[RungCost], prices: Sequence[RungPrice]) -> int:
+    """Of the rungs that are nearly as good as the best of these the one that needs the fewest steps. Of equals Dense()
+    is taken, or what is in force, or the weakest."""
     best = min(prices[place].loss_seconds for place in among)
     near = [place for place in among if (1 - rule.close) * prices[place].loss_seconds <= best]
-    target = min(near, key=lambda place: (costs[place].steps, place != 0, place != here, place))
-    return target, 1 - best / prices[here].loss_seconds
+    return min(near, key=lambda place: (costs[place].steps, place != 0, place != here, place))
 
 
-def _vote(rule: Rule, state: RuleState, target: int, saved: float) -> RuleState:
-    """Count the looks in a row that say the same."""
-    direction = (target > state.rung) - (target < state.rung)
-    if direction > 0 and saved <= rule.worth:
-        direction = 0
-    return replace(state, votes=state.votes + direction if state.votes * direction > 0 else direction)
+def _speaks_for(rule: Rule, here: int, target: int, prices: Sequence[RungPrice]) -> bool:
+    return target < here or (target > here and _saved(prices, here, target) > rule.worth)
 
 
-def _dwell(rule: Rule, state: RuleState) -> int:
-    return rule.dwell_steps << state.doublings
+def _saved(prices: Sequence[RungPrice], here: int, other: int) -> float:
+    return 1 - prices[other].loss_seconds / prices[here].loss_seconds
 
 
-def _is_due(rule: Rule, state: RuleState, step: int) -> bool:
-    rested = state.changed_at is None or step - state.changed_at >= _dwell(rule, state)
-    looks = rule.first_looks if state.changed_at is None else rule.looks
-    return abs(state.votes) >= looks and rested
+def _lost(rule: Rule, state: RuleState, prices: Sequence[RungPrice], steps: int) -> tuple[float, ...]:
+    """Steps that staying has lost to each rung; those before the last change are none of its."""
+    before = state.lost or (0.0,) * len(prices)
+    shares = [_saved(prices, state.rung, other) + rule.close * (other < state.rung) for other in range(len(prices))]
+    return tuple(max(0.0, lost + steps * min(1.0, share)) for lost, share in zip(before, shares, strict=True))
 
 
-def _may_hurry(rule: Rule, state: RuleState, step: int) -> bool:
-    return state.surprised_at is None or step - state.surprised_at >= _dwell(rule, state)
+def change_cost(rule: Rule, state: RuleState, here: RungCost, prices: Sequence[RungPrice], step: int) -> float:
+    """In steps of the rung in force."""
+    means = rule.change_means * prices[0].step_seconds / prices[state.rung].step_seconds if here.local else 0.0
+    return (rule.change_steps + means) * 2.0 ** _doublings(rule, state, step)
 
 
-def _changed(
-    rule: Rule, state: RuleState, after: RungCost, foretold: RungPrice, change: RungChange, step: int
-) -> RuleState:
-    """A change that takes back the one before makes the next wait longer."""
-    went = 1 if change.after > change.before else -1
-    doublings = state.doublings
-    if state.changed_at is not None and step - state.changed_at > LONG_REST_DWELLS * _dwell(rule, state):
-        doublings = 0
-    elif went * state.went < 0:
-        doublings = min(doublings + 1, rule.most_doublings)
+def _doublings(rule: Rule, state: RuleState, step: int) -> int:
+    rested = step - (state.changed_at or 0) > rule.rest * rule.change_steps * 2.0**state.doublings
+    return 0 if rested else state.doublings
+
+
+def _changed(rule: Rule, state: RuleState, after: RungCost, change: RungChange, step: int) -> RuleState:
+    """Each change makes the next one dearer, but for the first one that is made at all."""
+    doublings = 0 if state.changed_at is None else min(_doublings(rule, state, step) + 1, rule.most_doublings)
     return replace(
         state,
         rung=change.after,
         changed_at=step,
-        went=went,
         doublings=doublings,
-        votes=0,
-        foretold=foretold.step_seconds,
+        lost=(),
         next_look=step + _whole_periods(rule.settling_steps, after),
     )

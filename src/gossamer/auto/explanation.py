@@ -35,11 +35,13 @@ def ladder_text(auto: Auto) -> Iterator[str]:
         yield f"  {rung.name:<{wide}}" + "".join(f"{steps:>7}" for steps in shown)
     worth, close, moved = share_text(rule.worth), share_text(rule.close), share_text(loss_guard.MOST_MOVED)
     yield f"It changes between two steps, on all ranks alike: to a stronger one where the best saves {worth} of the"
-    yield f"time to a loss, or to a weaker one within {close} of the best; after {rule.looks} looks in a row and"
-    late = f"{rule.surprise:g} times as long as foretold"
-    yield f"{rule.dwell_steps} steps after the last change, or at once where a step takes {late}."
+    dearest = rule.change_steps * 2**rule.most_doublings
+    lost = f"{rule.change_steps:g} steps"
+    yield f"time to a loss, or to a weaker one within {close} of the best; once staying has lost {lost},"
+    yield "and a dense mean after local steps. Each change makes the next twice as dear, up to"
+    yield f"{dearest:g} steps, until none was made for long."
     yield f"While the learning rate rises, or the gradient's norm moves by {moved} in {loss_guard.WINDOW_STEPS} steps,"
-    yield f"what a rung needs more steps for counts {loss_guard.CAUTION:g} times. One that lets more than"
+    yield f"what compressed gradients need more steps for counts {loss_guard.CAUTION:g} times. One that lets more than"
     yield f"{loss_guard.MOST_RESIDUAL_GRADIENTS:g} gradients wait to be sent is left."
 
 

@@ -1,9 +1,10 @@
 """Loss guard: when what compression loses counts for more, and when it loses too much.
 
-What a rung needs more steps for than Dense() counts twice while the learning rate rises (a warm-up), or where the
-gradient's norm has moved by more than half from one window to the next: what is lost then is missed most. And where
-what waits to be sent has grown beyond ten gradients, a weaker rung takes over, and rungs as strong are closed for a
-while.
+What compressed gradients need more steps for than Dense() counts twice while the learning rate rises (a warm-up), or
+where the gradient's norm has moved by more than half from one window to the next: what is lost then is missed most.
+Not so for local steps, which on five tasks lost no more in the first third than later (docs/benchmarks/advice.md). And
+where what waits to be sent has grown beyond ten gradients, a weaker rung takes over, and rungs as strong are closed for
+a while.
 
 source: Agarwal et al. 2021, MLSys (Accordion: the norm's change tells critical phases); Karimireddy et al. 2019, ICML
 (what waits is bounded by the gradients, and slows down by its size over theirs)

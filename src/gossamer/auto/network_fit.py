@@ -5,14 +5,16 @@ the network's. Of every round, therefore, the rank that waited least is believed
 
     wire = bytes_sent * seconds_per_byte + trips * trip_seconds
 
-One rung gives one such equation in two unknowns. The latency comes from the looks themselves, which are short messages,
-and from the looks before and after a change of rungs: two rungs, two equations.
+One rung gives one such equation in two unknowns. The latency comes from the looks themselves, which are short messages;
+where it is not known from there, from the looks before and after a change of rungs: two rungs, two equations. Else
+those two looks teach how far the model errs. The line is the same before and after, so of the two rungs the one that
+sends more bytes tells the line, and what the other takes beside its price is that rung's own, from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from gossamer.auto.measurement import Measurement, StepSeconds, common_steps
@@ -20,6 +22,10 @@ from gossamer.auto.measurement import Measurement, StepSeconds, common_steps
 LOOK_TRIPS = 2  # of a look's exchange: lengths, then texts
 LATENCY_SHARE = 0.9  # of the wire's seconds, at most: bytes take some time, too
 LEAST_SECONDS_PER_BYTE = 1e-12  # a terabyte per second, where nothing could be measured
+MOST_FACTOR = 3.0  # by which the model may err; what differs by more is another line
+
+Factors = Mapping[str, float]
+NO_FACTORS: Factors = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +99,42 @@ class Equation:
 
 
 def fit(
-    now: Equation, measurements: Sequence[Measurement], before: Equation | None, known: FittedLine | None
-) -> FittedLine:
-    """The line by one equation, and by what is known of its latency.
+    now: Equation,
+    measurements: Sequence[Measurement],
+    before: Equation | None,
+    known: FittedLine | None,
+    factors: Factors = NO_FACTORS,
+) -> tuple[FittedLine, Factors]:
+    """The line by one equation, and by what is known of its latency; and what the model errs by.
 
     before: of the last look, which teaches something if it was another rung's. known: the line at the last look.
+    factors: how many times its price's wire a rung takes, by name.
     """
     heard = [each.exchange_seconds for each in measurements if each.exchange_seconds is not None]
     by_look = min(heard, default=0.0) / LOOK_TRIPS  # the last to come waits for nobody
     learned = known.trip_seconds if known is not None else 0.0
-    if before is not None and before.rung != now.rung and before.waited_for and now.waited_for:
-        learned = _latency(before, now)
-    return line_of(now, max(by_look, learned))
+    other = before if before is not None and before.rung != now.rung else None
+    if other is not None and not heard and other.waited_for and now.waited_for:
+        learned = _latency(other, now)
+    trip_seconds = max(by_look, learned)
+    if other is not None and heard:
+        factors = _calibrated(now, other, trip_seconds, factors)
+    return line_of(_priced(now, factors), trip_seconds), factors
+
+
+def _calibrated(now: Equation, other: Equation, trip_seconds: float, factors: Factors) -> Factors:
+    """Of two rungs on one line the one that sends more bytes tells the line; the other's factor makes it agree.
+    Where they disagree by too much the line has changed in between, and nothing is learned."""
+    more, fewer = (now, other) if now.bytes_sent >= other.bytes_sent else (other, now)
+    factors = {more.rung: 1.0, **factors} if more is other else {**factors, more.rung: 1.0}
+    foretold = line_of(_priced(more, factors), trip_seconds).wire_seconds(fewer.bytes_sent, fewer.trips)
+    if foretold <= MOST_FACTOR * fewer.wire and fewer.wire <= MOST_FACTOR * foretold:
+        return {**factors, fewer.rung: fewer.wire / foretold}
+    return factors
+
+
+def _priced(equation: Equation, factors: Factors) -> Equation:
+    return replace(equation, wire=equation.wire / factors.get(equation.rung, 1.0))
 
 
 def line_of(now: Equation, trip_seconds: float) -> FittedLine:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gossamer.auto.network_fit import FittedLine, StepWindow
+from gossamer.auto.network_fit import NO_FACTORS, Factors, FittedLine, StepWindow
 from gossamer.auto.rung_cost import RungCost
 
 BACKWARD_SHARE = 2 / 3  # of computing, in which gradients appear
@@ -40,9 +40,11 @@ def hidden_seconds(window: StepWindow, cost: RungCost) -> float:
     return max(seen, BACKWARD_SHARE * window.computing * (cost.buckets - 1) / cost.buckets)
 
 
-def step_seconds(cost: RungCost, line: FittedLine, computing: float, hidden: float, codec_seconds: float) -> float:
-    """Foretell a step."""
-    busy = codec_seconds + line.wire_seconds(cost.bytes_sent, cost.trips)
+def step_seconds(
+    cost: RungCost, line: FittedLine, computing: float, hidden: float, codec_seconds: float, factor: float = 1.0
+) -> float:
+    """Foretell a step. factor: of the wire's seconds, as was learned when the rung was tried."""
+    busy = codec_seconds + factor * line.wire_seconds(cost.bytes_sent, cost.trips)
     return computing + (busy if cost.local else max(busy / cost.buckets, busy - hidden))
 
 
@@ -53,14 +55,14 @@ def price(
     line: FittedLine,
     codec_seconds: Mapping[str, float],
     caution: float = 1.0,
+    factors: Factors = NO_FACTORS,
 ) -> list[RungPrice]:
-    """Price all rungs, from where the window was measured. codec_seconds: of those that were tried here, by name.
-    caution: how many times the steps count that a rung needs beyond those of Dense()."""
+    """Price all rungs, from where the window was measured. codec_seconds, factors: of those that were tried here, by
+    name. caution: how many times the steps count that compressed gradients need beyond those of Dense()."""
     hidden, found = hidden_seconds(window, here), []
     for cost in costs:
         codec = codec_seconds.get(cost.name, cost.codec_seconds)
-        seconds = step_seconds(cost, line, window.computing, hidden, codec)
-        found.append(
-            RungPrice(name=cost.name, step_seconds=seconds, loss_seconds=seconds * (1 + caution * (cost.steps - 1)))
-        )
+        seconds = step_seconds(cost, line, window.computing, hidden, codec, factors.get(cost.name, 1.0))
+        steps = cost.steps if cost.local else 1 + caution * (cost.steps - 1)
+        found.append(RungPrice(name=cost.name, step_seconds=seconds, loss_seconds=seconds * steps))
     return found

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gossamer.auto import loss_guard
-from gossamer.auto.network_fit import Chooser, Equation, FittedLine, waited_least
+from gossamer.auto.network_fit import Chooser, Equation, Factors, FittedLine, waited_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,15 +16,16 @@ class Rule:
 
     worth: float = 0.15  # that a stronger rung must save
     close: float = 0.10  # within which of the best one a weaker rung is as good
-    looks: int = 3  # in a row that say the same
-    first_looks: int = 1  # likewise, before the first change: for what is in force then nothing was said
-    dwell_steps: int = 100  # between two changes, at least
-    most_doublings: int = 4  # of the dwell
-    surprise: float = 3.0  # times what was foretold, at which nothing is waited for
+    change_steps: float = 5.0  # that a change is taken to cost,
+    change_means: float = 1.0  # and so many dense means, where workers trained apart
+    most_doublings: int = 6  # of that cost
+    rest: float = 128.0  # times change_steps, as doubled, after which the cost is single again
     least_look_steps: int = 2
     settling_steps: int = 5  # until the first look after a change
-    look_seconds: float = 1.0  # from one look to the next, if that is not too few steps or too many
+    look_seconds: float = 0.1  # from one look to the next, if that is not too few steps or too many
     look_share: float = 0.005  # of all seconds, that looks may take
+    soon_share: float = 0.02  # likewise, while everything is new
+    closed_steps: int = 1000  # for which a rung is closed where too much waited to be sent
     believed: Chooser = waited_least
 
 
@@ -34,15 +35,14 @@ class RuleState:
 
     rung: int = 0  # its place on the ladder
     next_look: int = 3  # the step after which ranks look
+    looked_at: int = 0  # the step of the last look
     changed_at: int | None = None  # the step of the last change
-    went: int = 0  # its direction: 1 to a stronger rung, -1 to a weaker
-    doublings: int = 0  # of the dwell
-    surprised_at: int | None = None  # the last step at which nothing was waited for
-    votes: int = 0  # looks in a row, below 0 for weaker rungs
-    foretold: float | None = None  # seconds of a step here
-    line: FittedLine | None = None
+    doublings: int = 0  # of what a change is taken to cost
+    lost: tuple[float, ...] = ()  # steps that staying has lost to each rung since the last change, at least 0
+    line: FittedLine | None = None  # None: nothing was measured yet
     equation: Equation | None = None  # of the last look
     codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step, by the names of rungs that were tried
+    factors: Factors = field(default_factory=dict)  # of the wire's seconds, likewise
     norms: loss_guard.Norms = ()
     learning_rate: float | None = None
     closed_from: int | None = None  # rungs from here on are closed,
@@ -60,6 +60,8 @@ class RuleState:
                 **fields,
                 "line": None if line is None else FittedLine(**line),
                 "equation": None if equation is None else Equation(**equation),
+                "lost": tuple(fields["lost"]),
+                "factors": dict(fields["factors"]),
                 "codec_seconds": dict(fields["codec_seconds"]),
                 "norms": tuple((step, norm) for step, norm in fields["norms"]),
             }

@@ -13,6 +13,8 @@ from gossamer.estimate.traffic import estimate_traffic
 from gossamer.events import Attached
 from gossamer.runtime.pipeline import DEPTH
 
+BUFFER_TRIPS = 2  # of a broadcast: parts go out, and are passed on; of a mean: there and back
+
 
 @dataclass(frozen=True, kw_only=True)
 class RungCost:
@@ -31,19 +33,32 @@ class RungCost:
         return self.period > 1
 
 
-def rung_costs(rungs: Sequence[LadderRung], model: Attached, workers: int, *, adaptive: bool) -> tuple[RungCost, ...]:
-    """Price the rungs for a model that is attached with any of them. Exact, for bytes."""
-    return tuple(_cost(rung, model, workers, rung.steps(adaptive=adaptive)) for rung in rungs)
+def rung_costs(
+    rungs: Sequence[LadderRung], model: Attached, workers: int, *, adaptive: bool, buffers: Sequence[int] = ()
+) -> tuple[RungCost, ...]:
+    """Price the rungs for a model that is attached with any of them. Exact, for bytes.
+
+    buffers: bytes of each buffer that training moves, such as BatchNorm's statistics. In lock step one rank broadcasts
+    each of them, one after the other, which on a slow line is most of a step; local steps average them at a merge.
+    """
+    return tuple(_cost(rung, model, workers, rung.steps(adaptive=adaptive), buffers) for rung in rungs)
 
 
-def _cost(rung: LadderRung, model: Attached, workers: int, steps: float) -> RungCost:
+def _cost(rung: LadderRung, model: Attached, workers: int, steps: float, buffers: Sequence[int]) -> RungCost:
     recipe = rung.recipe(workers)
     stage = recipe.strategy.steady_stage
-    period = stage.schedule.period if stage.local_parameters else 1
-    model = replace(model, fragments=(0,) * len(model.layouts), rider_bytes=())
+    local = stage.local_parameters
+    period = stage.schedule.period if local else 1
+    model = replace(
+        model,
+        fragments=(0,) * len(model.layouts),
+        buffer_bytes=0 if local else sum(buffers),
+        rider_bytes=(float(sum(buffers)),) if local else (),
+    )
     ops = [trace_ops(recipe, layout, dtype_of(text), workers) for text, layout in model.layouts]
     at_once = min(len(ops), DEPTH)  # buckets travel beside each other
-    trips = sum(_trips(op) for bucket in ops for op in bucket) / at_once + (period > 1)  # and a participation poll
+    trips = sum(_trips(op) for bucket in ops for op in bucket) / at_once
+    trips += local + BUFFER_TRIPS * (min(len(buffers), 1) if local else len(buffers))  # a participation poll
     gradient_bytes = sum(dtype_of(text).itemsize * layout.numel for text, layout in model.layouts)
     return RungCost(
         name=rung.name,

@@ -63,7 +63,12 @@ class BufferVersions:
         return [tuple((id(buffer), buffer._version) for buffer in group) for group in self._buffers()]
 
 
-def moving_bytes(model: nn.Module) -> int:
-    """Bytes of the buffers that training moves in every step: running statistics."""
+def moving_buffers(model: nn.Module) -> list[int]:
+    """Bytes of each buffer that training moves in every step: running statistics. Each is a broadcast of its own."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
-    return sum(buffer.nbytes for norm in norms for buffer in norm.buffers(recurse=False))
+    return [buffer.nbytes for norm in norms for buffer in norm.buffers(recurse=False)]
+
+
+def moving_bytes(model: nn.Module) -> int:
+    """Bytes of all of them."""
+    return sum(moving_buffers(model))

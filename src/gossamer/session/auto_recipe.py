@@ -22,6 +22,7 @@ from gossamer.auto.rung_cost import rung_costs
 from gossamer.errors import AttachError
 from gossamer.recipes.auto import Auto
 from gossamer.recipes.recipe import Recipe
+from gossamer.reducer.model_buffers import moving_buffers
 from gossamer.session import lifecycle_events
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.residual_report import norm_of
@@ -108,17 +109,23 @@ class RecipeChoice:
         if session.recipe not in self._recipes:
             self._left = True
             return
-        clock, asked = session.status.clock, session.status.clock()
-        text = self._measured().to_text()
-        says = clock()
-        heard = [Measurement.from_text(each) for each in session._group.all_gather_text(text)]
-        self._exchange_seconds = clock() - says
+        asked = session.status.clock()
+        if self._exchange_seconds is None:  # the first decision must tell slow bytes from slow messages
+            self._told("")
+        heard = [Measurement.from_text(each) for each in self._told(self._measured().to_text())]
         rung = self._recipes.index(session.recipe)
         self._state, change = decide(self._rule, self._costs, replace(self._state, rung=rung), heard, synchronizer.step)
         session.status.recent.clear()
-        self._look_seconds = clock() - asked
+        self._look_seconds = session.status.clock() - asked
         if change is not None:
             self._switch(change)
+
+    def _told(self, text: str) -> list[str]:
+        """What all ranks say; how long that takes is the time of a message there and back."""
+        says = self._session.status.clock()
+        heard = self._session._group.all_gather_text(text)
+        self._exchange_seconds = self._session.status.clock() - says
+        return heard
 
     def _switch(self, change: RungChange) -> None:
         self._session.switch(self._recipes[change.after], reason=change.reason)
@@ -153,7 +160,7 @@ class RecipeChoice:
 def _costs(session: ChosenSession, rungs: Sequence[LadderRung], *, adaptive: bool) -> Sequence[Any]:
     transport, buckets = session._group.transport, session._synchronizer.buckets
     model = lifecycle_events.begun(session.model, session.optimizer, session.recipe, [buckets], transport)
-    return rung_costs(rungs, model, transport.world, adaptive=adaptive)
+    return rung_costs(rungs, model, transport.world, adaptive=adaptive, buffers=moving_buffers(session.model))
 
 
 def _serves(recipe: Recipe, model: nn.Module) -> bool:

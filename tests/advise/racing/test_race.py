@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import sqrt
+from math import inf, sqrt
 
 import pytest
 from support.planted_races import Planted, PlantedField, PlantedProgress
@@ -37,6 +37,32 @@ def _run(recipes: Mapping[str, Planted], seed: int = 0, budget: float = BUDGET) 
 
 
 WINNER = Planted(step_seconds=0.25, efficiency=0.75)
+
+
+DEAR_ONE = Planted(step_seconds=0.5, efficiency=0.2, cost=30.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_minutes_go_where_the_answer_is_decided(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """A recipe that is behind, and of which a virtual second takes this machine as long as thirty of others, goes as
+    soon as that is seen. The twin that prices virtual seconds only races it to the first halving, and the winner comes
+    less far."""
+    recipes = _field(7, WINNER) | {"dear": DEAR_ONE}
+    found, _ = _run(recipes, seed)
+    monkeypatch.setattr("gossamer.advise.racing.elimination.DEAR", inf)
+    twin, _ = _run(recipes, seed)
+    dear, waited_for = (next(each for each in race.contenders if each.recipe == "dear") for race in (found, twin))
+    assert dear.out is not None
+    assert "take long here" in dear.out
+    assert dear.spent < 0.5 * waited_for.spent
+    assert found.contenders[1].recipe == twin.contenders[1].recipe == "W"
+    assert found.baseline.steps > twin.baseline.steps
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_is_dear_and_ahead_is_raced_to_the_end(seed: int) -> None:
+    found, _ = _run(_field(7, replace(WINNER, cost=30.0)), seed, 3 * BUDGET)
+    assert found.contenders[1].recipe == "W"
 
 
 @pytest.mark.parametrize("seed", range(5))

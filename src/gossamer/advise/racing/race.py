@@ -2,8 +2,10 @@
 
     16 -> 8 -> 4 -> 2 -> 2 and the learning rates x 0.5, x 2 of the first and of the baseline
 
-Every rung has the same share of the budget, and all that are left come to the same virtual second in it; the half with
-the higher loss there goes out. The baseline, Dense(), always stays. All have the same seed and the same batches. No
+Every rung has the same share of the budget, and all that are left come to the same virtual second in it; the half
+with the higher loss there goes out. A virtual second of one recipe may take this machine many times as long as
+another's: who is as dear as that, and in the half that would go out, goes at once, so that the minutes are spent
+where the answer is decided. The baseline, Dense(), always stays. All have the same seed and the same batches. No
 learning rate is scaled by recipe, since every candidate's step means what Dense()'s does: the mean of all workers'
 batches, or of their steps. Whether another rate suits it better is tried in the last rung, for the first and for the
 baseline alike, or the first would win by being tuned.
@@ -21,18 +23,17 @@ from math import ceil, inf, isfinite, log2, nan
 
 from gossamer.advise.racing.against_baseline import LOOKS, WINDOW, against_baseline, paired_difference
 from gossamer.advise.racing.contender import LOSSES, Contender, RaceJob, StartJob
+from gossamer.advise.racing.elimination import FINALISTS, FIRST_STEPS, dear_and_behind, kept_of
 from gossamer.advise.racing.loss_curve import LossCurve
 from gossamer.advise.racing.target import Target, seconds_to
 from gossamer.errors import GossamerError
 
 RETUNED = (0.5, 2.0)
-FINALISTS = 2  # beside the baseline
 LAST_SHARES = 4  # of the last rung, where other learning rates begin anew, for one share of every other rung
 OVERRUN = 0.1  # of the budget: what a step takes is known only once it is made
 ENOUGH_STEPS = 256  # of the baseline, before a race may be decided early
 SURE = 0.99  # of what is decided before the budget is spent: it is looked at again and again
 FEWEST_STEPS = 16  # of the baseline: with fewer nothing can be told
-FIRST_STEPS = 8  # of each of the others, before the first go out
 NO_TIME = "not raced: that would have taken more --minutes"
 NO_LOSS = (
     "the script logs no loss, so recipes can be compared by the time of a step only, and that says nothing of how far "
@@ -170,6 +171,23 @@ class Race:
             self._seconds = min([self._seconds + slice_seconds, *(each.seconds for each in self._left() if each.ended)])
             if last:
                 self._keep_up(first)
+            else:
+                self._spare()
+
+    def _spare(self) -> None:
+        """Let those go that are dear and behind, once they could be judged."""
+        left = [each for each in self._left()[1:] if each.seconds]
+        while (each := dear_and_behind(sorted(left, key=self._place), self._pace_of)) is not None:
+            left.remove(each)
+            self._goes(each, f"behind after {self._seconds:.3g} virtual seconds, which take long here")
+
+    def _pace_of(self, contender: Contender) -> float:
+        return self._pace(contender, last=False)
+
+    def _goes(self, contender: Contender, why: str) -> None:
+        contender.out = why
+        self._compare(contender, self._everyone[0])
+        self._close(contender)
 
     def _keep_up(self, first: Contender) -> None:
         """Let the baseline make as many steps as it is looked at: where its steps are the longest, the race's seconds
@@ -250,11 +268,9 @@ class Race:
     def _halve(self, first: Contender, contenders: Sequence[Contender], keep: int | None = None) -> list[Contender]:
         """Those that go on, the best first."""
         ranked = sorted((each for each in contenders if each.out is None), key=self._place)
-        kept = max(FINALISTS, ceil(len(ranked) / 2)) if keep is None else keep
+        kept = kept_of(len(ranked)) if keep is None else keep
         for each in ranked[kept:]:
-            each.out = f"behind after {self._seconds:.3g} virtual seconds"
-            self._compare(each, first)
-            self._close(each)
+            self._goes(each, f"behind after {self._seconds:.3g} virtual seconds")
         names = [each.name for each in (first, *ranked)]
         losses = tuple(self._loss(each) for each in (first, *ranked))
         out = tuple(each.name for each in ranked[kept:])
