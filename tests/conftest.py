@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -45,9 +46,26 @@ def marked(item: pytest.Item, names: Iterable[str]) -> bool:
     return any(item.get_closest_marker(name) for name in names)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Tests and what they import stay: to look through them for garbage takes as long as to collect them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m leaves tests out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if marked(item, IN_TURN):
+            if not any(name in item.path.read_text() for name in IN_TURN):
+                raise pytest.UsageError(
+                    f"{item.nodeid} runs in turn, and make test looks for such tests in files that say so"
+                )
             item.add_marker(pytest.mark.xdist_group("in turn"))
 
 
