@@ -22,12 +22,14 @@ demo: $(READY) ## loss over seconds on a slow network: plain DDP beside recipes 
 
 # Two passes: what measures seconds or rates, or builds networks, has the machine to itself. Other tests of processes wait
 # as often as they compute: three at a time keep two cores busy. Both passes run, whatever the first says, and the last
-# line tells of both. Worker processes read compiled files, whatever the shell says of writing them.
+# line tells of both. The second collects only the files that name its marks, and tests/conftest.py sees to it that they
+# are all. Worker processes read compiled files, whatever the shell says of writing them.
 IN_TURN := measures or namespaces
+IN_TURN_FILES = $(shell grep -rlE --include='test_*.py' 'measures|namespaces' tests)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY) $(INTEGRATED) ## run the tests
 	@$(BIN)/pytest -n 3 --durations=40 -m "not ($(IN_TURN))"; beside=$$?; \
-	$(BIN)/pytest --durations=15 -m "$(IN_TURN)"; in_turn=$$?; \
+	$(BIN)/pytest --durations=15 -m "$(IN_TURN)" $(IN_TURN_FILES); in_turn=$$?; \
 	echo "tests beside each other: exit $$beside; tests of rates and networks: exit $$in_turn"; \
 	[ $$beside = 0 ] && [ $$in_turn = 0 ]
 
@@ -119,6 +121,7 @@ $(READY): pyproject.toml constraints.txt hatch_build.py $(NATIVE)
 	$(BIN)/pip install --quiet -e ".[dev]"
 	touch $(READY)
 
+# Of what is installed already, so that nothing is compiled again.
 $(INTEGRATED): $(READY)
-	$(BIN)/pip install --quiet -e ".[dev-integrations]"
+	$(BIN)/pip install --quiet "gossamer[dev-integrations]"
 	touch $(INTEGRATED)

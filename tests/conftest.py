@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -48,12 +49,29 @@ def marked(item: pytest.Item, names: Iterable[str]) -> bool:
     return any(item.get_closest_marker(name) for name in names)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Tests and what they import stay: to look through them for garbage takes as long as to collect them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m leaves tests out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     no_gpu = pytest.mark.skip(reason="torch.cuda.is_available() is False: no GPU, or a torch built for processors")
     for item in items:
         if marked(item, ["gpu"]) and not torch.cuda.is_available():
             item.add_marker(no_gpu)
         if marked(item, IN_TURN):
+            if not any(name in item.path.read_text() for name in IN_TURN):
+                raise pytest.UsageError(
+                    f"{item.nodeid} runs in turn, and make test looks for such tests in files that say so"
+                )
             item.add_marker(pytest.mark.xdist_group("in turn"))
 
 

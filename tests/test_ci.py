@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from support.paths import ROOT
 
 PURE = "=== 7400 passed, 3 skipped, 1 xfailed in 200.11s (0:03:20) ==="
 IN_TURN = "====== 110 passed, 60 skipped in 343.00s (0:05:43) ======"
+# The check waits until the sanitizers begin, and they until it does: one after the other, neither would end.
+BESIDE = "case $1 in sanitize) echo >began;; check) read _ <began;; esac\n"
 Ci = Callable[..., tuple[int, str]]
 
 
@@ -26,7 +29,8 @@ def ci(tmp_path: Path) -> Ci:
             (tmp_path / name).write_text("#!/bin/sh\n")
             (tmp_path / name).chmod(0o755)
         lines = "\n".join(said)
-        text = f"#!/bin/sh\nif [ $1 = test ]; then cat <<'END'\n{lines}\nexits\nEND\nfi\n[ $1 != {fails} ]\n"
+        os.mkfifo(tmp_path / "began")
+        text = f"#!/bin/sh\n{BESIDE}if [ $1 = test ]; then cat <<'END'\n{lines}\nexits\nEND\nfi\n[ $1 != {fails} ]\n"
         (tmp_path / "make").write_text(text)
         done = subprocess.run(
             [tmp_path / ".ci" / "run"],
@@ -51,8 +55,9 @@ def test_none_skipped_is_said_too(ci: Ci) -> None:
     assert ci("=== 7 passed in 0.20s ===") == (0, "passed: check, sanitize, test (0 tests skipped)")
 
 
-def test_what_failed_is_named(ci: Ci) -> None:
-    assert ci(IN_TURN, fails="check") == (1, "FAILED: check (60 tests skipped)")
+@pytest.mark.parametrize("what", ["check", "sanitize"])
+def test_what_failed_is_named(ci: Ci, what: str) -> None:
+    assert ci(IN_TURN, fails=what) == (1, f"FAILED: {what} (60 tests skipped)")
 
 
 def test_tests_that_failed_are_no_pass(ci: Ci) -> None:
