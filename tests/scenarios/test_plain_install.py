@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 
 SCRIPT = """
 import torch
@@ -34,10 +34,11 @@ PathFinder.find_spec = lambda name, *where: None if name.partition(".")[0] in ab
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "sitecustomize.py").write_text(ABSENT)
+    eager = "" if request.config.getoption("plain") else (TESTS / "eager" / "sitecustomize.py").read_text()
+    (tmp_path / "plain" / "sitecustomize.py").write_text(eager + ABSENT)
     (tmp_path / "bin").mkdir()  # all that PATH names
     return tmp_path
 
