@@ -15,7 +15,8 @@ from gossamer.compressors.decoding import decode_heard, decoded_by
 from gossamer.compressors.ownership import Ownership
 from gossamer.core.aggregation import FORM, Aggregation, AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors, Layout, Slot, accumulation_dtype
-from gossamer.core.ops import AllGather, CollectiveOp, Payload
+from gossamer.core.ops import AllGather, Payload
+from gossamer.core.relay import relayed
 from gossamer.core.term import Term
 from gossamer.errors import NotFinite
 from gossamer.kernels import Residual, all_finite, scratch_for, scratch_like
@@ -206,16 +207,6 @@ def with_mean_in(staged: AggregationResult, out: Tensor | None) -> AggregationRe
     return replace(staged, mean=out, finite=staged.finite and all_finite(out))
 
 
-def _going_on(script: Aggregation, op: CollectiveOp) -> Aggregation:
-    """A script whose first operation was asked for."""
-    while True:
-        answer = yield op
-        try:
-            op = script.send(answer)
-        except StopIteration as ended:
-            return cast(AggregationResult, ended.value)
-
-
 def mean_buffer_like(x: Tensor, out: Tensor | None) -> Tensor:
     """Where a mean of such numbers is computed: `out` where that is precise enough."""
     dtype = accumulation_dtype(x.dtype)
@@ -239,7 +230,7 @@ def aggregate_finite(
     with decoded_by(compressor):
         script = compressor.aggregate(x, state, at, out)
         try:
-            op = next(script)
+            asked = [next(script)]
         except StopIteration as ended:
             return cast(AggregationResult, ended.value)
         except NotFinite:
@@ -249,7 +240,7 @@ def aggregate_finite(
                 raise
             short(failure)
         else:
-            return (yield from _going_on(script, op))
+            return (yield from relayed(script, answer=(yield asked.pop())))
     del script  # and what it had allocated
     x.flat.zero_()
     # What is still owed may be what cannot be sent; nothing of this attempt will be remembered. What it looks like to

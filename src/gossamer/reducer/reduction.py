@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from gossamer.core.aggregation import AggregationContext, AggregationResult, Sta
 from gossamer.core.coalesce import coalesce
 from gossamer.core.layout import FlatTensors, Layout, Slot, first_nonfinite
 from gossamer.core.ops import AllGather, AllReduceMean, Script
+from gossamer.core.relay import relayed
 from gossamer.kernels import within_range
 from gossamer.reducer.device_failures import named, shortage
 from gossamer.reducer.kept_inputs import KeptInputs
@@ -246,15 +248,8 @@ class StepReduction:
 
     def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
         """The bucket's script; what fails on its device does so in its name."""
-        script = self._guarded(bucket, fresh, scale)
-        answer = None
-        while True:
-            with named(bucket.packed, self.transport.rank):
-                try:
-                    op = script.send(answer)
-                except StopIteration:
-                    return
-            answer = yield op
+        guard = partial(named, bucket.packed, self.transport.rank)
+        return (yield from relayed(self._guarded(bucket, fresh, scale), guard))
 
     def _guarded(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
         """The same in units that do not change when the loss scale does. Nothing infinite is sent."""
