@@ -48,10 +48,3 @@ def paired(place, low, high, bits: tl.constexpr):
     bits_of_both = hashed(group * APART + within % APART, low, high)
     turned = (bits_of_both << 16) | (bits_of_both >> 16)
     return (tl.where(within < APART, bits_of_both, turned) >> (32 - bits)).to(tl.int32)
-
-
-@triton.jit
-def quotient(x, y):
-    """x / y of float32, rounded once, denormal numbers too, which Triton's own rounded division takes for zero in some
-    versions. float64 has more than twice the bits, so that rounding twice is rounding once."""
-    return (x.to(tl.float64) / y.to(tl.float64)).to(tl.float32)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gossamer.kernels.reference import index_coding as truth
 from gossamer.kernels.reference.finite import summing_terms
-from gossamer.kernels.triton.arithmetic import quotient
 from gossamer.kernels.triton.finite import report_range
 from gossamer.kernels.triton.launch import EXACT, TILE, serves, tiles
 from gossamer.kernels.triton.places import decodable, decode
@@ -27,7 +26,7 @@ def _add(places, values, out, count, divisor, tile: tl.constexpr):
     inside = order < count
     to = out + tl.load(places + order, mask=inside, other=0)
     value = tl.load(values + order, mask=inside, other=0.0).to(tl.float32)
-    share = quotient(value, tl.full((tile,), divisor, tl.float32))
+    share = tl.div_rn(value, tl.full((tile,), divisor, tl.float32))
     tl.store(to, tl.load(to, mask=inside, other=0.0) + share, mask=inside)
 
 
