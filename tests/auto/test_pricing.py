@@ -11,7 +11,7 @@ ONE_BUCKET = RungCost(name="a", steps=1.0, period=1, bytes_sent=1e6, trips=2.0, 
 FEWER = RungCost(name="b", steps=1.2, period=1, bytes_sent=1e5, trips=2.0, codec_seconds=0.02, buckets=1)
 RARE = RungCost(name="c", steps=1.7, period=20, bytes_sent=5e3, trips=0.1, codec_seconds=0.001, buckets=1)
 LINE = FittedLine(seconds_per_byte=1e-7, trip_seconds=0.01)
-WINDOW = StepWindow(step=0.33, computing=0.2, waiting=0.13, wire=0.12, codec=0.01, bytes_sent=1e6)
+WINDOW = StepWindow(step=0.33, computing=0.2, waiting=0.13, wire=0.12, codec=0.01, bytes_sent=1e6, steps=20)
 
 
 def test_a_single_bucket_hides_nothing() -> None:
@@ -40,6 +40,7 @@ def test_from_any_rung_its_own_price_is_its_step(rung: int, network: str) -> Non
         wire=truth.wire_seconds,
         codec=truth.codec_seconds,
         bytes_sent=cost.bytes_sent,
+        steps=20,
     )
     line = FittedLine(seconds_per_byte=truth.wire_seconds / cost.bytes_sent, trip_seconds=0.0)
     (own,) = price([cost], cost, window, line, {cost.name: truth.codec_seconds})
@@ -56,6 +57,7 @@ def test_from_dense_all_others_are_foretold(network: str) -> None:
         wire=truth.wire_seconds,
         codec=truth.codec_seconds,
         bytes_sent=cost.bytes_sent,
+        steps=20,
     )
     line = FittedLine(seconds_per_byte=truth.wire_seconds / cost.bytes_sent, trip_seconds=0.0)
     foretold = price(ladder(), cost, window, line, {})

@@ -34,6 +34,7 @@ class VirtualClock:
 
     seconds_per_byte: Callable[[int], float]  # after so many steps
     late: float = 0.0  # of computing more
+    tick: float = 0.0  # that passes whenever somebody looks at the clock, so that looks take time
     steps: int = 0
     now: float = 0.0
     changes: list[tuple[int, str, str]] = field(default_factory=list)
@@ -46,7 +47,11 @@ class VirtualClock:
         return StepSeconds(took, wire, wire, 0.0)
 
     def put_into(self, session: Session) -> None:
-        session.status.clock, session.status.timed = lambda: self.now, self.timed
+        session.status.clock, session.status.timed = self.looked_at, self.timed
+
+    def looked_at(self) -> float:
+        self.now += self.tick
+        return self.now
 
 
 def slow(step: int) -> float:
@@ -110,6 +115,29 @@ def test_the_choice_follows_the_line_there_and_back(switched: list[events.Recipe
     assert recipes[15] == recipes[-1] == repr(Recipe())
     assert recipes[55] != repr(Recipe())
     agree([trained for trained, _ in found])
+
+
+def steps_until_the_change() -> int:
+    """After the line has broken down, with looks that are dear, and so many steps apart."""
+
+    def line(step: int) -> float:
+        return 20 * slow(step) if step > 56 else fast(step)
+
+    found = cluster(lambda worker: train(worker, line, 100, Auto(local_steps=False), tick=0.001), 3)
+    agree([trained for trained, _ in found])
+    recipes = found[0][1]
+    assert recipes == found[1][1] == found[2][1]
+    assert recipes[56] == repr(Recipe()) != recipes[-1]
+    return next(step for step, recipe in enumerate(recipes) if recipe != repr(Recipe())) - 55
+
+
+def test_a_slow_step_asks_all_ranks_for_a_look() -> None:
+    assert steps_until_the_change() == 2
+
+
+def test_the_twin_whose_report_does_not_ask_waits_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.reducer.step_report.LOOK", 0)
+    assert steps_until_the_change() > 2
 
 
 def test_unequal_numbers_of_its_own_move_no_rank_alone(switched: list[events.RecipeSwitched]) -> None:

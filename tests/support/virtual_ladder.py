@@ -13,6 +13,7 @@ from gossamer.auto.ladder import admitted
 from gossamer.auto.measurement import MOST_STEPS, Measurement, StepSeconds
 from gossamer.auto.rule import Rule, RuleState
 from gossamer.auto.rung_cost import RungCost, rung_costs
+from gossamer.auto.slowdown import asks_for_look, slow_steps
 from gossamer.core.layout import Layout
 from gossamer.estimate.op_trace import trace_ops
 from gossamer.estimate.step_time import StepTimeEstimate, estimate_step_time
@@ -78,6 +79,7 @@ class VirtualJob:
     costs: Sequence[RungCost] = field(default_factory=ladder)
     slowed: float = 0.0  # seconds of computing more of the last rank
     probes: bool = True  # whether a look tells of the network's latency
+    asking: bool = True  # whether slow steps ask for a look
     told: Callable[[int, list[Measurement]], list[Measurement]] = lambda step, measurements: measurements
     step: int = 0
     seconds: float = 0.0
@@ -85,6 +87,8 @@ class VirtualJob:
     changes: list[tuple[int, float, RungChange]] = field(default_factory=list)  # (step, second, change)
     history: list[tuple[float, int, float]] = field(default_factory=list)  # (second, rung, work) after each step
     _window: list[StepSeconds] = field(default_factory=list)
+    _asks: bool = False
+    _looked_at: float = 0.0
 
     def run(self, *, seconds: float) -> VirtualJob:
         while self.seconds < seconds:
@@ -99,15 +103,27 @@ class VirtualJob:
         self.step += 1
         self.work += 1 / self.costs[self.state.rung].steps
         self.history.append((self.seconds, self.state.rung, self.work))
-        if self.step >= self.state.next_look:
+        asked, self._asks = self._asks, self._wants_look()
+        if asked or self.step >= self.state.next_look:
             self.look(network)
+            self._asks, self._looked_at = False, self.seconds
+
+    def _wants_look(self) -> bool:
+        may = self.asking and self.seconds - self._looked_at >= self.state.rest_seconds
+        return may and asks_for_look(self._window[-MOST_STEPS:], self.state.usual_step)
+
+    def _slow(self) -> Sequence[StepSeconds]:
+        return slow_steps(self._window[-MOST_STEPS:], self.state.usual_step)
 
     def look(self, network: str) -> None:
         trip = read_network(network, WORKERS).path(0, 1).round_trip_seconds / 2
         exchange = 2 * trip if self.probes else None
+        slow = self._slow()
+        told = slow or self._window[-MOST_STEPS:]
         measurements = [
             Measurement(
-                steps=[self._seen(step, rank) for step in self._window[-MOST_STEPS:]],
+                steps=[self._seen(step, rank) for step in told],
+                stands_for=len(slow) or self.step - self.state.looked_at,
                 bytes_sent=self.costs[self.state.rung].bytes_sent,
                 look_seconds=exchange,
                 exchange_seconds=exchange,

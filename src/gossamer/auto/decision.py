@@ -2,15 +2,16 @@
 
 At every look: fit the line, price the rungs, and see which is best. Of those within a tenth of the best one's seconds
 to a loss the target is the one that needs the fewest steps, so Dense() if it is among them. It is taken once staying
-has lost as much as a change costs (ski rental):
+has lost as much as a change costs (ski rental), in seconds:
 
-    lost(rung) = max(0, lost(rung) + steps since the last look * (1 - price(rung) / price(here)))
+    lost(rung) = max(0, lost(rung) + seconds since the last look * (1 - price(rung) / price(here)))
+    cost       = 5 steps of the target, and a dense mean where workers trained apart
     change     when lost(target) >= cost, and the target is weaker, or stronger and saves more than 15 %
 
-A weaker rung counts as a tenth cheaper than it is. The first look decides at once: for what is in force then nothing
-was said. The cost, 5 steps and a dense mean where workers trained apart, doubles with every change up to 64 times; a
-long rest makes it single again. So a line that flaps is judged by ever longer means, and what all changes cost is at
-most what staying would have lost.
+So one step that takes ten times as long speaks louder than ten that take a tenth more. A weaker rung counts as a tenth
+cheaper than it is. The first look decides at once: for what is in force then nothing was said. The cost doubles with
+every change up to 64 times; a long rest makes it single again. So a line that flaps is judged by ever longer means, and
+what all changes cost is at most what staying would have lost.
 
 Only sums, products and comparisons of numbers that every rank has, in one order: equal on unlike processors.
 
@@ -62,13 +63,13 @@ def decide(
     critical = warms_up or loss_guard.moves(state.norms)
     caution = loss_guard.CAUTION if critical else 1.0
     prices = price(costs, here, window, line, state.codec_seconds, caution, factors)
-    state = replace(state, lost=_lost(rule, state, prices, step - state.looked_at), looked_at=step)
+    state = replace(state, lost=_lost(rule, state, prices, window), looked_at=step)
     overgrown = _overgrown(state, here, measurements)
     if overgrown:
         closed = rule.closed_steps << state.doublings
         state = replace(state, closed_from=state.rung, closed_until=step + closed)
     target = _target(rule, state.rung, _open(state, costs, step), costs, prices)
-    due = first or overgrown or state.lost[target] >= change_cost(rule, state, here, prices, step)
+    due = first or overgrown or state.lost[target] >= change_cost(rule, state, here, prices, target, step)
     if not (due and _speaks_for(rule, state.rung, target, prices)):
         return state, None
     why = change_text(window, line, prices[state.rung], prices[target])
@@ -88,6 +89,8 @@ def _remember(
     return replace(
         state,
         next_look=step + min(usual, _soon(rule, state, here, window.step, measurements, step)),
+        rest_seconds=_look_seconds(measurements) / rule.soon_share,
+        usual_step=None if here.local else window.step,
         codec_seconds={**state.codec_seconds, here.name: window.codec},
         norms=loss_guard.remember(state.norms, step, loss_guard.gradient_norm(measurements)),
         learning_rate=loss_guard.learning_rate(measurements),
@@ -104,8 +107,11 @@ def look_steps(rule: Rule, here: RungCost, step_seconds: float, measurements: Se
 
 def _affordable(share: float, step_seconds: float, measurements: Sequence[Measurement]) -> int:
     """Steps of which a look takes this share."""
-    took = max((each.look_seconds for each in measurements if each.look_seconds is not None), default=0.0)
-    return ceil(took / (share * step_seconds)) if step_seconds else 0
+    return ceil(_look_seconds(measurements) / (share * step_seconds)) if step_seconds else 0
+
+
+def _look_seconds(measurements: Sequence[Measurement]) -> float:
+    return max((each.look_seconds for each in measurements if each.look_seconds is not None), default=0.0)
 
 
 def _soon(
@@ -156,17 +162,20 @@ def _saved(prices: Sequence[RungPrice], here: int, other: int) -> float:
     return 1 - prices[other].loss_seconds / prices[here].loss_seconds
 
 
-def _lost(rule: Rule, state: RuleState, prices: Sequence[RungPrice], steps: int) -> tuple[float, ...]:
-    """Steps that staying has lost to each rung; those before the last change are none of its."""
+def _lost(rule: Rule, state: RuleState, prices: Sequence[RungPrice], window: StepWindow) -> tuple[float, ...]:
+    """Seconds that staying has lost to each rung; those before the last change are none of its."""
     before = state.lost or (0.0,) * len(prices)
     shares = [_saved(prices, state.rung, other) + rule.close * (other < state.rung) for other in range(len(prices))]
-    return tuple(max(0.0, lost + steps * min(1.0, share)) for lost, share in zip(before, shares, strict=True))
+    seconds = window.steps * prices[state.rung].step_seconds
+    return tuple(max(0.0, lost + seconds * min(1.0, share)) for lost, share in zip(before, shares, strict=True))
 
 
-def change_cost(rule: Rule, state: RuleState, here: RungCost, prices: Sequence[RungPrice], step: int) -> float:
-    """In steps of the rung in force."""
-    means = rule.change_means * prices[0].step_seconds / prices[state.rung].step_seconds if here.local else 0.0
-    return (rule.change_steps + means) * 2.0 ** _doublings(rule, state, step)
+def change_cost(
+    rule: Rule, state: RuleState, here: RungCost, prices: Sequence[RungPrice], target: int, step: int
+) -> float:
+    """In seconds."""
+    means = rule.change_means * prices[0].step_seconds * here.local
+    return (rule.change_steps * prices[target].step_seconds + means) * 2.0 ** _doublings(rule, state, step)
 
 
 def _doublings(rule: Rule, state: RuleState, step: int) -> int:
@@ -183,5 +192,6 @@ def _changed(rule: Rule, state: RuleState, after: RungCost, change: RungChange, 
         changed_at=step,
         doublings=doublings,
         lost=(),
+        usual_step=None,
         next_look=step + _whole_periods(rule.settling_steps, after),
     )

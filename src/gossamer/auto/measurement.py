@@ -28,7 +28,8 @@ class StepSeconds(NamedTuple):
 class Measurement:
     """One rank's numbers. None: not known here."""
 
-    steps: Sequence[StepSeconds] = ()  # since the last look; none of a rank that is out of data
+    steps: Sequence[StepSeconds] = ()  # since the last look, or since they are slow; none where it is out of data
+    stands_for: int = 0  # steps: more than are told of, where there were many
     bytes_sent: float = 0.0  # payload, in one of them, on average
     look_seconds: float | None = None  # the training thread's, for the last look
     exchange_seconds: float | None = None  # of them, between saying and having heard: a message there and back

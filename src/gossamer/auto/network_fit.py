@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median_low
 
 from gossamer.auto.measurement import Measurement, StepSeconds, common_steps
 
@@ -38,6 +38,7 @@ class StepWindow:
     wire: float
     codec: float
     bytes_sent: float  # of the rank that sent most
+    steps: int  # that it stands for
 
 
 Chooser = Callable[[Sequence[StepSeconds]], StepSeconds]
@@ -56,12 +57,13 @@ def observe(measurements: Sequence[Measurement], period: int, believed: Chooser 
         return None
     least = [believed(each) for each in rounds]
     return StepWindow(
-        step=median(max(rank.seconds for rank in each) for each in rounds),
-        computing=median(max(rank.computing for rank in each) for each in rounds),
-        waiting=median(rank.waiting for rank in least),
-        wire=median(rank.wire for rank in least),
-        codec=median(rank.codec for rank in least),
-        bytes_sent=max(measurement.bytes_sent for measurement in measurements if measurement.steps),
+        step=median_low(max(rank.seconds for rank in each) for each in rounds),
+        computing=median_low(max(rank.computing for rank in each) for each in rounds),
+        waiting=median_low(rank.waiting for rank in least),
+        wire=median_low(rank.wire for rank in least),
+        codec=median_low(rank.codec for rank in least),
+        bytes_sent=max(each.bytes_sent for each in measurements if each.steps),
+        steps=min(each.stands_for for each in measurements if each.steps),
     )
 
 

@@ -16,7 +16,7 @@ class Rule:
 
     worth: float = 0.15  # that a stronger rung must save
     close: float = 0.10  # within which of the best one a weaker rung is as good
-    change_steps: float = 5.0  # that a change is taken to cost,
+    change_steps: float = 5.0  # of the rung that is changed to, whose seconds a change is taken to cost,
     change_means: float = 1.0  # and so many dense means, where workers trained apart
     most_doublings: int = 6  # of that cost
     rest: float = 128.0  # times change_steps, as doubled, after which the cost is single again
@@ -36,9 +36,11 @@ class RuleState:
     rung: int = 0  # its place on the ladder
     next_look: int = 3  # the step after which ranks look
     looked_at: int = 0  # the step of the last look
+    rest_seconds: float = 0.0  # after a look, before a slow step may ask for another
+    usual_step: float | None = None  # seconds at that look; None: of this rung nothing is known, or it is of local steps
     changed_at: int | None = None  # the step of the last change
     doublings: int = 0  # of what a change is taken to cost
-    lost: tuple[float, ...] = ()  # steps that staying has lost to each rung since the last change, at least 0
+    lost: tuple[float, ...] = ()  # seconds that staying has lost to each rung since the last change, at least 0
     line: FittedLine | None = None  # None: nothing was measured yet
     equation: Equation | None = None  # of the last look
     codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step, by the names of rungs that were tried

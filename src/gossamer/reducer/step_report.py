@@ -16,7 +16,8 @@ from torch import Tensor
 from gossamer.core.ops import AllGather
 
 NOBODY, SHORT_OF_MEMORY = -1, -2
-HEAD = Struct("<dqqqiBB")  # weight, settings, steps, sample, first non-finite, presence, stop: alike on every machine
+HEAD = Struct("<dqqqiBB")  # weight, settings, steps, sample, first non-finite, presence, wishes: alike on every machine
+STOP, LOOK = 1, 2  # wishes
 
 Flags = npt.NDArray[np.bool_]
 NonFiniteOrigin = tuple[int | None, str]  # (rank, tensor); no rank where only the agreed mean was not finite
@@ -51,6 +52,7 @@ class StepReport:
     moved: Flags  # by place: modules whose buffers changed
     sample: int = 0  # a hash of a part of the parameters; see gossamer.reducer.parameter_check
     stop: bool = False  # this rank was asked to end the run
+    look: bool = False  # it wants all to tell what they measured, since its steps have become slow
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,10 @@ class StepDecision:
     @property
     def stop(self) -> bool:
         return any(report.stop for report in self.reports)
+
+    @property
+    def look(self) -> bool:
+        return any(report.look for report in self.reports)
 
     @property
     def nonfinite(self) -> tuple[tuple[int, int], ...]:
@@ -145,7 +151,7 @@ def _encode(report: StepReport) -> Tensor:
         report.sample,
         report.first_nonfinite,
         report.presence,
-        report.stop,
+        STOP * report.stop | LOOK * report.look,
     )
     bits = (np.packbits(flags).tobytes() for flags in (report.used, report.moved))
     return torch.frombuffer(bytearray(b"".join((head, *bits))), dtype=torch.uint8)
@@ -153,7 +159,7 @@ def _encode(report: StepReport) -> Tensor:
 
 def _decode(text: Tensor, parameters: int, buffers: int) -> StepReport:
     raw = text.numpy()
-    weight, settings, steps, sample, first_nonfinite, presence, stop = HEAD.unpack(raw[: HEAD.size].tobytes())
+    weight, settings, steps, sample, first_nonfinite, presence, wishes = HEAD.unpack(raw[: HEAD.size].tobytes())
     split = HEAD.size + -(-parameters // 8)
     return StepReport(
         weight=weight,
@@ -164,7 +170,8 @@ def _decode(text: Tensor, parameters: int, buffers: int) -> StepReport:
         first_nonfinite=first_nonfinite,
         used=_bits(raw[HEAD.size : split], parameters),
         moved=_bits(raw[split:], buffers),
-        stop=bool(stop),
+        stop=bool(wishes & STOP),
+        look=bool(wishes & LOOK),
     )
 
 

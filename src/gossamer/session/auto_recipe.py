@@ -1,7 +1,8 @@
 """Auto recipe: looks at all ranks' measurements every few steps, and switches the recipe as gossamer.auto says.
 
 A look is one small all-gather between two steps, after one that every rank has made: the step after which the next one
-comes follows from the numbers that all have heard, so all come to it, and all decide alike.
+comes follows from the numbers that all have heard, so all come to it, and all decide alike. Where steps suddenly wait,
+a rank asks for a look in the report that ends the next one, which all hear.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gossamer.auto.ladder import LadderRung, admitted, beginning, is_adaptive
 from gossamer.auto.measurement import Measurement
 from gossamer.auto.rule import Rule, RuleState
 from gossamer.auto.rung_cost import rung_costs
+from gossamer.auto.slowdown import asks_for_look, slow_steps
 from gossamer.errors import AttachError
 from gossamer.recipes.auto import Auto
 from gossamer.recipes.recipe import Recipe
@@ -98,25 +100,29 @@ class RecipeChoice:
         self._costs = _costs(session, rungs, adaptive=adaptive)
         self._look_seconds: float | None = None
         self._exchange_seconds: float | None = None
+        self._looked_at = session.status.clock()
         self._left = False  # the script has switched to another recipe
 
     def look(self) -> None:
         """A step is over. All ranks come to a look after the same one, or none does."""
         session, synchronizer = self._session, self._session._synchronizer
-        due = synchronizer.step >= self._state.next_look and synchronizer.all_trained
+        asked, synchronizer.asked_to_look = synchronizer.look_asked, self._asks()
+        due = (asked or synchronizer.step >= self._state.next_look) and synchronizer.all_trained
         if session.stopping or self._left or not due:
             return
         if session.recipe not in self._recipes:
             self._left = True
             return
-        asked = session.status.clock()
+        begun = session.status.clock()
         if self._exchange_seconds is None:  # the first decision must tell slow bytes from slow messages
             self._told("")
         heard = [Measurement.from_text(each) for each in self._told(self._measured().to_text())]
         rung = self._recipes.index(session.recipe)
         self._state, change = decide(self._rule, self._costs, replace(self._state, rung=rung), heard, synchronizer.step)
         session.status.recent.clear()
-        self._look_seconds = session.status.clock() - asked
+        synchronizer.asked_to_look = False
+        self._looked_at = session.status.clock()
+        self._look_seconds = self._looked_at - begun
         if change is not None:
             self._switch(change)
 
@@ -130,15 +136,24 @@ class RecipeChoice:
     def _switch(self, change: RungChange) -> None:
         self._session.switch(self._recipes[change.after], reason=change.reason)
 
+    def _asks(self) -> bool:
+        """Whether this rank wants a look. Local steps send no report, and their looks are at merges."""
+        status, state = self._session.status, self._state
+        rested = status.clock() - self._looked_at >= state.rest_seconds
+        return rested and asks_for_look([step for step, _ in status.recent], state.usual_step)
+
     def _measured(self) -> Measurement:
         session = self._session
         recent = [*session.status.recent]
+        steps = [step for step, _ in recent]
+        slow = slow_steps(steps, self._state.usual_step)
         stage = session.recipe.strategy.steady_stage
         gradients = [] if stage.local_parameters else _gradients(session.optimizer)
         unsent = [tensor for bucket in session._synchronizer.buckets for tensor in bucket.unsent]
         rates = [float(group["lr"]) for group in session.optimizer.param_groups if "lr" in group]
         return Measurement(
-            steps=[step for step, _ in recent],
+            steps=slow or steps,
+            stands_for=len(slow) or session._synchronizer.step - self._state.looked_at,
             bytes_sent=fmean(nbytes for _, nbytes in recent) if recent else 0.0,
             look_seconds=self._look_seconds,
             exchange_seconds=self._exchange_seconds,

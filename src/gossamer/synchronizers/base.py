@@ -103,6 +103,8 @@ class Synchronizer(ABC):
         self.step = 0  # how many steps were made together
         self.asked_to_stop = False  # this rank wants the run to end
         self.stopping = False  # all ranks know that it ends
+        self.asked_to_look = False  # this rank wants all to tell what they measured
+        self.look_asked = False  # some rank did, in the last exchange
         self.all_trained = False  # every rank made the last exchange's step, so that all come to what follows it
         self.last_pass: int | None = None  # after so many backward passes another synchronizer takes over
         self.reference: float | None = None  # the weight that counts as one, once it is agreed upon

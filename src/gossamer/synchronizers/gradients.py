@@ -194,6 +194,7 @@ class GradientSynchronizer(Synchronizer):
             steps=self.step,
             first_nonfinite=NOBODY,
             stop=self.asked_to_stop,
+            look=self.asked_to_look,
             used=np.array([name in self._sums.used or p.grad is not None for name, p in self._named()]) & training,
             moved=self._versions.moved() & training,
         )
@@ -249,7 +250,7 @@ class GradientSynchronizer(Synchronizer):
     def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
         self._pending = None
         self._admission.note()
-        self.stopping, self.all_trained = decision.stop, decision.all_trained
+        self.stopping, self.all_trained, self.look_asked = decision.stop, decision.all_trained, decision.look
         refuse_apart(decision.presences)
         if decision.parted:
             self._context.compare_parameters(decision.parted, self.step)
