@@ -1,6 +1,6 @@
 """Draw the pictures of docs/advise.md: the page of an advice, light, dark and as on a phone.
 
-    python benchmarks/advice_page.py                    # bytelm base at 100mbit,20ms: some twenty minutes
+    python benchmarks/advice_page.py                    # bytelm base at 100mbit,20ms: half an hour
     python benchmarks/advice_page.py --advice FILE      # of an advice that is there
 
 The pictures go to docs/advise, beside what the command printed. Needs chromium and the package playwright.
@@ -24,7 +24,7 @@ from gossamer.advise.page import write_advice_page
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "advise"
 SIZES = {"": 1280, "-phone": 400}
-SCRIPT = ["examples/bytelm.py", "--size", "base", "--steps", "100000", "--evaluate-every", "10"]
+SCRIPT = ["examples/bytelm.py", "--size", "base", "--steps", "100000", "--evaluate-every", "100000"]
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--advice", type=Path, metavar="FILE", help="the advice to draw")
     parser.add_argument("--network", default="100mbit,20ms")
     parser.add_argument("--workers", default="4")
-    parser.add_argument("--minutes", default="15")
+    parser.add_argument("--minutes", default="30")
     parser.add_argument("--to", type=Path, default=PICTURES)
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)

@@ -93,6 +93,30 @@ def test_markup_stays_text(advice: Advice) -> None:
     assert page(hostile).count("&lt;img") > 20
 
 
+def test_where_the_baseline_ran_far_ahead_seconds_are_logarithmic(advice: Advice) -> None:
+    first, *others = advice.contenders
+    far = replace(first, curve=(*first.curve, (10**6, 100 * advice.race_seconds, 1.0)))
+
+    def width(shown: Advice) -> float:
+        """Of the widest curve but the baseline's, in the broad picture of the race."""
+        lines = re.findall(r'<polyline class="line s[1-9]" points="([^"]*)"', page(shown))
+        return max(float(line.split()[-1].split(",")[0]) - float(line.split(",")[0]) for line in lines)
+
+    ahead = width(replace(advice, contenders=(far, *others)))
+    assert ahead > 0.3 * width(advice)  # on a straight axis it would be a hundredth
+
+
+def test_an_interval_that_nothing_is_known_of_is_not_shown(advice: Advice) -> None:
+    first, second, *others = advice.contenders
+    unknown = replace(second, loss_at_equal_steps=(0.123456, None, None), speedup=None)
+    shown = page(replace(advice, contenders=(first, unknown, *others)))
+    assert "+0.123" in shown
+    assert "? to ?" not in shown
+    heights = re.findall(r'<g class="dot s1">.*?<line x1="[^"]*" y1="([^"]*)" x2="[^"]*" y2="([^"]*)"/>', shown)
+    assert heights
+    assert all(low == high for low, high in heights)
+
+
 def test_an_advice_without_a_race_has_a_page(advice: Advice) -> None:
     bare = replace(advice, contenders=(), candidates=(), rungs=(), would_change=(), gradients={}, confirmed=())
     assert "<polyline" not in page(bare)

@@ -13,6 +13,7 @@ from gossamer.advise.advice_file import Advice, CandidateRow, ContenderRow, Rang
 from gossamer.advise.charts import Axis, ChartLine, Dot, axis_around, dot_chart, line_chart
 from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 
+AHEAD = 4  # times as far as all others: where the baseline ran on so far, they would share a corner
 COLORED = 6  # contenders that have a color of their own: the baseline and the best
 RACE_SAYS = (
     "Virtual seconds: what these steps would take on this network, by the forecast. All have the same seed and the "
@@ -101,18 +102,25 @@ def _race(advice: Advice) -> str:
         ChartLine(
             name=row.name,
             style=_style(place),
-            across=[at for _, at, _ in row.curve],
-            up=[value for _, _, value in row.curve],
+            across=[at for _, at, _ in row.curve if at > 0],
+            up=[value for _, at, value in row.curve if at > 0],
         )
         for place, row in enumerate(advice.contenders)
-        if row.curve
+        if len(row.curve) > 1
     ]
-    across = Axis(title="virtual seconds", low=0.0, high=max([advice.race_seconds, *(max(e.across) for e in lines)]))
+    across = _seconds_axis(advice.race_seconds, lines)
     picture = line_chart(lines, across, _loss_axis(advice.metric, lines), f"{advice.metric} over virtual seconds")
     key = "".join(f'<li class="{line.style}"><i></i>{escape(line.name)}</li>' for line in lines[:COLORED])
     others = len(lines) - COLORED
     key += f'<li class="rest"><i></i>{others} others</li>' * (others > 0)
     return _card("The race", f'{picture}<ul class="key">{key}</ul>', RACE_SAYS, whole=True)
+
+
+def _seconds_axis(race_seconds: float, lines: Sequence[ChartLine]) -> Axis:
+    title, last = "virtual seconds", max([race_seconds, *(max(line.across) for line in lines)])
+    if last <= AHEAD * race_seconds:
+        return Axis(title=title, low=0.0, high=last)
+    return Axis(title=title, low=min(line.across[0] for line in lines), high=last, logarithmic=True)
 
 
 def _loss_axis(metric: str, lines: Sequence[ChartLine]) -> Axis:
@@ -130,8 +138,8 @@ def _pareto(advice: Advice, amount: str, title: str, text: Callable[[float], str
             style=_style(place),
             across=getattr(row, amount) / row.steps,
             up=value,
-            low=-inf if low is None else low,
-            high=inf if high is None else high,
+            low=value if low is None and high is None else -inf if low is None else low,
+            high=value if low is None and high is None else inf if high is None else high,
         )
         for place, row in enumerate(advice.contenders)
         if row.steps and row.learning_rate_factor == 1 and getattr(row, amount) > 0
@@ -187,6 +195,8 @@ def _interval(found: Range | None, form: str) -> str:
     if found is None or found[0] is None:
         return ""
     value, low, high = found
+    if low is None and high is None:
+        return f"{value:{form}}"
     ends = " to ".join("?" if end is None else f"{end:{form}}" for end in (low, high))
     return f"{value:{form}} <small>{ends}</small>"
 

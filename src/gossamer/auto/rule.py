@@ -37,7 +37,9 @@ class RuleState:
     next_look: int = 3  # the step after which ranks look
     looked_at: int = 0  # the step of the last look
     rest_seconds: float = 0.0  # after a look, before a slow step may ask for another
-    usual_step: float | None = None  # seconds at that look; None: of this rung nothing is known, or it is of local steps
+    usual_step: float | None = (
+        None  # seconds at that look; None: of this rung nothing is known, or it is of local steps
+    )
     changed_at: int | None = None  # the step of the last change
     doublings: int = 0  # of what a change is taken to cost
     lost: tuple[float, ...] = ()  # seconds that staying has lost to each rung since the last change, at least 0
