@@ -22,7 +22,7 @@ def asks_for_look(steps: Sequence[StepSeconds], usual: float | None) -> bool:
 def slow_steps(steps: Sequence[StepSeconds], usual: float | None) -> Sequence[StepSeconds]:
     """Those at the end that a look is to be told of alone; empty where it is to be told of all."""
     tail = _tail(steps, usual)
-    return tail if LEAST_STEPS <= len(tail) else ()
+    return tail if len(tail) >= LEAST_STEPS else ()
 
 
 def _tail(steps: Sequence[StepSeconds], usual: float | None) -> Sequence[StepSeconds]:
