@@ -25,6 +25,9 @@ from benchmarks.provenance import ROOT, provenance
 from benchmarks.report import markdown
 from benchmarks.simulated_curves import SCRIPT, Curve, SimulatedCurves, curve_of
 
+from gossamer.advise.advisor import Advisor
+from gossamer.advise.answer import Setting
+from gossamer.network import read_network
 from gossamer.recipes.recipe import resolve
 from gossamer.simulated_job import ForecastClock, NetworkSchedule, SimulatedJob
 
@@ -47,6 +50,8 @@ STATIC = "DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5) + Float
 MILD = "LocalSGD(period=8) + Int8()"
 PATIENCE = 3  # times the steps of others, within which auto, and recipes that train apart, may come to the target
 SLICE = 10  # steps between two looks at the target
+RACE_STEPS = 1500  # of all workers together, that advise may make for its choice
+RACE_SECONDS = 1e5  # no limit: what it chooses should not follow from how busy a machine is
 FIXED = (
     DENSE,
     "Dense(dtype='bfloat16')",
@@ -183,6 +188,31 @@ class Search:
         found = self._curves.once("auto", pair.task, pair.schedule, train)
         return crossing(found["curve"], pair.target), found["recipe"]
 
+    def advised(self, pair: Pair) -> tuple[float, str]:
+        """Virtual seconds to the target with what `gossamer advise` says for the network at the beginning, its learning
+        rate included; and that."""
+        task = pair.task
+
+        def advise() -> Any:
+            network = read_network(pair.schedule.split(";")[0], WORKERS)
+            arguments = self._curves.arguments(task, RACE_STEPS)
+            setting = Setting(script=str(SCRIPT), arguments=arguments, workers=WORKERS, network=network.text)
+            advisor = Advisor(setting=setting, network=network, budget_seconds=RACE_SECONDS, most_steps=RACE_STEPS)
+            advisor.check()
+            advisor.measured = self._curves.paced(task, advisor.profile())
+            advisor.pricer = self._curves.pricer(task)
+            advisor.foretell()
+            advisor.race()
+            found = advisor.advice()
+            return {"recipe": found.recipe, "rate": found.learning_rate_factor}
+
+        found = self._curves.once("advised", task, pair.schedule, advise)
+        recipe, rate = found["recipe"], found["rate"]
+        curve = self._curves.by_steps(task, recipe, PATIENCE * self._curves.steps, rate)
+        steps, clock = crossing(curve, pair.target), self.clock(task, pair.schedule)
+        seconds = seconds_of(steps, resolve(recipe, WORKERS), clock) if isfinite(steps) else inf
+        return seconds, recipe + f", learning rate x {rate:g}" * (rate != 1.0)
+
 
 def seconds_of(steps: float, recipe: Any, clock: ForecastClock) -> float:
     """Virtual seconds of so many steps, a fraction of the last one included."""
@@ -199,6 +229,7 @@ class Row:
     pair: Pair
     seconds: float
     last: str
+    advised: tuple[float, str] | None  # likewise, of what advise says
 
     def texts(self) -> dict[str, str]:
         pair = self.pair
@@ -211,7 +242,14 @@ class Row:
             "always the same": text(pair.ratio(pair.fixed[STATIC])),
             "`auto`": text(pair.ratio(self.seconds)),
             "`auto` ended with": f"`{self.last}`",
+            **self._advised(),
         }
+
+    def _advised(self) -> dict[str, str]:
+        if self.advised is None:
+            return {}
+        seconds, recipe = self.advised
+        return {"advised": text(self.pair.ratio(seconds)), "which is": f"`{recipe}`"}
 
 
 def spread(ratios: Sequence[float]) -> str:
@@ -228,7 +266,13 @@ def summary(name: str, rows: Sequence[Row]) -> dict[str, str]:
         f"always `{recipe}`": spread([row.pair.ratio(row.pair.fixed[recipe]) for row in rows])
         for recipe in (STATIC, MILD, DENSE)
     }
-    return {"networks": name, "`auto`": spread([row.pair.ratio(row.seconds) for row in rows]), **fixed}
+    advised = [row.pair.ratio(row.advised[0]) for row in rows if row.advised is not None]
+    return {
+        "networks": name,
+        "`auto`": spread([row.pair.ratio(row.seconds) for row in rows]),
+        "`gossamer advise`": spread(advised) if advised else "",
+        **fixed,
+    }
 
 
 def needs(curves: SimulatedCurves, recipe: str, task: str) -> str:
@@ -263,10 +307,10 @@ def page(args: argparse.Namespace, curves: SimulatedCurves, found: dict[str, lis
     )
 
 
-def rows(search: Search, networks: Sequence[Draw], tasks: Sequence[str]) -> Iterator[Row]:
+def rows(search: Search, networks: Sequence[Draw], tasks: Sequence[str], *, advised: bool) -> Iterator[Row]:
     for number, network in enumerate(networks):
         pair = search.pair(tasks[number % len(tasks)], network)
-        yield Row(pair, *search.auto(pair))
+        yield Row(pair, *search.auto(pair), search.advised(pair) if advised else None)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -278,7 +322,7 @@ def main(args: argparse.Namespace) -> None:
     plans += [(f"seed {seed}, other tasks", seed, args.pairs // 2, UNSEEN) for seed in args.unseen]
     for name, seed, pairs, tasks in plans:
         found[name] = []
-        for row in rows(search, draw(pairs, seed), tasks):
+        for row in rows(search, draw(pairs, seed), tasks, advised=seed in args.advised):
             found[name].append(row)
             print(" | ".join(row.texts().values()), flush=True)
         print(summary(name, found[name]), flush=True)
@@ -292,6 +336,7 @@ if __name__ == "__main__":
     options.add_argument("--seed", type=int, default=0, help="of the trainings")
     options.add_argument("--draws", type=int, nargs="+", default=[0, 1, 2, 3], help="seeds of networks")
     options.add_argument("--unseen", type=int, nargs="*", default=[4], help="likewise, for other tasks")
+    options.add_argument("--advised", type=int, nargs="*", default=[3], help="of these, those on which advise is asked")
     options.add_argument("--evaluate-every", type=int, default=5)
     options.add_argument("--kept", type=Path, default=ROOT / "runs" / "advice.json")
     options.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks" / "advice.md")

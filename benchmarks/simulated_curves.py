@@ -62,17 +62,20 @@ class SimulatedCurves:
         numbers = {"--steps": steps or self.steps, "--evaluate-every": self.evaluate_every, "--seed": self.seed}
         return [task, *(part for name, value in numbers.items() for part in (name, str(value)))]
 
-    def by_steps(self, task: str, recipe: str, steps: int | None = None) -> Curve:
-        """steps: where they are others than usual."""
+    def by_steps(self, task: str, recipe: str, steps: int | None = None, rate_factor: float = 1.0) -> Curve:
+        """steps: where they are others than usual. rate_factor: of the learning rate."""
 
         def train() -> Curve:
-            job = SimulatedJob(SCRIPT, self.arguments(task, steps), recipe, self.workers, clock=StepsAsSeconds())
+            given = self.arguments(task, steps)
+            clock = StepsAsSeconds()
+            job = SimulatedJob(SCRIPT, given, recipe, self.workers, clock=clock, learning_rate_factor=rate_factor)
             try:
                 return curve_of(job.advance())
             finally:
                 job.close()
 
         name = recipe if steps is None else f"{recipe} for {steps} steps"
+        name += f" at {rate_factor:g} times the rate" * (rate_factor != 1.0)
         return [(step, loss) for step, loss in self.once("curve", task, name, train)]
 
     def pricer(self, task: str) -> StepPricer:
@@ -83,9 +86,12 @@ class SimulatedCurves:
 
         if task not in self.pricers:
             profile = WorkloadProfile.from_json(self.once("profile", task, repr(resolve(None)), measure))
-            pace = self.step_seconds.get(task, profile.compute_seconds) / profile.compute_seconds
-            self.pricers[task] = StepPricer(at_pace(profile, pace), self.workers)
+            self.pricers[task] = StepPricer(self.paced(task, profile), self.workers)
         return self.pricers[task]
+
+    def paced(self, task: str, profile: WorkloadProfile) -> WorkloadProfile:
+        """As long as `step_seconds` says that the task computes."""
+        return at_pace(profile, self.step_seconds.get(task, profile.compute_seconds) / profile.compute_seconds)
 
     def profile(self, task: str, recipe: Recipe) -> WorkloadProfile:
         """Codecs are timed once and kept, so that a page can be written again from what was measured for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 from gossamer.advise.advice_file import Advice, CandidateRow
@@ -35,21 +35,23 @@ Say = Callable[[str], None]
 class Advisor:
     """The stages, in order: `check`, `profile`, `foretell`, `race`, `advice`; each stands on what those before found.
 
-    copies: how many workers share this machine. most: recipes to race beside Dense(). say: hears what is being done.
+    copies: how many workers share this machine. budget_seconds, most_steps: what the race may take, the latter of all
+    workers' steps together. most: recipes to race beside Dense(). say: hears what is being done.
     """
 
     setting: Setting
     network: Network
     copies: int = 1
     budget_seconds: float = 600.0
+    most_steps: float = inf
     most: int = 16
     say: Say = lambda sentence: None
     facts: ScriptFacts = field(init=False)
     measured: WorkloadProfile = field(init=False)
+    pricer: StepPricer = field(init=False)  # of steps like the one that was measured
     statistics: GradientStatistics | None = field(init=False, default=None)
     foretold: Sequence[Foretold] = field(init=False, default=())  # Dense(), others to race, then those left out
     result: RaceResult = field(init=False)
-    _pricer: StepPricer = field(init=False)
 
     def check(self) -> ScriptFacts:
         """A few steps. Raises RaceError for a script whose recipes cannot be compared within the budget."""
@@ -63,7 +65,7 @@ class Advisor:
         self.measured, self.statistics = profile_with_gradients(
             Path(self.setting.script), self.setting.arguments, self.setting.workers, self.copies
         )
-        self._pricer = StepPricer(self.measured, self.setting.workers)
+        self.pricer = StepPricer(self.measured, self.setting.workers)
         return self.measured
 
     def foretell(self) -> Sequence[Foretold]:
@@ -74,14 +76,14 @@ class Advisor:
         priced = foretell(
             *(found, self.measured, self.network, self.setting.workers),
             lambda done, of, recipe: self.say(f"foretelling {done} of {of}: {recipe}"),
-            pricer=self._pricer,
+            pricer=self.pricer,
         )
         self.foretold = judged(priced, self.statistics, self.most + 1)
         return self.foretold
 
     def race(self) -> RaceResult:
         """Those that are left, against Dense()."""
-        clock = ForecastClock(self._pricer.profile, NetworkSchedule(((0.0, self.network),)), self.setting.workers)
+        clock = ForecastClock(self.pricer.profile, NetworkSchedule(((0.0, self.network),)), self.setting.workers)
 
         def start(recipe: str, factor: float) -> RaceJob:
             self.say(f"starting {recipe}")
@@ -100,6 +102,7 @@ class Advisor:
             baseline=DENSE,
             challengers=[recipe for recipe in left if recipe != DENSE],
             budget_seconds=self.budget_seconds,
+            most_steps=self.most_steps,
             target=self.setting.target,
             say=self.say,
         ).run()
@@ -130,7 +133,7 @@ class Advisor:
         finalists = [each for each in self.foretold if each.recipe in ratios]
         seen = [ratios[each.recipe] for each in finalists]
         told = [ratio if isfinite(ratio) else each.expected_steps for ratio, each in zip(seen, finalists, strict=True)]
-        return thresholds(finalists, self._pricer, self.network, expected_steps=told)
+        return thresholds(finalists, self.pricer, self.network, expected_steps=told)
 
 
 def affordable(budget_seconds: float, step_seconds: float) -> int:

@@ -36,7 +36,7 @@ def ladder_text(auto: Auto) -> Iterator[str]:
     worth, close, moved = share_text(rule.worth), share_text(rule.close), share_text(loss_guard.MOST_MOVED)
     yield f"It changes between two steps, on all ranks alike: to a stronger one where the best saves {worth} of the"
     dearest = rule.change_steps * 2**rule.most_doublings
-    lost = f"{rule.change_steps:g} steps of it"
+    lost = f"{rule.change_steps:g} steps of the new"
     yield f"time to a loss, or to a weaker one within {close} of the best; once staying has lost {lost},"
     yield "and a dense mean after local steps. Each change makes the next twice as dear, up to"
     yield f"{dearest:g} steps, until none was made for long."
