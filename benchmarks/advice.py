@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.network_draws import Draw, draw  # found only after the line above
 from benchmarks.provenance import ROOT, provenance
 from benchmarks.report import markdown
-from benchmarks.simulated_curves import SCRIPT, Curve, SimulatedCurves, curve_of
+from benchmarks.simulated_curves import SCRIPT, Curve, Kept, SimulatedCurves, curve_of
 
 from gossamer.advise.advisor import Advisor
 from gossamer.advise.answer import Setting
@@ -50,7 +50,7 @@ STATIC = "DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5) + Float
 MILD = "LocalSGD(period=8) + Int8()"
 PATIENCE = 3  # times the steps of others, within which auto, and recipes that train apart, may come to the target
 SLICE = 10  # steps between two looks at the target
-RACE_STEPS = 1500  # of all workers together, that advise may make for its choice
+RACE_STEPS = 1000  # of all workers together, that advise may make for its choice
 RACE_SECONDS = 1e5  # no limit: what it chooses should not follow from how busy a machine is
 FIXED = (
     DENSE,
@@ -116,68 +116,83 @@ def target_of(dense: Curve) -> float:
     return min(loss for step, loss in dense if step <= 2 / 3 * dense[-1][0])
 
 
+Times = tuple[float, ...]  # virtual seconds to the target, by training; inf: not in so many steps
+
+
+def mean_of(times: Times) -> float:
+    return statistics.fmean(times) if all(map(isfinite, times)) else inf
+
+
 @dataclass(frozen=True)
 class Pair:
     """A task on a network, and how long each fixed recipe takes to the target there."""
 
     task: str
     schedule: str
-    target: float
-    fixed: dict[str, float]  # virtual seconds by recipe; inf: not in so many steps
+    fixed: dict[str, Times]  # by recipe
 
     @property
     def best(self) -> str:
-        return min(self.fixed, key=lambda recipe: self.fixed[recipe])
+        return min(self.fixed, key=lambda recipe: mean_of(self.fixed[recipe]))
 
-    def ratio(self, seconds: float) -> float:
-        return seconds / self.fixed[self.best]
+    def ratio(self, times: Times) -> float:
+        return mean_of(times) / mean_of(self.fixed[self.best])
 
 
 class Search:
-    """Times fixed recipes and `auto` on the networks of pairs."""
+    """Times fixed recipes, `auto` and advise on the networks of pairs: in several trainings, each with its own seed and
+    target."""
 
-    def __init__(self, curves: SimulatedCurves) -> None:
-        self._curves = curves
+    def __init__(self, trainings: Sequence[SimulatedCurves]) -> None:
+        self._trainings, self._first = trainings, trainings[0]
 
     def clock(self, task: str, schedule: str) -> ForecastClock:
         network = NetworkSchedule.read(schedule, WORKERS)
-        return ForecastClock(lambda recipe: self._curves.profile(task, recipe), network, WORKERS)
+        return ForecastClock(lambda recipe: self._first.profile(task, recipe), network, WORKERS)
 
     def pair(self, task: str, network: Draw) -> Pair:
-        target = target_of(self._curves.by_steps(task, DENSE))
-        steady = self._fixed(task, network.before, target)
+        steady = self._fixed(task, network.before)
         if not network.drops:
-            return Pair(task, network.before, target, steady)
-        drop_at = self._curves.once("drop", task, network.before, lambda: round(min(steady.values()) / 2, 6))
+            return Pair(task, network.before, steady)
+        usual = mean_of(steady[min(steady, key=lambda recipe: mean_of(steady[recipe]))])
+        drop_at = self._first.once("drop", task, network.before, lambda: round(usual / 2, 6))
         schedule = f"{network.before}; {network.after} at {drop_at}s"
-        return Pair(task, schedule, target, self._fixed(task, schedule, target))
+        return Pair(task, schedule, self._fixed(task, schedule))
 
-    def _fixed(self, task: str, schedule: str, target: float) -> dict[str, float]:
-        clock = self.clock(task, schedule)
-        return {recipe: self._seconds(task, recipe, clock, target) for recipe in FIXED}
+    def _fixed(self, task: str, schedule: str) -> dict[str, Times]:
+        return {recipe: self._times(task, schedule, recipe) for recipe in FIXED}
 
-    def _seconds(self, task: str, recipe: str, clock: ForecastClock, target: float) -> float:
-        steps = crossing(self._curves.by_steps(task, recipe), target)
-        if not isfinite(steps) and resolve(recipe, WORKERS).strategy.steady_stage.local_parameters:
-            steps = crossing(self._curves.by_steps(task, recipe, PATIENCE * self._curves.steps), target)
-        return seconds_of(steps, resolve(recipe, WORKERS), clock) if isfinite(steps) else inf
+    def _times(self, task: str, schedule: str, recipe: str, rate_factor: float = 1.0) -> Times:
+        clock, known = self.clock(task, schedule), resolve(recipe, WORKERS)
+        patient = known.strategy.steady_stage.local_parameters
+        steps = [self._steps(curves, task, recipe, rate_factor, patient=patient) for curves in self._trainings]
+        return tuple(seconds_of(each, known, clock) if isfinite(each) else inf for each in steps)
 
-    def fixed(self, pair: Pair, recipe: str) -> float:
-        """Virtual seconds of any recipe to the pair's target."""
-        return self._seconds(pair.task, recipe, self.clock(pair.task, pair.schedule), pair.target)
+    @staticmethod
+    def _steps(curves: SimulatedCurves, task: str, recipe: str, rate_factor: float, *, patient: bool) -> float:
+        target = target_of(curves.by_steps(task, DENSE))
+        steps = crossing(curves.by_steps(task, recipe, rate_factor=rate_factor), target)
+        if isfinite(steps) or not patient:
+            return steps
+        return crossing(curves.by_steps(task, recipe, PATIENCE * curves.steps, rate_factor), target)
 
-    def auto(self, pair: Pair) -> tuple[float, str]:
+    def auto(self, pair: Pair) -> tuple[Times, str]:
         """Virtual seconds to the target from the first step on, its learning about the network included; and the recipe
-        that it came to."""
+        that it came to in the first training."""
+        found = [self._auto(curves, pair) for curves in self._trainings]
+        return tuple(seconds for seconds, _ in found), found[0][1]
+
+    def _auto(self, curves: SimulatedCurves, pair: Pair) -> tuple[float, str]:
+        target = target_of(curves.by_steps(pair.task, DENSE))
 
         def train() -> Any:
             clock = self.clock(pair.task, pair.schedule)
-            arguments = self._curves.arguments(pair.task, PATIENCE * self._curves.steps)
+            arguments = curves.arguments(pair.task, PATIENCE * curves.steps)
             job = SimulatedJob(SCRIPT, arguments, AUTO, WORKERS, clock=clock)
             try:
                 for asked in count(SLICE, SLICE):
                     progress = job.advance(steps=asked)
-                    if progress.ended or progress.failure or isfinite(crossing(curve_of(progress), pair.target)):
+                    if progress.ended or progress.failure or isfinite(crossing(curve_of(progress), target)):
                         break
                 if progress.failure:
                     print(f"{pair}: {progress.failure}", file=sys.stderr)
@@ -185,33 +200,31 @@ class Search:
             finally:
                 job.close()
 
-        found = self._curves.once("auto", pair.task, pair.schedule, train)
-        return crossing(found["curve"], pair.target), found["recipe"]
+        found = curves.once("auto", pair.task, pair.schedule, train)
+        return crossing(found["curve"], target), found["recipe"]
 
-    def advised(self, pair: Pair) -> tuple[float, str]:
+    def advised(self, pair: Pair) -> tuple[Times, str]:
         """Virtual seconds to the target with what `gossamer advise` says for the network at the beginning, its learning
         rate included; and that."""
-        task = pair.task
+        task, curves = pair.task, self._first
 
         def advise() -> Any:
             network = read_network(pair.schedule.split(";")[0], WORKERS)
-            arguments = self._curves.arguments(task, RACE_STEPS)
+            arguments = curves.arguments(task, RACE_STEPS)
             setting = Setting(script=str(SCRIPT), arguments=arguments, workers=WORKERS, network=network.text)
             advisor = Advisor(setting=setting, network=network, budget_seconds=RACE_SECONDS, most_steps=RACE_STEPS)
             advisor.check()
-            advisor.measured = self._curves.paced(task, advisor.profile())
-            advisor.pricer = self._curves.pricer(task)
+            advisor.measured = curves.paced(task, advisor.profile())
+            advisor.pricer = curves.pricer(task)
             advisor.foretell()
             advisor.race()
             found = advisor.advice()
             return {"recipe": found.recipe, "rate": found.learning_rate_factor}
 
-        found = self._curves.once("advised", task, pair.schedule, advise)
+        found = curves.once("advised", task, pair.schedule, advise)
         recipe, rate = found["recipe"], found["rate"]
-        curve = self._curves.by_steps(task, recipe, PATIENCE * self._curves.steps, rate)
-        steps, clock = crossing(curve, pair.target), self.clock(task, pair.schedule)
-        seconds = seconds_of(steps, resolve(recipe, WORKERS), clock) if isfinite(steps) else inf
-        return seconds, recipe + f", learning rate x {rate:g}" * (rate != 1.0)
+        times = self._times(task, pair.schedule, recipe, rate)
+        return times, recipe + f", learning rate x {rate:g}" * (rate != 1.0)
 
 
 def seconds_of(steps: float, recipe: Any, clock: ForecastClock) -> float:
@@ -227,9 +240,9 @@ class Row:
     """A pair, and what `auto` made of it."""
 
     pair: Pair
-    seconds: float
+    auto: Times
     last: str
-    advised: tuple[float, str] | None  # likewise, of what advise says
+    advised: tuple[Times, str] | None  # likewise, of what advise says
 
     def texts(self) -> dict[str, str]:
         pair = self.pair
@@ -237,10 +250,10 @@ class Row:
             "task": pair.task,
             "network": pair.schedule,
             "best fixed recipe": f"`{pair.best}`",
-            "its time": f"{pair.fixed[pair.best]:.3g} s",
+            "its time": f"{mean_of(pair.fixed[pair.best]):.3g} s",
             "`Dense()`": text(pair.ratio(pair.fixed[DENSE])),
             "always the same": text(pair.ratio(pair.fixed[STATIC])),
-            "`auto`": text(pair.ratio(self.seconds)),
+            "`auto`": text(pair.ratio(self.auto)),
             "`auto` ended with": f"`{self.last}`",
             **self._advised(),
         }
@@ -248,8 +261,8 @@ class Row:
     def _advised(self) -> dict[str, str]:
         if self.advised is None:
             return {}
-        seconds, recipe = self.advised
-        return {"advised": text(self.pair.ratio(seconds)), "which is": f"`{recipe}`"}
+        times, recipe = self.advised
+        return {"advised": text(self.pair.ratio(times)), "which is": f"`{recipe}`"}
 
 
 def spread(ratios: Sequence[float]) -> str:
@@ -269,21 +282,27 @@ def summary(name: str, rows: Sequence[Row]) -> dict[str, str]:
     advised = [row.pair.ratio(row.advised[0]) for row in rows if row.advised is not None]
     return {
         "networks": name,
-        "`auto`": spread([row.pair.ratio(row.seconds) for row in rows]),
+        "`auto`": spread([row.pair.ratio(row.auto) for row in rows]),
         "`gossamer advise`": spread(advised) if advised else "",
         **fixed,
     }
 
 
-def needs(curves: SimulatedCurves, recipe: str, task: str) -> str:
-    """Steps to what Dense() reaches in a third and in two thirds of its steps, over those of Dense()."""
-    dense, mine = curves.by_steps(task, DENSE), curves.by_steps(task, recipe)
-    targets = [min(loss for step, loss in dense if step <= share * dense[-1][0]) for share in (1 / 3, 2 / 3)]
-    ratios = [crossing(mine, target) / crossing(dense, target) for target in targets]
-    return ", ".join(f"{ratio:.2f}" if isfinite(ratio) else "-" for ratio in ratios)
+def needs(trainings: Sequence[SimulatedCurves], recipe: str, task: str) -> str:
+    """Steps to what Dense() reaches in a third and in two thirds of its steps, over those of Dense(): means."""
+    ratios = [
+        mean_of(tuple(_needs(each.by_steps(task, DENSE), each.by_steps(task, recipe), share) for each in trainings))
+        for share in (1 / 3, 2 / 3)
+    ]
+    return ", ".join(map(text, ratios))
 
 
-def page(args: argparse.Namespace, curves: SimulatedCurves, found: dict[str, list[Row]]) -> Iterator[str]:
+def _needs(dense: Curve, mine: Curve, share: float) -> float:
+    target = min(loss for step, loss in dense if step <= share * dense[-1][0])
+    return crossing(mine, target) / crossing(dense, target)
+
+
+def page(args: argparse.Namespace, trainings: Sequence[SimulatedCurves], found: dict[str, list[Row]]) -> Iterator[str]:
     computing = ", ".join(f"{task} {1000 * STEP_SECONDS[task]:g} ms" for task in TASKS)
     yield "# The recipe that is chosen, beside the best of all"
     numbers = {"recipes": len(FIXED), "steps": args.steps, "patience": PATIENCE}
@@ -299,11 +318,11 @@ def page(args: argparse.Namespace, curves: SimulatedCurves, found: dict[str, lis
     yield "\n## How many steps each needs\n"
     yield (
         "To what `Dense()` reaches in a third and in two thirds of its steps, over those of `Dense()`; the same "
-        "learning rate for all, one seed; -: not in so many steps.\n"
+        "learning rate for all, means of the trainings; -: not in so many steps.\n"
     )
     tasks = (*TASKS, *UNSEEN)
     yield markdown(
-        [{"recipe": f"`{recipe}`", **{task: needs(curves, recipe, task) for task in tasks}} for recipe in FIXED]
+        [{"recipe": f"`{recipe}`", **{task: needs(trainings, recipe, task) for task in tasks}} for recipe in FIXED]
     )
 
 
@@ -314,8 +333,11 @@ def rows(search: Search, networks: Sequence[Draw], tasks: Sequence[str], *, advi
 
 
 def main(args: argparse.Namespace) -> None:
-    curves = SimulatedCurves(args.kept, WORKERS, args.steps, args.seed, args.evaluate_every, STEP_SECONDS)
-    search, found = Search(curves), dict[str, list[Row]]()
+    kept = Kept(args.kept)
+    trainings = [
+        SimulatedCurves(kept, WORKERS, args.steps, seed, args.evaluate_every, STEP_SECONDS) for seed in args.seeds
+    ]
+    search, found = Search(trainings), dict[str, list[Row]]()
     plans: list[tuple[str, int, int, Sequence[str]]] = [
         (f"seed {seed}", seed, args.pairs, TASKS) for seed in args.draws
     ]
@@ -326,15 +348,15 @@ def main(args: argparse.Namespace) -> None:
             found[name].append(row)
             print(" | ".join(row.texts().values()), flush=True)
         print(summary(name, found[name]), flush=True)
-    args.output.write_text("\n".join(page(args, curves, found)) + "\n", encoding="utf-8")
+    args.output.write_text("\n".join(page(args, trainings, found)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Time to a loss of auto and advise over the best fixed recipe.")
     options.add_argument("--pairs", type=int, default=20)
     options.add_argument("--steps", type=int, default=150)
-    options.add_argument("--seed", type=int, default=0, help="of the trainings")
-    options.add_argument("--draws", type=int, nargs="+", default=[0, 1, 2, 3], help="seeds of networks")
+    options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the trainings")
+    options.add_argument("--draws", type=int, nargs="+", default=[0, 3], help="seeds of networks")
     options.add_argument("--unseen", type=int, nargs="*", default=[4], help="likewise, for other tasks")
     options.add_argument("--advised", type=int, nargs="*", default=[3], help="of these, those on which advise is asked")
     options.add_argument("--evaluate-every", type=int, default=5)

@@ -1,4 +1,4 @@
-"""Simulated curves: validation losses of tasks by recipe and step, trained once, since no network changes them."""
+"""Simulated curves: validation losses of tasks by recipe and step, trained once a seed: no network changes them."""
 
 import json
 import sys
@@ -42,21 +42,36 @@ def at_pace(profile: WorkloadProfile, factor: float) -> WorkloadProfile:
     )
 
 
+class Kept:
+    """What was found, by name; written to a file at once, so that a stopped program goes on where it was."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+
+    def once(self, name: str, find: Callable[[], Any]) -> Any:
+        """What was found before, or is found now."""
+        if name not in self._found:
+            print(f"{len(self._found):4} {name}", file=sys.stderr, flush=True)
+            self._found[name] = find()
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            part = self._file.with_suffix(".part")
+            part.write_text(json.dumps(self._found))
+            part.replace(self._file)
+        return self._found[name]
+
+
 @dataclass
 class SimulatedCurves:
-    """Curves and profiles by task and recipe. What was found before is read from `kept`."""
+    """Curves of one seed by task and recipe, and profiles, which are the same for every seed."""
 
-    kept: Path
+    kept: Kept
     workers: int
     steps: int
     seed: int
     evaluate_every: int
     step_seconds: Mapping[str, float] = field(default_factory=dict)  # of computing, by task; else as it is measured
-    found: dict[str, Any] = field(init=False)
     pricers: dict[str, StepPricer] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.found = json.loads(self.kept.read_text()) if self.kept.exists() else {}
 
     def arguments(self, task: str, steps: int | None = None) -> list[str]:
         numbers = {"--steps": steps or self.steps, "--evaluate-every": self.evaluate_every, "--seed": self.seed}
@@ -99,13 +114,6 @@ class SimulatedCurves:
         return WorkloadProfile.from_json(found)
 
     def once(self, what: str, task: str, name: str, find: Callable[[], Any]) -> Any:
-        """What was found before, or is found now; kept at once, so that a stopped program goes on where it was."""
+        """What was found before for this seed, or is found now."""
         key = f"{what} {task} steps={self.steps} seed={self.seed} workers={self.workers} {name}"
-        if key not in self.found:
-            print(f"{len(self.found):4} {key}", file=sys.stderr, flush=True)
-            self.found[key] = find()
-            self.kept.parent.mkdir(parents=True, exist_ok=True)
-            part = self.kept.with_suffix(".part")
-            part.write_text(json.dumps(self.found))
-            part.replace(self.kept)
-        return self.found[key]
+        return self.kept.once(key, find)
