@@ -39,7 +39,7 @@ def test_one_that_is_not_makes_zeros_of_all(value: float) -> None:
 def test_what_was_found_is_told_in_order_once_it_is_known() -> None:
     held = {name: Parameter(torch.ones(3)) for name in ("a", "b", "empty")}
     held["empty"] = Parameter(torch.ones(0))
-    thread = CommThread(torch.device("cpu"))
+    thread = CommThread([torch.device("cpu")])
     silenced = SilencedGradients(held, thread)
     for value in (1.0, torch.nan):
         held["a"].grad, held["b"].grad, held["empty"].grad = *gradients(2.0, value), torch.ones(0)
