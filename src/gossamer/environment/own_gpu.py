@@ -39,8 +39,9 @@ def own_gpus(seen: Sequence[Gpus]) -> list[int | None]:
     found: list[int | None] = []
     for gpus in seen:
         own = next((number for number, gpu in enumerate(gpus) if gpu not in taken), None)
+        if own is not None:
+            taken.add(gpus[own])
         found.append(own)
-        taken |= set() if own is None else {gpus[own]}
     return found
 
 

@@ -26,9 +26,8 @@ from gossamer.runtime.worker_scope import current_worker
 T = TypeVar("T")
 PATIENCE_SECONDS = 1.0
 
-Hold = Callable[
-    [StreamMoment, Callable[[], object]], None
-]  # a job, and when its streams will have done what it gave them
+# Told of a job, and of when its streams will have done what it gave them
+Hold = Callable[[StreamMoment, Callable[[], object]], None]
 
 
 class Waiters:
