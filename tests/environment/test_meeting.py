@@ -28,7 +28,7 @@ Told = list[tuple[str, str]]
 
 
 def hello(rank: int, **changes: object) -> Hello:
-    return replace(Hello(run="a run", world=2, rank=rank, who=f"host, process {rank}", device="cpu"), **changes)  # type: ignore[arg-type]
+    return replace(Hello(run="a run", world=2, rank=rank, who=f"host, process {rank}"), **changes)  # type: ignore[arg-type]
 
 
 def words(guest: Guest, said: Hello, identity: RunIdentity = OURS, side: bytes = b"rank") -> dict[str, object]:

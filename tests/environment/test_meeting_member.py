@@ -16,7 +16,7 @@ from gossamer.environment.meeting_member import Unreachable, attend
 from gossamer.environment.meeting_server import MeetingServer
 
 OURS = RunIdentity(run="a run", world=2)
-ME = Hello(run="a run", world=2, rank=1, who="w1", device="cpu")
+ME = Hello(run="a run", world=2, rank=1, who="w1")
 
 
 class Time:

@@ -36,7 +36,7 @@ def address() -> Iterator[tuple[str, int]]:
 
 
 def come(address: tuple[str, int], rank: int, identity: RunIdentity = OURS, world: int = 2) -> MeetingMember:
-    hello = Hello(run=identity.run, world=world, rank=rank, who=f"w{rank}", device="cpu")
+    hello = Hello(run=identity.run, world=world, rank=rank, who=f"w{rank}")
     return attend(lambda: address, identity, hello, 5.0)
 
 

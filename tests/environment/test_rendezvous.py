@@ -20,6 +20,7 @@ from gossamer.environment import JobEnvironment, device_for, join, leave, rendez
 from gossamer.environment.meeting import RunIdentity
 from gossamer.environment.meeting_member import attend
 from gossamer.environment.meeting_server import MeetingServer
+from gossamer.environment.own_gpu import own_gpus
 from gossamer.errors import ConnectError, LeftWhileJoining
 
 pytestmark = pytest.mark.usefixtures("environ")
@@ -73,18 +74,54 @@ def test_everyone_meets_and_forms_a_group(port, formed):
     assert formed == ["gloo", "gloo"]
 
 
-@pytest.mark.parametrize(("others", "backend"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
-def test_all_know_what_all_compute_on(port, monkeypatch, formed, others, backend):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+def check_gpus(port, formed, others, backend, device):
+    """Of two workers of a machine, of which the first sees one GPU, a; device: the second's own."""
 
     def other():
-        with contextlib.closing(attends(port, 1, device=others)) as member:
+        with contextlib.closing(attends(port, 1, gpus=others)) as member:
             member.everyone("coming", 5.0)
             member.everyone("reaching", 5.0, "")
             member.everyone("standing", 5.0, "")
 
     assert in_threads(lambda: join(job(0, port), 5.0), other)[0] == backend
     assert formed == [backend]
+    assert device_for(job(0, port)) == torch.device("cuda", 0)
+    assert device_for(job(1, port)) == torch.device(device)
+
+
+@pytest.fixture
+def _sees_a(monkeypatch):
+    monkeypatch.setattr(rendezvous, "visible_gpus", lambda environ: ["a"])
+
+
+@pytest.mark.usefixtures("_sees_a")
+@pytest.mark.parametrize(
+    ("others", "backend", "device"),
+    [
+        ("", "gloo", "cpu"),
+        ("a", "gloo", "cpu"),  # one for two workers
+        ("b", "cpu:gloo,cuda:nccl", "cuda:0"),  # each sees its own
+        ("a,b", "cpu:gloo,cuda:nccl", "cuda:1"),
+    ],
+)
+def test_all_know_which_gpus_all_see(port, formed, others, backend, device):
+    check_gpus(port, formed, others, backend, device)
+    rendezvous.leave_meeting()
+    assert device_for(job(1, port)) == torch.device("cpu"), "what is known of a group ends with it"
+
+
+@pytest.mark.usefixtures("_sees_a")
+@pytest.mark.parametrize(
+    ("others", "backend", "device", "broken"),
+    [
+        ("a", "gloo", "cpu", lambda seen: [0 if gpus else None for gpus in seen]),  # looks at its own alone
+        ("b", "cpu:gloo,cuda:nccl", "cuda:0", lambda seen: own_gpus([seen[0]] * len(seen))),  # takes all for alike
+    ],
+)
+def test_the_check_catches_who_does_not_listen(port, monkeypatch, formed, others, backend, device, broken):
+    monkeypatch.setattr(rendezvous, "own_gpus", broken)
+    with pytest.raises(AssertionError):
+        check_gpus(port, formed, others, backend, device)
 
 
 def second_of_a_rank(port):
@@ -273,33 +310,10 @@ def test_a_group_that_exists_is_used_as_it_is(tmp_path):
     leave()  # nothing left to leave
 
 
-def test_a_worker_without_a_gpu_of_its_own_computes_on_the_cpu(monkeypatch):
+def test_without_a_meeting_workers_of_a_machine_are_taken_to_see_the_same_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert device_for(JobEnvironment(local_rank=1, local_world=3, world=3)) == torch.device("cuda", 1)
     assert device_for(JobEnvironment(local_rank=2, local_world=3, world=3)) == torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    ("visible", "said", "local_rank", "device"),
-    [
-        (4, {}, 3, "cuda:3"),
-        (1, {}, 1, "cpu"),  # one for two workers
-        (1, {"SLURM_PROCID": "1", "SLURM_GPUS_PER_TASK": "1"}, 1, "cuda:0"),  # each sees its own
-        (2, {"SLURM_PROCID": "1", "SLURM_GPUS_PER_TASK": "a100:2"}, 1, "cuda:0"),
-        (8, {"SLURM_PROCID": "1", "SLURM_GPUS_PER_TASK": "1"}, 1, "cuda:1"),  # each sees all
-        (1, {"SLURM_GPUS_PER_TASK": "1"}, 1, "cpu"),  # of an allocation, in which another launcher runs
-        (0, {"SLURM_PROCID": "1", "SLURM_GPUS_PER_TASK": "0"}, 0, "cpu"),
-        (0, {"SLURM_PROCID": "0", "SLURM_GPUS_PER_TASK": "some"}, 0, "cpu"),
-    ],
-)
-def test_a_worker_takes_a_gpu_that_it_sees_and_no_other_has(monkeypatch, visible, said, local_rank, device):
-    for name in ("SLURM_PROCID", "SLURM_GPUS_PER_TASK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in said.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    job = JobEnvironment(rank=local_rank, local_rank=local_rank, local_world=local_rank + 1, world=local_rank + 1)
-    assert device_for(job) == torch.device(device)
 
 
 WORKER = """

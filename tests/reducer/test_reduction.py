@@ -263,7 +263,7 @@ class Refusing(PowerSGD):
 
 def on_a_lane(compressor: Compressor, transport: Any) -> list[Work[Any]]:
     """Three buckets, handed to a communication thread one by one; the last takes the report along."""
-    comm_thread = CommThread(torch.device("cpu"))
+    comm_thread = CommThread([torch.device("cpu")])
     cargo = [bucket({f"{number}": (10, 12)}) for number in range(3)]
     round_ = StepReduction(compressor, transport, list("012"), AggregationContext(), 1.0, 1.0)
     tickets: list[Work[Any]] = [comm_thread.submit(partial(round_.exchange, each, NO_INPUT, 1.0)) for each in cargo[:2]]

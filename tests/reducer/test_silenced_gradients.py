@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.virtual_workers import Worker, batch, cluster, heard, network, parameters
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import Parameter
 from torch.nn.functional import mse_loss
 
@@ -39,7 +41,7 @@ def test_one_that_is_not_makes_zeros_of_all(value: float) -> None:
 def test_what_was_found_is_told_in_order_once_it_is_known() -> None:
     held = {name: Parameter(torch.ones(3)) for name in ("a", "b", "empty")}
     held["empty"] = Parameter(torch.ones(0))
-    thread = CommThread(torch.device("cpu"))
+    thread = CommThread([torch.device("cpu")])
     silenced = SilencedGradients(held, thread)
     for value in (1.0, torch.nan):
         held["a"].grad, held["b"].grad, held["empty"].grad = *gradients(2.0, value), torch.ones(0)
@@ -50,11 +52,52 @@ def test_what_was_found_is_told_in_order_once_it_is_known() -> None:
     thread.close()
 
 
-def test_it_serves_one_device_that_is_not_the_hosts_memory() -> None:
-    here, nowhere = Parameter(torch.ones(1)), Parameter(torch.ones(1, device="meta"))
-    assert not SilencedGradients.serves({"here": here})
-    assert not SilencedGradients.serves({"here": here, "nowhere": nowhere})
-    assert not SilencedGradients.serves({})
+def on(*devices: str) -> dict[str, Parameter]:
+    """By number, parameters without memory, of which torch knows the devices: it raises where an operation mixes them,
+    and where the host reads a number."""
+    return {str(number): Parameter(torch.ones(3, device=device)) for number, device in enumerate(devices)}
+
+
+def test_it_serves_gpus_alone() -> None:
+    with FakeTensorMode():
+        assert SilencedGradients.serves(on("cuda:0"))
+        assert SilencedGradients.serves(on("cuda:0", "cuda:1"))
+        assert not SilencedGradients.serves(on("cuda:0", "cpu"))
+        assert not SilencedGradients.serves(on("cpu"))
+        assert not SilencedGradients.serves(on("cpu", "meta"))
+        assert not SilencedGradients.serves(on("meta"))
+        assert not SilencedGradients.serves({})
+
+
+def check_devices(silence: Callable[[list[Tensor]], Tensor]) -> None:
+    with FakeTensorMode():
+        gradients = [parameter.detach() for parameter in on("cuda:0", "cuda:1", "cuda:1", "cuda:0").values()]
+        spoiled = silence(gradients)
+        assert spoiled.device == torch.device("cuda", 0)
+        assert spoiled.shape == (4,)
+
+
+def test_gradients_on_several_gpus_are_silenced_without_a_wait() -> None:
+    check_devices(silence)
+
+
+def test_the_check_catches_the_firsts_word_on_the_second_and_a_host_that_reads() -> None:
+    def mixes(gradients: list[Tensor]) -> Tensor:
+        spoiled = silence(gradients)
+        for gradient in gradients:
+            gradient.masked_fill_(spoiled.any(), 0)
+        return spoiled
+
+    def reads(gradients: list[Tensor]) -> Tensor:
+        spoiled = silence(gradients)
+        for gradient in gradients if spoiled.any() else ():
+            gradient.zero_()
+        return spoiled
+
+    with pytest.raises(RuntimeError, match=r"two (different )?devices"):
+        check_devices(mixes)
+    with pytest.raises(DataDependentOutputException):
+        check_devices(reads)
 
 
 # -- in sessions, as if these tensors lay on a GPU -----------------------------------------------------------------

@@ -3,93 +3,60 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Collection
 
 import pytest
 import torch
+from support.noted_streams import FIRST, SECOND, NotedStreams
 
-from gossamer.runtime import comm_thread
+from gossamer.runtime.comm_streams import CommStreams
 from gossamer.runtime.comm_thread import CommThread
-
-DEVICE = torch.device("cuda", 0)
-
-
-class Event:
-    """Past once its stream has run."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-
-    def query(self) -> bool:
-        self.stream.device.note("query")
-        return self.stream.has_run
-
-    def synchronize(self) -> None:
-        self.stream.device.note("synchronize")
-
-
-class Stream:
-    def __init__(self, device: Device) -> None:
-        self.device, self.has_run = device, False
-
-    def record_event(self) -> Event:
-        self.device.note("record_event")
-        return Event(self)
-
-    def wait_event(self, event: Event) -> None:
-        self.device.note("wait_event")
-
-    def synchronize(self) -> None:
-        self.device.note("synchronize")
-
-
-class Device:
-    """torch.cuda's streams, which only note who called what."""
-
-    def __init__(self) -> None:
-        self.called: list[tuple[str, str]] = []
-        self.training, self.made = Stream(self), []
-        self.current = threading.local()
-
-    def note(self, what: str) -> None:
-        self.called.append((threading.current_thread().name, what))
-
-    def stream_of(self, device: Any) -> Stream:
-        stream = Stream(self)
-        stream.device = self
-        self.made.append(stream)
-        return stream
-
-    @contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        self.current.stream = stream
-        yield
-        self.current.stream = self.training
-
-    def of(self, thread: str) -> list[str]:
-        return [what for name, what in self.called if name.startswith(thread)]
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    found = Device()
-    monkeypatch.setattr(torch.cuda, "Stream", found.stream_of)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: getattr(found.current, "stream", found.training))
-    monkeypatch.setattr(torch.cuda, "stream", found.stream)
-    return found
+def streams(monkeypatch: pytest.MonkeyPatch) -> NotedStreams:
+    return NotedStreams(monkeypatch)
 
 
-def test_the_training_thread_only_records_and_waits_for_events(device: Device) -> None:
-    thread = CommThread(DEVICE)
+def test_the_training_thread_only_records_and_waits_for_events(streams: NotedStreams) -> None:
+    thread = CommThread([FIRST])
     assert thread.submit(lambda: 7).wait() == 7
     thread.close()
-    assert device.of("MainThread") == ["record_event", "wait_event"]
-    assert "synchronize" not in device.of("gossamer-comm")
-    assert device.of("gossamer-comm")[:2] == ["wait_event", "record_event"]
+    assert streams.calls("MainThread") == ["record_event", "wait_event"]
+    assert streams.calls("gossamer-comm") == ["wait_event", "record_event", "query"]
+
+
+def check_devices(streams: NotedStreams) -> None:
+    """A job on two devices, each of which is ordered by its own events, in the thread and in the one beside it."""
+    thread = CommThread([FIRST, SECOND, FIRST])
+    for each in (thread, thread.beside()):
+        streams.noted.clear()
+        within = each.submit(lambda: [torch.cuda.current_stream(device).name for device in (FIRST, SECOND)]).wait()
+        assert within == ["own of cuda:0", "own of cuda:1"]
+        for device in ("cuda:0", "cuda:1"):
+            assert [call for call in streams.orders() if device in call] == [
+                f"{device}'s record_event",
+                f"own of {device} waits for {device}'s",
+                f"own of {device} record_event",
+                f"{device}'s waits for own of {device}",
+            ]
+    thread.close()
+
+
+def test_each_device_has_a_stream_of_its_own(streams: NotedStreams) -> None:
+    check_devices(streams)
+
+
+def test_the_check_catches_the_firsts_stream_for_the_second(
+    streams: NotedStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_the_first(self: CommStreams, devices: Collection[torch.device]) -> None:
+        self._streams = dict.fromkeys(devices, torch.cuda.Stream(next(iter(devices))))
+
+    monkeypatch.setattr(CommStreams, "__init__", of_the_first)
+    with pytest.raises(AssertionError):
+        check_devices(streams)
 
 
 class Input:
@@ -107,15 +74,18 @@ def given(thread: CommThread) -> weakref.ref[Input]:
     return found
 
 
-def check_held(device: Device) -> None:
-    thread = CommThread(DEVICE)
+def check_held(streams: NotedStreams) -> None:
+    thread = CommThread([FIRST, SECOND])
     tensor = given(thread)
     thread.submit(lambda: None).wait()
     gc.collect()
     held = tensor() is not None
-    device.made[0].has_run = True
+    streams.made[0].has_run = True
     thread.submit(lambda: None).wait()
-    thread.submit(lambda: None).wait()  # after the one before was looked at
+    gc.collect()
+    held = held and tensor() is not None
+    streams.made[1].has_run = True
+    thread.submit(lambda: None).wait()
     gc.collect()
     released = tensor() is None
     thread.close()
@@ -123,21 +93,21 @@ def check_held(device: Device) -> None:
     assert released
 
 
-def test_what_a_job_holds_is_held_until_its_stream_has_done_it(device: Device) -> None:
-    check_held(device)
+def test_what_a_job_holds_is_held_until_its_stream_has_done_it(streams: NotedStreams) -> None:
+    check_held(streams)
 
 
 def test_the_check_catches_a_job_that_is_let_go_when_it_was_given(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    streams: NotedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CommThread, "_hold", lambda self, ticket: setattr(ticket, "held", None))
+    monkeypatch.setattr(CommThread, "_hold", lambda self, finished, job: None)
     with pytest.raises(AssertionError, match="given away"):
-        check_held(device)
+        check_held(streams)
 
 
 def test_on_processors_nothing_is_held_and_no_stream_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comm_thread.torch.cuda, "Stream", None)
-    thread = CommThread(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "Stream", None)
+    thread = CommThread([torch.device("cpu")])
     tensor = given(thread)
     gc.collect()
     assert tensor() is None

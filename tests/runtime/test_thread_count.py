@@ -75,7 +75,7 @@ def test_torch_does_not_hand_its_count_to_a_new_thread() -> None:
 
 
 def test_the_communication_thread_computes_with_as_many_threads_as_the_caller() -> None:
-    comm_thread = CommThread(torch.device("cpu"))
+    comm_thread = CommThread([torch.device("cpu")])
     beside = comm_thread.beside()
     assert comm_thread.submit(used_for_a_product).wait() == COUNT
     assert beside.submit(used_for_a_product).wait() == COUNT
@@ -83,7 +83,7 @@ def test_the_communication_thread_computes_with_as_many_threads_as_the_caller() 
 
 
 def test_the_communication_thread_follows_the_caller() -> None:
-    comm_thread = CommThread(torch.device("cpu"))
+    comm_thread = CommThread([torch.device("cpu")])
     assert comm_thread.submit(torch.get_num_threads).wait() == COUNT
     for count in (LATER, 1):
         torch.set_num_threads(count)
@@ -92,7 +92,7 @@ def test_the_communication_thread_follows_the_caller() -> None:
 
 
 def test_compiled_loops_use_as_many_unless_the_variable_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    comm_thread = CommThread(torch.device("cpu"))
+    comm_thread = CommThread([torch.device("cpu")])
     monkeypatch.delenv("GOSSAMER_THREADS", raising=False)
     assert comm_thread.submit(lambda: sharing()).wait() == COUNT
     monkeypatch.setenv("GOSSAMER_THREADS", "2")
@@ -110,7 +110,7 @@ def sharing() -> int:
 def test_the_caller_hears_of_a_count_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_THREADS", "abc")
     with pytest.raises(KernelsError, match="GOSSAMER_THREADS=abc"):
-        elsewhere_raising(lambda: CommThread(torch.device("cpu")))
+        elsewhere_raising(lambda: CommThread([torch.device("cpu")]))
 
 
 def elsewhere_raising(action: Callable[[], Any]) -> Any:
@@ -130,7 +130,7 @@ def elsewhere_raising(action: Callable[[], Any]) -> Any:
 
 def test_what_another_thread_counts_says_nothing() -> None:
     """A device's autograd thread submits jobs, too, and never hears of changes."""
-    comm_thread = CommThread(torch.device("cpu"))
+    comm_thread = CommThread([torch.device("cpu")])
     torch.set_num_threads(LATER)
     comm_thread.submit(torch.get_num_threads).wait()
 

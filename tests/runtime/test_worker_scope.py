@@ -26,7 +26,7 @@ def test_a_communication_thread_belongs_to_who_made_it() -> None:
 
     def work() -> WorkerScope:
         enter(mine)
-        thread = CommThread(torch.device("cpu"))
+        thread = CommThread([torch.device("cpu")])
         try:
             return thread.submit(current_worker).wait()
         finally:

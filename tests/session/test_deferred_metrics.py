@@ -17,7 +17,7 @@ from gossamer.session.deferred_metrics import DeferredMetrics
 
 @pytest.fixture
 def thread() -> Any:
-    made = CommThread(torch.device("cpu"))
+    made = CommThread([torch.device("cpu")])
     yield made
     made.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from gossamer.errors import LayoutError, LoopError
+from gossamer.runtime.comm_thread import CommThread
+from gossamer.session import session as session_module
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "PowerSGD(rank=2)"])
@@ -230,3 +234,17 @@ def test_thawing_after_attach_is_an_error() -> None:
 
     with pytest.raises(LoopError, match="frozen"):
         cluster(work, 2)
+
+
+def test_every_device_of_a_model_is_one_of_its_communication_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without memory stands for the second one: alone, nothing is sent."""
+    seen: list[set[torch.device]] = []
+
+    def noted(devices: Collection[torch.device], *rest: Any) -> CommThread:
+        seen.append(set(devices))
+        return CommThread(devices, *rest)
+
+    monkeypatch.setattr(session_module, "CommThread", noted)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    cluster(lambda worker: worker.attach(model, sgd(model)), 1)
+    assert seen == [{torch.device("cpu"), torch.device("meta")}]

@@ -39,9 +39,7 @@ def in_threads(*calls):
 
 
 def hello(rank, **changes):
-    return Hello(
-        **{"run": "without a name, start 1", "world": 2, "rank": rank, "who": f"w{rank}", "device": "cpu"} | changes
-    )
+    return Hello(**{"run": "without a name, start 1", "world": 2, "rank": rank, "who": f"w{rank}"} | changes)
 
 
 def attends(at, rank, **changes):

@@ -40,10 +40,10 @@ def _numpy_state() -> list[Any] | None:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restore the generators."""
+    """Restore the generators; of GPUs, those that are here."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for number, numbers in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+        torch.cuda.set_rng_state(numbers, number)
     kind, numbers, gauss = state["python"]
     random.setstate((kind, tuple(numbers), gauss))
     if state.get("numpy"):  # earlier versions did not save it

@@ -2,6 +2,7 @@
 
 launcher_env.py        rank and world size from torchrun's, mpirun's or srun's variables
 rendezvous.py          joins the process group once all ranks have come, or says which are missing and why
+own_gpu.py             which GPU each worker takes, of those that it sees
 join_progress.py       what a rank says while others have not come; join_errors.py: what is wrong, and what to do
 wait_timeout.py        how long to wait for others, by argument or variable; wait_progress.py: says so meanwhile
 interruptible_call.py  a blocking call of torch's in a thread, while the caller hears of Ctrl-C and of lost ranks

@@ -114,13 +114,14 @@ class RunIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """A rank's first words. address, port: where it listens for the next rank; store: where rank 0 keeps the store."""
+    """A rank's first words. gpus: names of those that it sees, with commas in between; address, port: where it listens
+    for the next rank; store: where rank 0 keeps the store."""
 
     run: str
     world: int
     rank: int
     who: str  # its host and process
-    device: str
+    gpus: str = ""
     address: str = ""
     port: int = 0
     store: str = ""
@@ -137,7 +138,7 @@ class Hello:
             world=whole_in(given, "world"),
             rank=whole_in(given, "rank"),
             who=text_in(given, "who"),
-            device=text_in(given, "device"),
+            gpus=text_in(given, "gpus"),
             address=text_in(given, "address"),
             port=whole_in(given, "port"),
             store=text_in(given, "store"),

@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import islice
 
@@ -24,6 +24,7 @@ from gossamer.environment.meeting_member import MeetingMember, attend
 from gossamer.environment.meeting_place import MeetingPlace, meeting_place
 from gossamer.environment.meeting_server import MeetingServer
 from gossamer.environment.network_interfaces import choose_interface, interfaces
+from gossamer.environment.own_gpu import Gpus, assumed, own_gpus, visible_gpus
 from gossamer.environment.reachability import listening, unreachable
 from gossamer.environment.run_settings import returns
 from gossamer.environment.run_token import run_token
@@ -35,11 +36,12 @@ MOST_NAMED = 8  # of the ranks that one rank cannot reach
 NO_GROUP = "none"
 _server: MeetingServer | None = None  # rank 0's, which refuses latecomers as long as the group is there
 _member: MeetingMember | None = None  # hears who leaves, as long as the group is there
+_seen: Sequence[Gpus] = ()  # by rank, the GPUs that all told each other of as they met
 
 
 def _join(job: JobEnvironment, address: str | None, seconds: float) -> str:
     """Meet, form the process group, and part when it stands for all. Returns its backend."""
-    global _server, _member
+    global _server, _member, _seen
     check_address(job)
     identity = RunIdentity(run=run_identity(os.environ), world=job.world, token=run_token() or b"")
     place = meeting_place(job, address)
@@ -54,7 +56,7 @@ def _join(job: JobEnvironment, address: str | None, seconds: float) -> str:
             world=job.world,
             rank=job.rank,
             who=f"{socket.gethostname()}, process {os.getpid()}",
-            device=device_for(job).type,
+            gpus=",".join(visible_gpus(os.environ)),
             address=address or "",
             port=port,
             store=store,
@@ -67,14 +69,15 @@ def _join(job: JobEnvironment, address: str | None, seconds: float) -> str:
             problems = member.everyone(REACHING, seconds, _out_of_reach(job, hellos), wait.for_all(REACHING))
             if any(problems):
                 raise join_error(job, "; ".join(filter(None, problems)), BLOCKED)
+            seen = [each.gpus.split(",") if each.gpus else [] for each in hellos]
             # The same on every rank: NCCL needs a GPU for each, and Gloo moves what lies on some.
-            backend = "cpu:gloo,cuda:nccl" if {each.device for each in hellos} == {"cuda"} else "gloo"
+            backend = "gloo" if None in own_gpus(seen) else "cpu:gloo,cuda:nccl"
             _form_group(job, backend, place, hellos[0], member, wait)
             member.everyone(STANDING, seconds, "", wait.for_all(STANDING))
             failing.pop_all()
             if _member is not None:  # of a group that is no more
                 _member.close()
-            _member = member
+            _member, _seen = member, seen
     wait.end()
     return backend
 
@@ -116,7 +119,8 @@ def _form_group(
 
 def leave_meeting() -> None:
     """Leave the meeting; at rank 0, end it."""
-    global _server, _member
+    global _server, _member, _seen
+    _seen = ()
     if _member is not None:
         _member.close()
         _member = None
@@ -131,20 +135,10 @@ def gone() -> str:
 
 
 def device_for(job: JobEnvironment) -> torch.device:
-    """The GPU of this worker's own, where the machine has one for it.
-
-    Workers of a machine see the same GPUs, those of CUDA_VISIBLE_DEVICES, and take one each; where Slurm gives each
-    task its own (--gpus-per-task), each sees no others, and takes its first.
-    """
-    visible = torch.cuda.device_count()
-    number = 0 if visible and visible == _gpus_per_task(os.environ) else job.local_rank
-    return torch.device("cuda", number) if number < visible else torch.device("cpu")
-
-
-def _gpus_per_task(environ: Mapping[str, str]) -> int:
-    """How many GPUs a Slurm step gives each of its tasks alone, as "2" or "a100:2"; 0 where it does not say."""
-    said = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] if "SLURM_PROCID" in environ else ""
-    return int(said) if said.isdecimal() else 0
+    """The GPU of this worker's own, where there is one for it: by what all have told each other as they met, or, where
+    they did not meet here, as if all workers of a machine saw the same."""
+    own = own_gpus(_seen[: job.rank + 1] or assumed(job, os.environ))[-1]
+    return torch.device("cpu") if own is None else torch.device("cuda", own)
 
 
 def join(job: JobEnvironment, seconds: float | None = None) -> str:

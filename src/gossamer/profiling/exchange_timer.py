@@ -21,6 +21,7 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.pending_reduction import StepContext
+from gossamer.runtime.comm_streams import CommStreams
 from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.runtime.transaction import Transaction
 from gossamer.strategies import AveragingStage, GossipStage, Stage
@@ -135,7 +136,7 @@ class _InlineCommThread:
         return range(world)
 
     def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
-        began, work = time.perf_counter(), Work(job, stream=None, on_failure=on_failure)
+        began, work = time.perf_counter(), Work(job, CommStreams(()), on_failure)
         self._transport.pause()
         work.run()
         self._transport.pause()

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from math import inf
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -21,18 +23,20 @@ from gossamer.runtime.comm_thread import CommThread, Work
 
 
 def silence(gradients: Sequence[Tensor]) -> Tensor:
-    """Fill all gradients of one device with zeros if one holds a NaN or an infinity; which ones did: (gradients,) of
-    bool, on their device. The host waits for nothing."""
-    largest = torch._foreach_norm(list(gradients), inf)
-    spoiled = torch.stack([each.float() for each in largest]).isfinite().logical_not()
-    any_spoiled = spoiled.any()
+    """Fill all gradients with zeros if one holds a NaN or an infinity; which ones did: (gradients,) of bool, on the
+    first one's device. The host waits for nothing, and one device for another."""
+    first = gradients[0].device
+    by_device = groupby(torch._foreach_norm(list(gradients), inf), attrgetter("device"))  # as layers mostly lie
+    largest = [torch.stack([each.float() for each in norms]).to(first) for _, norms in by_device]
+    spoiled = torch.cat(largest).isfinite().logical_not()
+    any_spoiled = {device: spoiled.any().to(device) for device in {gradient.device for gradient in gradients}}
     for gradient in gradients:
-        gradient.masked_fill_(any_spoiled, 0)
+        gradient.masked_fill_(any_spoiled[gradient.device], 0)
     return spoiled
 
 
 class SilencedGradients:
-    """The gradients of `parameters`, by name, which lie on one device that is not the host's memory."""
+    """The gradients of `parameters`, by name, which lie on GPUs."""
 
     def __init__(self, parameters: Mapping[str, Parameter], comm_thread: CommThread) -> None:
         self._parameters, self._comm_thread = parameters, comm_thread
@@ -40,8 +44,9 @@ class SilencedGradients:
 
     @staticmethod
     def serves(parameters: Mapping[str, Parameter]) -> bool:
-        devices = {parameter.device for parameter in parameters.values()}
-        return len(devices) == 1 and devices.pop().type not in ("cpu", "meta")
+        """Whether all lie on devices of one kind, which is not the host's memory: no copy between them waits for it."""
+        kinds = {parameter.device.type for parameter in parameters.values()}
+        return len(kinds) == 1 and kinds.isdisjoint(("cpu", "meta"))
 
     @torch.no_grad()
     def silence(self) -> None:

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from gossamer.core.layout import accumulation_dtype, dtype_name
 from gossamer.core.ops import AllGather
 from gossamer.errors import LayoutError, LoopError
-from gossamer.runtime.comm_thread import use_on_current_stream
+from gossamer.runtime.comm_streams import use_on_current_stream
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ transport       the Transport protocol: answers the operations of one worker in 
 runner          runs a script over a transport, all workers' scripts in one process, or only its price
 flight_recorder the latest operations of this process, in a ring, and what it waits for now
 comm_thread     the communication thread: a queue of jobs, executed in order
+comm_streams    its CUDA stream of each device, and events that order it with the loop's
 transaction     operations that are finished or made again as a whole where the group changes
 pipeline        several scripts at once over one transport, in an order that is the same on every rank
 pipeline_tuner  auto-tuning of how many scripts go on at once

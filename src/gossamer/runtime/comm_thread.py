@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
@@ -16,9 +16,9 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from gossamer.errors import LoopError
+from gossamer.runtime.comm_streams import CommStreams, StreamMoment
 from gossamer.runtime.thread_count import count_of_caller
 from gossamer.runtime.transaction import Recovery, Transaction
 from gossamer.runtime.worker_scope import current_worker
@@ -26,7 +26,8 @@ from gossamer.runtime.worker_scope import current_worker
 T = TypeVar("T")
 PATIENCE_SECONDS = 1.0
 
-Held = tuple[torch.cuda.Event, Callable[[], object]]  # a job, and when its stream will have done what it gave it
+# Told of a job, and of when its streams will have done what it gave them
+Hold = Callable[[StreamMoment, Callable[[], object]], None]
 
 
 class Waiters:
@@ -69,31 +70,28 @@ class Work(Generic[T]):
     def __init__(
         self,
         job: Callable[[], T],
-        stream: torch.cuda.Stream | None,
+        streams: CommStreams,
         on_failure: Callable[[BaseException], None] | None,
         waiters: Waiters | None = None,
     ) -> None:
         self._job: Callable[[], T] | None = job
         self._waiters = waiters or Waiters()
-        self._stream, self._on_failure = stream, on_failure
+        self._streams, self._on_failure = streams, on_failure
         self._done = threading.Event()
         self._result: T
         self._failure: BaseException | None = None
-        self._ready = None if stream is None else torch.cuda.current_stream(stream.device).record_event()
-        self._finished: torch.cuda.Event | None = None
-        self.held: Held | None = None
+        self._ready = streams.mark()
+        self._finished: StreamMoment
 
-    def run(self) -> None:
+    def run(self, hold: Hold = lambda finished, job: None) -> None:
+        """Do the job. hold: told of it before anyone hears that it is done, in the thread that runs it."""
         assert self._job is not None
         try:
-            if self._stream is None or self._ready is None:
+            with self._streams.entered():
+                self._ready.precede_current()
                 self._result = self._job()
-            else:
-                with torch.cuda.stream(self._stream):
-                    self._stream.wait_event(self._ready)
-                    self._result = self._job()
-                    self._finished = self._stream.record_event()
-                    self.held = (self._finished, self._job)
+                self._finished = self._streams.mark()
+            hold(self._finished, self._job)
         finally:
             self._job = None
         self._done.set()
@@ -115,40 +113,32 @@ class Work(Generic[T]):
                 self._done.wait()
         if self._failure is not None:
             raise self._failure
-        if self._finished is not None and self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_event(self._finished)
+        self._finished.precede_current()
         return self._result
 
 
-def use_on_current_stream(tensors: Iterable[Tensor | None]) -> None:
-    """Tell the allocator that the current stream uses tensors that a communication thread's stream has made."""
-    for tensor in tensors:
-        if tensor is not None and tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
 class CommThread:
-    """Runs jobs one after another in a thread of its own; on a CUDA device, in a stream of its own as well.
+    """Runs jobs one after another in a thread of its own; on CUDA devices, in a stream of its own on each as well.
 
     After a job has failed every later one fails at once with the same error: the ranks are out of step.
     """
 
     def __init__(
         self,
-        device: torch.device,
+        devices: Collection[torch.device],
         meanwhile: Callable[[], bool] = lambda: False,
         recovery: Recovery | None = None,
     ) -> None:
-        """meanwhile: called again and again while nothing is queued, for a moment each, until it returns False.
-        recovery: of the group, where it outlives its members."""
-        self.device, self._meanwhile, self.recovery = device, meanwhile, recovery
+        """devices: where jobs work; the first is their current one. meanwhile: called again and again while nothing is
+        queued, for a moment each, until it returns False. recovery: of the group, where it outlives its members."""
+        self._devices, self._meanwhile, self.recovery = devices, meanwhile, recovery
         self.waiters = Waiters()
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._streams = CommStreams(devices)
         self._queue: SimpleQueue[Work[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._closed = False
         self._beside: list[CommThread] = []
-        self._held: deque[Held] = deque()
+        self._held: deque[tuple[StreamMoment, Callable[[], object]]] = deque()
         self._thread_count = count_of_caller()
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._work,), name="gossamer-comm", daemon=True
@@ -160,7 +150,7 @@ class CommThread:
         if self._closed:
             raise LoopError("the session is closed, so nothing can be sent any more. Call gossamer.attach(...) again.")
         self._thread_count.look()
-        ticket = Work(job, self._stream, on_failure, self.waiters)
+        ticket = Work(job, self._streams, on_failure, self.waiters)
         self._queue.put(ticket)  # type: ignore[arg-type]
         return ticket
 
@@ -197,19 +187,16 @@ class CommThread:
             try:
                 if self._failure is not None:
                     raise self._failure
-                ticket.run()
-                self._hold(ticket)
+                ticket.run(self._hold)
             except BaseException as failure:  # raised by ticket.wait(), whatever it is
                 self._failure = failure
                 ticket.fail(failure)
 
-    def _hold(self, ticket: Work[object]) -> None:
-        """Hold a job as long as the stream reads its tensors: the allocator would give their memory to whoever asks
+    def _hold(self, finished: StreamMoment, job: Callable[[], object]) -> None:
+        """Hold a job as long as the streams read its tensors: the allocator would give their memory to whoever asks
         next on the stream that made them. Nothing on processors."""
-        if ticket.held is not None:
-            self._held.append(ticket.held)
-            ticket.held = None
-        while self._held and self._held[0][0].query():
+        self._held.append((finished, job))
+        while self._held and self._held[0][0].is_past():
             self._held.popleft()
 
     def _next(self) -> Work[object] | None:
@@ -227,7 +214,7 @@ class CommThread:
 
     def beside(self) -> CommThread:
         """A sibling for a group of its own, which ends with this one at the latest."""
-        self._beside.append(CommThread(self.device))
+        self._beside.append(CommThread(self._devices))
         return self._beside[-1]
 
     def close(self) -> None:

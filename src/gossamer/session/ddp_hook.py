@@ -35,7 +35,7 @@ class DdpState:
             )
         self.names = {id(parameter): name.removeprefix("module.") for name, parameter in parameters.items()}
         self.memory = AverageState(compressor, group_transport(current(), requested_collective()))
-        self.comm_thread = CommThread(next(iter(parameters.values())).device)
+        self.comm_thread = CommThread([parameter.device for parameter in parameters.values()])
 
 
 def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, Any]:

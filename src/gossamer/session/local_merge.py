@@ -18,7 +18,7 @@ from gossamer.core.ops import AllReduceMean, Coalesced, Script
 from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.unsent_gradients import forget_residuals, unsent
-from gossamer.runtime.comm_thread import use_on_current_stream
+from gossamer.runtime.comm_streams import use_on_current_stream
 from gossamer.runtime.runner import ScriptCost, run_script
 from gossamer.session import uneven_inputs
 from gossamer.session.group_calls import GroupCalls

@@ -82,8 +82,8 @@ class Session:
         self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, guards)
         self._loop_scaler = self._step_hooks.loop_scaler
         self._adopt(self._parts.views)
-        recovery, (first, *_) = elastic(transport), self._parameters.values()
-        comm_thread = CommThread(first.device, transport.make_progress, recovery)
+        recovery, devices = elastic(transport), [each.device for each in self._parameters.values()]
+        comm_thread = CommThread(devices, transport.make_progress, recovery)
         self._group, self._metrics = GroupCalls(transport, comm_thread), DeferredMetrics(comm_thread)
         transports = (transport, *self._parts.transports)
         self._leave = weakref.finalize(self, leave, comm_thread, transports, self._group.pid)  # at exit, too

@@ -21,7 +21,7 @@ from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.reduction import sum_costs
 from gossamer.reducer.step_report import Presence, gather_first_batches
-from gossamer.runtime.comm_thread import use_on_current_stream
+from gossamer.runtime.comm_streams import use_on_current_stream
 from gossamer.runtime.runner import run_script
 from gossamer.strategies import GossipStrategy, SyncRound
 from gossamer.synchronizers.base import NamedState, SyncContext, Synchronizer

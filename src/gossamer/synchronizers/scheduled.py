@@ -23,7 +23,7 @@ from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.participation import Participants, ParticipationPoll
 from gossamer.reducer.reduction import StepTrailer, sum_costs, unsampled
 from gossamer.reducer.step_report import NOBODY, Presence, StepReport
-from gossamer.runtime.comm_thread import use_on_current_stream
+from gossamer.runtime.comm_streams import use_on_current_stream
 from gossamer.runtime.runner import ScriptCost, run_script
 from gossamer.strategies import PeriodicSchedule, SyncRound
 from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent

@@ -29,6 +29,7 @@ from gossamer.transports.mesh import staged_operations
 from gossamer.transports.mesh.staged_operations import StagedOperations
 from gossamer.transports.mesh.transport import MeshTransport
 from gossamer.transports.staging import chunk_tables
+from gossamer.transports.staging.device_copies import Way
 from gossamer.transports.staging.pinned_arena import PinnedArena
 from gossamer.transports.staging.staging_area import StagingArea
 
@@ -249,6 +250,30 @@ def test_what_nobody_holds_any_more_is_kept_until_it_is_copied() -> None:
     check_freed()
 
 
+def copies_begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """By rank, how many copies to the host were begun when the first was waited for, of three operations together."""
+    found: dict[DeferredDevice, int] = {}
+    await_here = DeferredEvent.await_here
+
+    def noting(self: DeferredEvent) -> None:
+        if self.stream is Way.TO_HOST:
+            found.setdefault(self.device, len(self.device.under_way()))
+        await_here(self)
+
+    monkeypatch.setattr(DeferredEvent, "await_here", noting)
+    with Group(2) as group:
+        devices = stage(group, pace=0.0)
+        ops = [Coalesced(tuple(AllGather((drawn(rank, n),)) for n in (9, 5, 7))) for rank in range(2)]
+        assert alike(group.answers(ops), answer_all(ops))
+    return [found[device] for device in devices]
+
+
+def test_copies_of_all_that_is_asked_together_are_begun_before_one_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert copies_begun(monkeypatch) == [3, 3]
+
+
 def test_everyone_has_what_the_source_had() -> None:
     def given(rank: int) -> list[Tensor]:
         return [*payload(rank), drawn(rank, 6, torch.complex64).view(2, 3).t()]
@@ -296,6 +321,17 @@ def test_the_check_catches_answers_that_have_not_arrived(monkeypatch: pytest.Mon
     monkeypatch.setattr(DeferredEvent, "precede_current", lambda self: None)
     with pytest.raises(AssertionError):
         check_computed()
+
+
+def test_the_check_catches_operations_that_begin_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = StagedOperations.ready
+
+    def begun(self: StagedOperations, op: Any, ranks: Any) -> Any:
+        wait = ready(self, op, ranks)()
+        return lambda: wait
+
+    monkeypatch.setattr(StagedOperations, "ready", begun)
+    assert copies_begun(monkeypatch) == [1, 1]
 
 
 def test_the_check_catches_a_slot_that_is_used_again_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,4 +390,4 @@ def test_a_device_that_has_no_copies_is_named() -> None:
     with Group(1) as group:
         operations = group.transports[0]._operations
         with pytest.raises(Exception, match="tensors on meta cannot be sent"):
-            StagedOperations(operations).begin(AllGather((torch.empty(3, device="meta"),)), (0,))
+            StagedOperations(operations).ready(AllGather((torch.empty(3, device="meta"),)), (0,))

@@ -62,7 +62,7 @@ def check_lane_works_meanwhile(meanwhile):
         (again if enough.is_set() else enough).set()
         return not again.is_set()
 
-    comm_thread = CommThread(torch.device("cpu"), *([turn] if meanwhile else []))
+    comm_thread = CommThread([torch.device("cpu")], *([turn] if meanwhile else []))
     assert enough.wait(5.0 if meanwhile else 0.05)
     assert comm_thread.submit(lambda: len(turns)).wait() >= 1
     assert again.wait(5.0)
@@ -104,7 +104,7 @@ def test_what_goes_wrong_meanwhile_fails_the_next_job_and_ends_no_thread():
     def fails():
         raise MemoryError("none left")
 
-    comm_thread = CommThread(torch.device("cpu"), fails)
+    comm_thread = CommThread([torch.device("cpu")], fails)
     for _ in range(2):
         ticket = comm_thread.submit(lambda: None)
         assert ticket._done.wait(5.0)
@@ -126,7 +126,7 @@ class Closed:
 
 def check_leaves_from_its_own_lane(leaving, beside=False):
     """Garbage is collected in any thread: a session may end on its own communication thread, between two calls."""
-    transport, comm_thread = Closed(), CommThread(torch.device("cpu"))
+    transport, comm_thread = Closed(), CommThread([torch.device("cpu")])
 
     def work():
         with transport.lock:

@@ -6,7 +6,8 @@ the bits that the mesh gives on processors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,8 +48,9 @@ class StagedOperations:
         """Whether an operation of these tensors is staged: the same on all ranks."""
         return self._everything or not is_here(tensors)
 
-    def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
-        """Begin an operation among some ranks of the whole group; its peers are places in `ranks`."""
+    def ready(self, op: SimpleOp, ranks: Ranks) -> Callable[[], Wait]:
+        """Copy what an operation among some ranks of the whole group sends, as far as there is memory; what it returns
+        begins it. Its peers are places in `ranks`."""
         match op:
             case AllReduceMean(tensor, out):
                 return self._mean(tensor, out, ranks)
@@ -60,26 +62,25 @@ class StagedOperations:
                 told, heard = ([ranks[peer] for peer in peers] for peers in (op.told, op.hears))
                 return self._gather(payload, told, heard, ranks)
 
-    def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
+    def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Callable[[], Wait]:
         source = dense(tensor)
         flat = _like(source) if out is None or not out.is_contiguous() else out.detach()
         chunks = summed_chunks if source.dtype in FORMATS else averaged_chunks
-        staged = self._start(chunks(self._operations, source, flat, ranks), [source])
+        staged = self._made(chunks(self._operations, source, flat, ranks), [source])
 
         def answer() -> Tensor:
-            staged.wait()
             if out is None:
                 return flat
             return out if out.is_contiguous() else out.copy_(flat)
 
-        return answer
+        return partial(staged.begin, answer)
 
-    def _gather(self, payload: Payload, tells: Iterable[int], hears: Sequence[int], ranks: Ranks) -> Wait:
+    def _gather(self, payload: Payload, tells: Iterable[int], hears: Sequence[int], ranks: Ranks) -> Callable[[], Wait]:
         message = ByteViews.of(payload)
         told = {peer: message for peer in tells if peer != self._operations.rank}
         return self._told(told, message.nbytes, payload, hears, len(ranks), ranks)
 
-    def _exchange(self, parts: Sequence[Payload], ranks: Ranks) -> Wait:
+    def _exchange(self, parts: Sequence[Payload], ranks: Ranks) -> Callable[[], Wait]:
         messages = dict(zip(ranks, map(ByteViews.of, parts), strict=True))
         own = parts[ranks.index(self._operations.rank)]
         longest = max(message.nbytes for message in messages.values())
@@ -94,21 +95,15 @@ class StagedOperations:
         hears: Sequence[int],
         rows: int,
         ranks: Ranks,
-    ) -> Wait:
+    ) -> Callable[[], Wait]:
         """told: by rank; what comes is like `own`, which this rank tells itself. longest: bytes of the longest message
         of any rank; rows: how many a slot holds at most, at any rank."""
         answers = {peer: _empty(own) for peer in hears if peer != self._operations.rank}
         due = {peer: ByteViews.of(payload) for peer, payload in answers.items()}
         messages = StagedMessages(self._operations, told, {peer: each.nbytes for peer, each in due.items()})
         cut = byte_chunks(longest, rows, whole=len(ranks) == self._operations.world)
-        staged = self._start([messages.chunk(*each, due) for each in cut], own)
-        del told, due, messages
-
-        def answer() -> list[Payload]:
-            staged.wait()
-            return [answers.get(peer, own) for peer in hears]
-
-        return answer
+        staged = self._made([messages.chunk(*each, due) for each in cut], own)
+        return partial(staged.begin, lambda: [answers.get(peer, own) for peer in hears])
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
         """Fill `tensors` at all ranks with those of one of them, bit for bit."""
@@ -116,7 +111,7 @@ class StagedOperations:
         copies = [dense(tensor) for tensor in filled]
         message = ByteViews.of(tuple(copies))
         cut = byte_chunks(message.nbytes, 1, whole=True)
-        self._start([self._broadcast_chunk(message, *each, source) for each in cut], copies).wait()
+        self._made([self._broadcast_chunk(message, *each, source) for each in cut], copies).begin(lambda: None)()
         for tensor, heard in zip(filled, copies, strict=True):
             if heard is not tensor:
                 tensor.copy_(heard)
@@ -132,7 +127,7 @@ class StagedOperations:
 
         return Chunk(end - begin, moves, begins, ()) if rank == source else Chunk(end - begin, (), begins, moves)
 
-    def _start(self, chunks: Sequence[Chunk], tensors: Sequence[Tensor]) -> StagedOp:
+    def _made(self, chunks: Sequence[Chunk], tensors: Sequence[Tensor]) -> StagedOp:
         elsewhere = (tensor.device for tensor in tensors if not is_here([tensor]))
         return StagedOp(self._area, chunks, next(elsewhere, self._home))
 

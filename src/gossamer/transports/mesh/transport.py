@@ -148,21 +148,21 @@ class MeshTransport:
         return self.begin(op)()
 
     def begin(self, op: CollectiveOp) -> Wait:
-        return self._begin(op, self._operations.everyone)
+        return self._ready(op, self._operations.everyone)()
 
-    def _begin(self, op: CollectiveOp, ranks: Ranks) -> Wait:
-        """Begin an operation among some ranks of the whole group; its peers are places in `ranks`."""
+    def _ready(self, op: CollectiveOp, ranks: Ranks) -> Callable[[], Wait]:
+        """What begins an operation among some ranks of the whole group; its peers are places in `ranks`. Of several
+        together, what lies on a device is copied from there before the first of them begins."""
         match op:
             case Coalesced(ops):
-                waiting = [self._begin(each, ranks) for each in ops]
-                return lambda: [wait() for wait in waiting]
+                return partial(_all_begun, [self._ready(each, ranks) for each in ops])
             case InGroup(some, inner):
-                return self._begin(inner, tuple(ranks[each] for each in some))
+                return self._ready(inner, tuple(ranks[each] for each in some))
             case _ if self._staged.takes(op.tensors()):
-                return self._staged.begin(op, ranks)
+                return self._staged.ready(op, ranks)
             case _:
                 able = self._operations if self._operations.serves(op) else self._fallback
-                return able.begin(op, ranks)
+                return partial(able.begin, op, ranks)
 
     def pass_over(self) -> None:
         """Other sub-groups perform an operation here, and this rank's performs it elsewhere: count along."""
@@ -223,3 +223,9 @@ class MeshTransport:
             part.close()
         self._mesh.close(why)
         self._fallback.close()
+
+
+def _all_begun(begins: Sequence[Callable[[], Wait]]) -> Wait:
+    """Begin operations in this order; what it returns waits for them in it, and gives all answers."""
+    waiting = [begin() for begin in begins]
+    return lambda: [wait() for wait in waiting]

@@ -3,6 +3,9 @@
 When something is begun below depends on nothing but the order in which operations are begun and waited for, never on
 how fast a device is: connections tell by that order who issues another collective. So a chunk's copy is waited for when
 its turn comes, and TRAVELING of each operation are under way.
+
+An operation is made before it begins: its first chunks are copied by then, as far as there is memory, and so are those
+of others that are made before any of them begins. None of these copies waits for another operation's.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class Chunk:
 
 
 class StagedOp:
-    """An operation that has begun: its first chunks are on their way."""
+    """An operation whose first chunks are being copied to this machine's memory."""
 
     def __init__(self, area: StagingArea, chunks: Sequence[Chunk], device: torch.device) -> None:
         """device: one that the memory in between is pinned for."""
@@ -47,11 +50,22 @@ class StagedOp:
         self._copied: deque[tuple[PinnedSlot, Sequence[CopyEvent], Chunk]] = deque()
         self._traveling: deque[tuple[PinnedSlot, Wait, Chunk]] = deque()
         self._landed: Marks = {}
-        for _ in range(min(TRAVELING, len(chunks))):
+        while len(self._copied) < TRAVELING and self._copy_if_vacant():
+            pass
+
+    def begin(self, answer: Wait) -> Wait:
+        """Begin below; what it returns waits until the current stream will find the whole answer where it belongs,
+        though the device may still copy, and gives what `answer` does."""
+        for _ in range(min(TRAVELING, len(self._copied) + len(self._left))):
             self._begin_next()
 
-    def wait(self) -> None:
-        """Return when the current stream will find the whole answer where it belongs; the device may still copy."""
+        def wait() -> Any:
+            self._arrive()
+            return answer()
+
+        return wait
+
+    def _arrive(self) -> None:
         while self._traveling:
             slot, arrived, chunk = self._traveling.popleft()
             arrived()
@@ -61,7 +75,7 @@ class StagedOp:
             event.precede_current()
 
     def _begin_next(self) -> None:
-        """Begin another chunk below, and copy the one after it meanwhile, where there is memory for it."""
+        """Begin another chunk below, and have the one after it copied meanwhile, where there is memory for it."""
         if not self._copied and self._left:
             self._copy(self._area.slot(self._left[0].nbytes, self._device))
         if not self._copied:
@@ -70,8 +84,15 @@ class StagedOp:
         for event in events:
             event.await_here()
         self._traveling.append((slot, chunk.begin(slot.memory), chunk))
-        if self._left and (vacant := self._area.vacant(self._left[0].nbytes, self._device)) is not None:
+        if not self._copied:
+            self._copy_if_vacant()
+
+    def _copy_if_vacant(self) -> bool:
+        """Begin to copy another chunk, if there is one, and memory for it without waiting; whether that is so."""
+        vacant = self._area.vacant(self._left[0].nbytes, self._device) if self._left else None
+        if vacant is not None:
             self._copy(vacant)
+        return vacant is not None
 
     def _copy(self, slot: PinnedSlot) -> None:
         chunk = self._left.popleft()
