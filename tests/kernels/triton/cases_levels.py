@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from compile_layouts import EVEN, X, decodings, encodings
+from compile_layouts import decodings, encodings
 
 from gossamer.kernels.triton import levels
 
+IN_BYTES, OVER_BYTES = (1, 7, 127), (3, 2**12 - 1, 2**15 - 1)  # codes of 2, 4 and 8 bits; of 3, 13 and 16
+
 CASES = [
-    *encodings(lambda x, sizes, block, residual: levels.levels_encode(x, sizes, block, 7, 1, residual)),
-    *(lambda count=count: levels.levels_encode(X, EVEN, 1024, count, 1) for count in (1, 127, 2**15 - 1)),
-    *decodings(lambda heard, sizes, block, out, divisor: levels.levels_decode(heard, sizes, block, 7, out, divisor), 4),
+    call
+    for count in IN_BYTES + OVER_BYTES
+    for call in (
+        *encodings(
+            lambda x, sizes, block, residual, count=count: levels.levels_encode(x, sizes, block, count, 1, residual)
+        ),
+        *decodings(
+            lambda heard, sizes, block, out, divisor, count=count: levels.levels_decode(
+                heard, sizes, block, count, out, divisor
+            ),
+            levels.levelled.level_bits(count),
+        ),
+    )
 ]
