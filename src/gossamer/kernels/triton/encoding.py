@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.residual import Residual, both
 from gossamer.kernels.reference.segments import blocks
 from gossamer.kernels.triton.code_format import CodeFormat
 from gossamer.kernels.triton.noise import halves_of
@@ -19,7 +19,7 @@ from gossamer.kernels.triton.rows import first_byte_of, located
 from gossamer.kernels.triton.stacking import fit
 from gossamer.kernels.triton.status import expect_finite, expect_sendable, fresh
 from gossamer.kernels.triton.tiling import halved, tileable, tiling_of
-from gossamer.kernels.triton.wanted import both, owe, raw, wanted
+from gossamer.kernels.triton.wanted import owe, owed, raw, wanted
 
 
 @triton.jit(do_not_specialize=["low", "high"])
@@ -67,7 +67,7 @@ def encoded(
     tiling, status = tiling_of(sizes, block, form.bits, x.device), fresh(x.device)
     made, codes = form.room(sizes, block, x.device)
     scales = made if given is None else given
-    buffers = raw(x), *both(residual), given, scales, codes, status
+    buffers = raw(x), *owed(residual), given, scales, codes, status
     named = {"coded": coded, "meant": form.meant, **form.named, **tiling.shape}
     _encode[tiling.grid](*buffers, *tiling.places, *halves_of(word), **named)
     expect_finite(status)
@@ -76,4 +76,4 @@ def encoded(
 
 def encodable(x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None) -> bool:
     """Whether blocks, whose sums are taken by halves, fit into programs, and the buffers fit."""
-    return halved(block) and tileable(sizes, x, *(each for each in both(residual) if each is not None))
+    return halved(block) and tileable(sizes, x, *both(residual))

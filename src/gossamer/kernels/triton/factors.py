@@ -15,11 +15,11 @@ from torch import Tensor
 from gossamer.errors import NotFinite
 from gossamer.kernels.reference import low_rank as truth
 from gossamer.kernels.reference.low_rank import Factoring
-from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.residual import Residual, both
 from gossamer.kernels.triton.factor_table import FactorTable, factor_table, holds
 from gossamer.kernels.triton.launch import EXACT
 from gossamer.kernels.triton.status import OUT_OF_RANGE, found, fresh, report
-from gossamer.kernels.triton.wanted import both, owe, wanted
+from gossamer.kernels.triton.wanted import owe, owed, wanted
 
 
 @triton.jit
@@ -39,14 +39,13 @@ def _weigh(
 def project(x: Tensor, factoring: Factoring, q: Tensor, terms: float, residual: Residual | None = None) -> Tensor:
     """As reference.low_rank.project."""
     table = factor_table(factoring, x.device)
-    before, after = both(residual)
-    w = x if after is None else after
-    if not (table.serves(x, w, x if before is None else before) and holds(q, factoring.right_numel)):
+    if not (table.serves(x, *both(residual)) and holds(q, factoring.right_numel)):
         return truth.project(x, factoring, q, terms, residual)
+    w = x if residual is None else residual.after
     first, status, blocks = q.new_empty(factoring.first_numel), fresh(x.device), table.blocks
     if len(blocks):
         _weigh[(len(blocks),)](
-            x, before, after, first, blocks.starts, blocks.lengths, blocks.owners, table.ats, table.columns,
+            x, *owed(residual), first, blocks.starts, blocks.lengths, blocks.owners, table.ats, table.columns,
             table.lefts, status, torch.finfo(x.dtype).max / terms, block=blocks.block, **EXACT,
         )  # fmt: skip
     for run in factoring.runs:

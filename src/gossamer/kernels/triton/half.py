@@ -15,7 +15,7 @@ from gossamer.kernels.triton.finite import largest_sendable
 from gossamer.kernels.triton.launch import EXACT, serves, tiles
 from gossamer.kernels.triton.stacking import fit, stacked
 from gossamer.kernels.triton.status import OUT_OF_RANGE, expect_sendable, found, fresh, report
-from gossamer.kernels.triton.wanted import raw, wanted
+from gossamer.kernels.triton.wanted import raw, wanted, widened
 
 HALVES = (torch.bfloat16, torch.float16)
 SHARE = 2048  # entries of a program
@@ -51,10 +51,10 @@ def half_encode(x: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:
 def _half_sum(payloads, out, status, numel, step, count, divisor, tile: tl.constexpr):
     place = tl.program_id(0) * tile + tl.arange(0, tile)
     here = place < numel
-    total = wanted(payloads, None, place, here)
+    total = widened(tl.load(payloads + place, mask=here, other=0))
     for _ in range(1, count):
         payloads += step
-        total += wanted(payloads, None, place, here)
+        total += widened(tl.load(payloads + place, mask=here, other=0))
     total = tl.div_rn(total, divisor)
     expect_sendable(total, status)
     tl.store(out + place, total, mask=here)

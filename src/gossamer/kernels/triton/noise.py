@@ -49,7 +49,7 @@ def stochastic(w, unit, place, low, high, most: tl.constexpr, bits: tl.constexpr
     whole: tl.constexpr = 1 << digits
     lift = tl.where(unit < SMALL, LIFT, 1.0)
     nonzero = tl.where(unit == 0, 1.0, unit * lift)
-    per_unit = tl.where(unit == 0, 0.0, tl.div_rn(tl.full(unit.shape, whole, tl.float32), nonzero))
+    per_unit = tl.where(unit == 0, 0.0, tl.div_rn(1.0 * whole, nonzero))
     fixed = w * lift * per_unit
     fixed = tl.minimum(tl.maximum(fixed, -1.0 * most * whole), 1.0 * most * whole).to(tl.int32)
     return (fixed + paired(place, low, high, digits)) >> digits

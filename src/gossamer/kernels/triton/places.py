@@ -87,7 +87,7 @@ def _rank(stream, numel, sums, blocks, highs, count, status, unary: tl.constexpr
     byte = tl.load(stream + at, mask=at < numel, other=0).to(tl.int32)
     ones = _ones(byte)
     order = tl.load(sums + number) + tl.cumsum(ones, 0) - ones
-    report(status, tl.zeros_like(byte) + tl.load(sums + blocks) != count, MALFORMED)
+    report(status, tl.load(sums + blocks + tl.arange(0, 1)) != count, MALFORMED)
     for digit in tl.static_range(8):
         is_set = (byte >> digit) & 1
         high = at.to(tl.int64) * 8 + digit

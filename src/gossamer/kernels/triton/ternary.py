@@ -1,4 +1,4 @@
-"""Ternary codes on a GPU: one pass to encode, one to add any number of payloads up."""
+"""Ternary codes on a GPU: which entries travel, as plus or minus one scale of their tensor, and their sums."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gossamer.kernels.triton.finite import report_range
 from gossamer.kernels.triton.launch import EXACT
 from gossamer.kernels.triton.noise import halves_of, paired
 from gossamer.kernels.triton.stacking import fit, stacked
-from gossamer.kernels.triton.status import MALFORMED, expect_finite, expect_sendable, found, fresh, report
+from gossamer.kernels.triton.status import MALFORMED, NOT_FINITE, expect_finite, found, fresh, report
 from gossamer.kernels.triton.tiling import first_bytes_of, tileable
-from gossamer.kernels.triton.wanted import owe, raw, signed, wanted
+from gossamer.kernels.triton.wanted import INFINITE, magnitude, owe, raw, signed, wanted
 
 BYTES = 1024  # that a program writes or reads: whole runs of 64, whose entries lie 64 apart
 RUN: tl.constexpr = tl.constexpr(ternary.APART[5])
@@ -70,16 +70,17 @@ def _ternary_encode(
     start, length, owner, first_byte = _program(starts, lengths, owners, first_bytes)
     byte, scale = tl.arange(0, tile), tl.broadcast_to(tl.load(scales + owner), (tile,))
     base: tl.constexpr = 3 if per_byte == 5 else 4
-    packed = tl.zeros((tile,), tl.int32)
+    packed, largest = tl.zeros((tile,), tl.int32), tl.zeros((tile,), tl.int32)
     for before in tl.static_range(per_byte):
         within = _entry(byte, per_byte - 1 - before, length, per_byte)
         here, place = within < length, start + within
         w = wanted(x, None, place, here)
-        expect_sendable(w, status)
+        largest = tl.maximum(largest, magnitude(w))
         drawn = paired(place, low, high, 24).to(tl.float32) * UNIT
         sent = here & (drawn * scale < tl.abs(w)) & (scale != 0)
         packed = packed * base + tl.where(sent, tl.where(w < 0, 2, 1), 0)
         owe(after, w - tl.where(sent, signed(w < 0, scale), 0.0), place, here)
+    report(status, largest >= INFINITE, NOT_FINITE)
     tl.store(codes + first_byte + byte, packed.to(tl.uint8), mask=byte * per_byte < length)
 
 
@@ -109,8 +110,10 @@ def _ternary_wrong(
     packed = tl.load(at, mask=byte * per_byte < length, other=0).to(tl.int32)
     entries = length - byte * per_byte  # of this byte and all behind it: only the last one may be short
     if per_byte == 5:
-        of_four = tl.where(entries == 1, 2, tl.where(entries == 2, 8, tl.where(entries == 3, 26, 80)))
-        wrong = packed > tl.where(entries >= 5, 242, of_four)
+        most = tl.zeros_like(packed)
+        for k in tl.static_range(5):
+            most = tl.where(entries > k, 3 ** (k + 1) - 1, most)
+        wrong = packed > most
     else:
         rest = packed >> (2 * tl.minimum(tl.maximum(entries, 0), 4))
         wrong = (rest != 0) | ((packed & (packed >> 1) & 0x55) != 0)  # a code of 3 has both bits

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.residual import Residual, both
 
 INFINITE: tl.constexpr = tl.constexpr(0x7F800000)  # the magnitude of infinity; NaN's are above it
 
@@ -17,9 +17,9 @@ def raw(x: Tensor) -> Tensor:
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
 
 
-def both(residual: Residual | None) -> tuple[Tensor | None, Tensor | None]:
+def owed(residual: Residual | None) -> tuple[Tensor, ...] | tuple[None, None]:
     """What was owed and room for what will be, as arguments of a kernel."""
-    return (None, None) if residual is None else (residual.before, residual.after)
+    return both(residual) or (None, None)
 
 
 @triton.jit
