@@ -7,14 +7,16 @@ import math
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the extra gpu is not installed")
+triton = pytest.importorskip("triton", reason="the extra gpu is not installed")
+tl = triton.language
 
-from support.kernel_codecs import Codec
-from support.triton_codecs import CODECS, broken, compared, every_codec, numbers, told
+from support.kernel_codecs import Codec  # noqa: E402
+from support.triton_codecs import CODECS, broken, compared, every_codec, numbers, told  # noqa: E402
 
-from gossamer.errors import NotFinite
-from gossamer.kernels.reference.residual import Residual
-from gossamer.kernels.triton import encoding
+from gossamer.errors import NotFinite  # noqa: E402
+from gossamer.kernels.reference.residual import Residual  # noqa: E402
+from gossamer.kernels.triton import encoding  # noqa: E402
+from gossamer.kernels.triton.code_format import CodeFormat  # noqa: E402
 
 pytestmark = told
 
@@ -61,6 +63,30 @@ def test_numbers_near_the_end_of_the_range(codec: Codec, size: float) -> None:
     x = numbers("plain", 80).sign() * size
     compared(codec, x, [80])
     compared(codec, x, [80], x)
+
+
+@triton.jit
+def _ends(w, length, place, given, low, high, bits: tl.constexpr, most: tl.constexpr):
+    """Twice the least and the largest of a block; codes of no use beyond its end."""
+    return 2.0 * tl.min(w, 1), 2.0 * tl.max(w, 1), tl.full(w.shape, 1, tl.int32)
+
+
+@triton.jit
+def _nothing(code, first, second, most: tl.constexpr):
+    return 0.0
+
+
+def test_both_numbers_of_a_block_are_checked_and_nothing_is_written_beyond_its_end() -> None:
+    form = CodeFormat(_nothing, torch.uint8, 2, width=2)
+    x, residual = torch.tensor([-1.0, -0.5, 4.0, -2.0]), Residual(torch.zeros(4), torch.zeros(4))
+    found = encoding.encoded(form, _ends, x, [3, 1], 8, residual)
+    assert found is not None
+    assert found[0].tolist() == [-2, 8, -4, 0]
+    assert found[1].tolist() == [0b010101, 0b01]
+    assert torch.equal(residual.after, x)
+    for large in (3e38, -3e38):  # twice that leaves the range
+        with pytest.raises(NotFinite):
+            encoding.encoded(form, _ends, torch.tensor([1.0, -1.0, large]), [3], 8, None)
 
 
 def test_sizes_that_do_not_tile_are_not_served() -> None:

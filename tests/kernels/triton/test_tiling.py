@@ -37,6 +37,15 @@ def test_only_whole_eights_are_read_at_once() -> None:
     assert [tiling.tiling_of(sizes, 64, 8, CPU).even for sizes in ([64, 8], [64, 9], [])] == [8, 1, 8]
 
 
+@pytest.mark.parametrize("bits", range(1, 17))
+def test_codes_of_whole_eights_begin_at_multiples_of_their_bits(bits: int) -> None:
+    """Which kernels are told; where a tensor ends within eight entries, those behind it begin anywhere."""
+    even, odd = (tiling.tiling_of(sizes, 16, bits, CPU) for sizes in ([64, 8, 40], [64, 9, 40]))
+    assert not (even.first_bytes % bits).any()
+    assert odd.even == 1
+    assert bits in (1, 8, 16) or (odd.first_bytes % bits).any()
+
+
 @pytest.mark.parametrize("block", [1, 4, 7, 320, 2**15])
 def test_blocks_that_no_program_holds_go_to_plain_torch(block: int) -> None:
     """And would be wrong in a program."""
