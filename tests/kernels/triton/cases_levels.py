@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from compile_layouts import decodings, encodings
+from compile_layouts import EVEN, X, decodings, encodings
 
 from gossamer.kernels.triton import levels
 
-IN_BYTES, OVER_BYTES = (1, 7, 127), (3, 2**12 - 1, 2**15 - 1)  # codes of 2, 4 and 8 bits; of 3, 13 and 16
+OTHERS = (1, 3, 127, 2**15 - 1)  # of 2, 3, 8 and 16 bits
 
 CASES = [
-    call
-    for count in IN_BYTES + OVER_BYTES
-    for call in (
-        *encodings(
-            lambda x, sizes, block, residual, count=count: levels.levels_encode(x, sizes, block, count, 1, residual)
-        ),
-        *decodings(
-            lambda heard, sizes, block, out, divisor, count=count: levels.levels_decode(
-                heard, sizes, block, count, out, divisor
+    *(lambda count=count: levels.levels_encode(X, EVEN, 1024, count, 1) for count in OTHERS),
+    *(
+        call
+        for count in (7, 2**12 - 1)  # codes within bytes, of 4 bits, and over them, of 13
+        for call in (
+            *encodings(
+                lambda x, sizes, block, residual, count=count: levels.levels_encode(x, sizes, block, count, 1, residual)
             ),
-            levels.levelled.level_bits(count),
-        ),
-    )
+            *decodings(
+                lambda heard, sizes, block, out, divisor, count=count: levels.levels_decode(
+                    heard, sizes, block, count, out, divisor
+                ),
+                levels.levelled.level_bits(count),
+            ),
+        )
+    ),
 ]
