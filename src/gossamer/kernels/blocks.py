@@ -13,7 +13,7 @@ from gossamer.kernels.buffer_pool import empty
 from gossamer.kernels.finite import summable
 from gossamer.kernels.library import MALFORMED, address, addresses, counts_array, serves
 from gossamer.kernels.reference.bits import refused
-from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.residual import Residual, both
 from gossamer.kernels.reference.segments import LARGEST_BLOCK, blocks
 
 Divisor = ctypes.c_float
@@ -92,10 +92,6 @@ def decodable(
     fits = are([first for first, _ in payloads], torch.float32, scales)
     plain = fits and are([second for _, second in payloads], dtype, codes) and tiled(sizes, out)
     return plain and all(summable(first, len(payloads)) for first, _ in payloads)
-
-
-def both(residual: Residual | None) -> tuple[Tensor, ...]:
-    return () if residual is None else (residual.before, residual.after)
 
 
 def buffers(x: Tensor, residual: Residual | None) -> tuple[int | None, ...]:

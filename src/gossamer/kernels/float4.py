@@ -13,7 +13,6 @@ from torch import Tensor
 from gossamer.kernels.blocks import (
     Divisor,
     blocks_of,
-    both,
     buffers,
     by_halves,
     columns,
@@ -27,7 +26,7 @@ from gossamer.kernels.buffer_pool import empty
 from gossamer.kernels.dispatch import kernel
 from gossamer.kernels.library import Count, Function, Pointer, address
 from gossamer.kernels.reference import float4, sign_magnitude
-from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.residual import Residual, both
 
 _ENCODE = [*[Pointer] * 4, Count, Count, *[Pointer] * 2]
 _DECODE = [*[Pointer] * 2, Count, Pointer, Count, Count, Divisor, Pointer]

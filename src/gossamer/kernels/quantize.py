@@ -15,7 +15,6 @@ from gossamer.kernels.blocks import (
     Divisor,
     are,
     blocks_of,
-    both,
     buffers,
     by_halves,
     columns,
@@ -31,7 +30,7 @@ from gossamer.kernels.finite import summable
 from gossamer.kernels.library import Count, Function, Pointer, address, addresses
 from gossamer.kernels.reference import levels as levelled
 from gossamer.kernels.reference import onebit, quantize, ternary, twobit
-from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.residual import Residual, both
 
 MOST_LEVELS = 2**15 - 1
 

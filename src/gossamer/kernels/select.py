@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import MalformedError
-from gossamer.kernels.blocks import both, buffers
+from gossamer.kernels.blocks import buffers
 from gossamer.kernels.buffer_pool import empty
 from gossamer.kernels.dispatch import kernel
 from gossamer.kernels.finite import summable
@@ -27,7 +27,7 @@ from gossamer.kernels.library import (
 )
 from gossamer.kernels.reference import index_coding as truth
 from gossamer.kernels.reference import select
-from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.residual import Residual, both
 
 Rate = ctypes.c_float
 

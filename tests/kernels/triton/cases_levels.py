@@ -6,8 +6,23 @@ from compile_layouts import EVEN, X, decodings, encodings
 
 from gossamer.kernels.triton import levels
 
+OTHERS = (1, 3, 127, 2**15 - 1)  # of 2, 3, 8 and 16 bits
+
 CASES = [
-    *encodings(lambda x, sizes, block, residual: levels.levels_encode(x, sizes, block, 7, 1, residual)),
-    *(lambda count=count: levels.levels_encode(X, EVEN, 1024, count, 1) for count in (1, 127, 2**15 - 1)),
-    *decodings(lambda heard, sizes, block, out, divisor: levels.levels_decode(heard, sizes, block, 7, out, divisor), 4),
+    *(lambda count=count: levels.levels_encode(X, EVEN, 1024, count, 1) for count in OTHERS),
+    *(
+        call
+        for count in (7, 2**12 - 1)  # codes within bytes, of 4 bits, and over them, of 13
+        for call in (
+            *encodings(
+                lambda x, sizes, block, residual, count=count: levels.levels_encode(x, sizes, block, count, 1, residual)
+            ),
+            *decodings(
+                lambda heard, sizes, block, out, divisor, count=count: levels.levels_decode(
+                    heard, sizes, block, count, out, divisor
+                ),
+                levels.levelled.level_bits(count),
+            ),
+        )
+    ),
 ]

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the extra gpu is not installed")
 
-pytestmark = pytest.mark.timeout(900)  # a minute of a processor, of which others may leave little
+pytestmark = pytest.mark.timeout(900)  # two minutes of a processor, of which others may leave little
 
 # Reference arithmetic of these is itself not exact; each docstring states its bound.
 BOUNDED: dict[str, list[str]] = {}

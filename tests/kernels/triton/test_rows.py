@@ -1,62 +1,45 @@
-"""What should travel is read once, and refused where it cannot be sent."""
+"""Sums within Triton kernels have the bits of plain torch."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the extra gpu is not installed")
+triton = pytest.importorskip("triton", reason="the extra gpu is not installed")
+tl = triton.language
 
-from support.kernel_codecs import Codec
-from support.triton_codecs import CODECS, compared, every_codec, numbers, told
-
-from gossamer.errors import NotFinite
-from gossamer.kernels.reference.residual import Residual
-
-pytestmark = told
-
-SIZES = [12, 0, 1, 37, 100, 8]
-N = sum(SIZES)
-every_module = pytest.mark.parametrize("module", CODECS)
+from gossamer.kernels.reference.gram_schmidt import sum_of_halves  # noqa: E402
+from gossamer.kernels.triton import rows  # noqa: E402
+from gossamer.kernels.triton.launch import EXACT  # noqa: E402
 
 
-@every_codec
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_noticed_in_x(codec: Codec, number: float) -> None:
-    for place in (0, 12, N - 1):
-        x = numbers("plain", N)
-        x[place] = number
-        with pytest.raises(NotFinite):
-            codec.encode(x, SIZES, None, plain=False)
+@triton.jit
+def _sums(x, y, count: tl.constexpr, length: tl.constexpr):
+    row = tl.arange(0, count)
+    tl.store(y + row, rows.row_sums(tl.load(x + row[:, None] * length + tl.arange(0, length)[None, :])))
 
 
-@every_module
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_what_is_not_finite_is_noticed_in_half_precision(module: str, dtype: torch.dtype) -> None:
-    codec = next(iter(CODECS[module].values()))
-    x = numbers("plain", N).to(dtype)
-    x[20] = math.inf
-    with pytest.raises(NotFinite):
-        codec.encode(x, SIZES, None, plain=False)
+@pytest.mark.parametrize(("count", "length"), [(1, 1), (4, 2), (2, 8), (8, 256), (1, 2**14)])
+def test_sums_are_taken_by_halves(count: int, length: int) -> None:
+    x, y = torch.randn(count, length, generator=torch.Generator().manual_seed(length)), torch.empty(count)
+    _sums[(1,)](x, y, count=count, length=length, **EXACT)
+    assert torch.equal(y, sum_of_halves(x[:, :, None]).view(count))
+    if length >= 256:  # the twin: another order
+        assert not torch.equal(y, x.cumsum(1)[:, -1])
 
 
-@every_module
-def test_what_is_not_finite_is_noticed_in_what_is_owed_which_stays(module: str) -> None:
-    codec = next(iter(CODECS[module].values()))
-    before = numbers("plain", N)
-    before[N - 1] = math.nan
-    kept = before.clone()
-    with pytest.raises(NotFinite):
-        codec.encode(numbers("plain", N), SIZES, Residual(before, torch.empty(N)), plain=False)
-    assert torch.equal(before.nan_to_num(7.0), kept.nan_to_num(7.0))
+@triton.jit
+def _means(x, count, y, length: tl.constexpr):
+    row = tl.arange(0, 4)
+    number = tl.load(x + row[:, None] * length + tl.arange(0, length)[None, :])
+    tl.store(y + row, rows.row_means(number, tl.load(count + row)))
 
 
-@every_codec
-@pytest.mark.parametrize("size", [1e20, 1e30, 3e38])
-def test_numbers_near_the_end_of_the_range(codec: Codec, size: float) -> None:
-    """Sums, squares, or what is added, may leave it: where plain torch refuses, and nowhere else."""
-    x = numbers("plain", 80).sign() * size
-    compared(codec, x, [80])
-    compared(codec, x, [80], x)
+def test_means_are_of_those_that_count() -> None:
+    x, y = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)), torch.empty(4)
+    count = torch.tensor([8, 7, 1, 0], dtype=torch.int32)
+    x[torch.arange(8)[None, :] >= count[:, None]] = 0.0
+    _means[(1,)](x, count, y, length=8, **EXACT)
+    assert torch.equal(y[:3], sum_of_halves(x[:, :, None]).view(4)[:3] / count[:3])
+    assert y[3] == 0
+    assert not torch.equal(y[:3], sum_of_halves(x[:, :, None]).view(4)[:3] / 8)  # the twin: of all

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 from support.kernel_codecs import Codec
 from support.triton_codecs import LARGE, broken, caught, compared, corpus, every_type, numbers, of, told
 
+from gossamer.errors import NotFinite
 from gossamer.kernels import triton as kernels
 from gossamer.kernels.triton import ternary
 
@@ -48,6 +51,18 @@ def test_what_is_left_may_take_the_place_of_what_was_given(per_byte: int) -> Non
     codes = ternary.ternary.ternary_encode(x, sizes, scales, 5, per_byte, apart)
     assert torch.equal(kernels.ternary_encode(x, sizes, scales, 5, per_byte, x), codes)
     assert torch.equal(x, apart)
+
+
+@pytest.mark.parametrize("per_byte", [4, 5])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 2, 69])
+def test_what_is_not_finite_is_noticed_whatever_its_place_in_a_byte(per_byte: int, number: float, place: int) -> None:
+    x = numbers("plain", 70)
+    x[place] = 3e38
+    kernels.ternary_encode(x, [70], torch.ones(1), 5, per_byte)
+    x[place] = number
+    with pytest.raises(NotFinite):
+        kernels.ternary_encode(x, [70], torch.ones(1), 5, per_byte)
 
 
 def test_twins_are_caught() -> None:

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 from support.kernel_codecs import Codec
-from support.triton_codecs import EVERY, broken, compared, every_codec, numbers, told
+from support.triton_codecs import EVERY, compared, every_codec, numbers, told
 
 from gossamer.kernels.reference.residual import Residual
 from gossamer.kernels.triton import tiling
@@ -37,6 +37,15 @@ def test_only_whole_eights_are_read_at_once() -> None:
     assert [tiling.tiling_of(sizes, 64, 8, CPU).even for sizes in ([64, 8], [64, 9], [])] == [8, 1, 8]
 
 
+@pytest.mark.parametrize("bits", range(1, 17))
+def test_codes_of_whole_eights_begin_at_multiples_of_their_bits(bits: int) -> None:
+    """Which kernels are told; where a tensor ends within eight entries, those behind it begin anywhere."""
+    even, odd = (tiling.tiling_of(sizes, 16, bits, CPU) for sizes in ([64, 8, 40], [64, 9, 40]))
+    assert not (even.first_bytes % bits).any()
+    assert odd.even == 1
+    assert bits in (1, 8, 16) or (odd.first_bytes % bits).any()
+
+
 @pytest.mark.parametrize("block", [1, 4, 7, 320, 2**15])
 def test_blocks_that_no_program_holds_go_to_plain_torch(block: int) -> None:
     """And would be wrong in a program."""
@@ -61,13 +70,3 @@ def test_other_numbers_and_buffers_go_to_plain_torch(codec: Codec) -> None:
     if not codec.given:
         blank = codec.encode(x.to("meta"), [80], None, plain=False)
         assert [part.shape for part in blank] == [part.shape for part in truth]
-
-
-def test_sizes_that_do_not_tile_are_not_served() -> None:
-    x = numbers("plain", 16)
-    assert tiling.encodable(x, [16], 16, None)
-    assert not tiling.encodable(x, [15], 16, None)
-    assert not tiling.encodable(x, [17, -1], 16, None)
-    assert not tiling.encodable(x, [16], 16, Residual(x.double(), x.double()))
-    assert not tiling.encodable(x, [16], 16, Residual(x[:15], x))
-    assert broken()  # all kernels are there

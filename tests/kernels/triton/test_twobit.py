@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -52,3 +54,12 @@ def test_twins_are_caught() -> None:
     x = torch.linspace(0.2, 0.9, 10).repeat_interleave(64)  # thresholds themselves
     caught(broken(twobit_encode=above)["twobit"]["given"], x, [640])
     compared(broken()["twobit"]["given"], x, [640])
+
+
+@pytest.mark.parametrize("threshold", [math.inf, math.nan, 0.0])
+def test_thresholds_that_are_given_are_taken_as_they_are(threshold: float) -> None:
+    """Nobody sends them, so they are not checked; and they stay as they are."""
+    x, given = numbers("plain", 64), torch.full((1,), threshold)
+    found, truth = (module.twobit_encode(x, [64], 64, given) for module in (twobit, twobit.twobit))
+    assert torch.equal(found, truth)
+    assert torch.equal(given, torch.full((1,), threshold)) or threshold != threshold

@@ -19,6 +19,10 @@ class Residual:
     after: Tensor  # room for what will be owed: (n,), written
 
 
+def both(residual: Residual | None) -> tuple[Tensor, ...]:
+    return () if residual is None else (residual.before, residual.after)
+
+
 def wanted(x: Tensor, residual: Residual | None) -> Tensor:
     """What should travel: (n,), at least in float32. Raises NotFinite where some of it cannot."""
     found = x.to(torch.promote_types(x.dtype, torch.float32)) if residual is None else x + residual.before

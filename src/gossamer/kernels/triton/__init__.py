@@ -16,9 +16,10 @@ What these stand on, from the host's side and within a kernel:
 
 launch, status                          how kernels are started; what they found wrong, read once
 block_table, tiling, spans, factor_table   where blocks, tensors and matrices lie, copied to a device once
-decoding, stacking                      checks and sums of payloads; payloads as rows of one buffer
-radix, compaction, momentum, wanted     thresholds; what is above them, in order; what momentum offers; w and magnitudes
-rows, packing, noise, arithmetic        a program's blocks; codes to bytes; rounding right on average; sums by halves
+code_format, encoding, decoding         what codes are; blocks to payloads; checks and sums of payloads
+stacking                                payloads as rows of one buffer
+radix, compaction, momentum             thresholds; what is above them, in order; what momentum offers
+wanted, rows, packing, noise            w and magnitudes; a program's blocks; codes to bytes; rounding right on average
 """
 
 from gossamer.kernels.triton.factors import back_project, expand, project

@@ -28,7 +28,7 @@ def _count(
     number = tl.program_id(0)
     within = tl.arange(0, block)
     inside = within < tl.load(lengths + number)
-    key = magnitude(wanted(x, before, tl.load(starts + number) + within, inside, owes))
+    key = magnitude(wanted(x, before if owes else None, tl.load(starts + number) + within, inside))
     report(status, key >= INFINITE, bit)
     threshold = tl.load(thresholds + tl.load(owners + number)) << low
     tl.store(numbers + number + 1, tl.sum((inside & (key > threshold)).to(tl.int32), 0))
@@ -44,7 +44,7 @@ def _take(
     within, owner = tl.arange(0, block), tl.load(owners + number)
     place = tl.load(starts + number) + within
     inside = within < tl.where(tl.load(status) == 0, tl.load(lengths + number), 0)  # else nothing is written
-    w = wanted(x, before, place, inside, owes)
+    w = wanted(x, before if owes else None, place, inside)
     key, threshold, need = magnitude(w), tl.load(thresholds + owner) << low, tl.load(needs + owner)
     above, equals = sums, sums + blocks + 1
     first_block = tl.load(first_blocks + owner)

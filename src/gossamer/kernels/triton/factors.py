@@ -15,25 +15,23 @@ from torch import Tensor
 from gossamer.errors import NotFinite
 from gossamer.kernels.reference import low_rank as truth
 from gossamer.kernels.reference.low_rank import Factoring
-from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.residual import Residual, both
 from gossamer.kernels.triton.factor_table import FactorTable, factor_table, holds
 from gossamer.kernels.triton.launch import EXACT
 from gossamer.kernels.triton.status import OUT_OF_RANGE, found, fresh, report
-from gossamer.kernels.triton.wanted import wanted
+from gossamer.kernels.triton.wanted import owe, owed, wanted
 
 
 @triton.jit
 def _weigh(
-    x, before, after, first, starts, lengths, owners, ats, columns, lefts, status, limit,
-    owes: tl.constexpr, bit: tl.constexpr, block: tl.constexpr,
+    x, before, after, first, starts, lengths, owners, ats, columns, lefts, status, limit, block: tl.constexpr
 ):  # fmt: skip
     number = tl.program_id(0)
     owner, place = tl.load(owners + number), tl.load(starts + number) + tl.arange(0, block)
     inside = tl.arange(0, block) < tl.load(lengths + number)
-    w = wanted(x, before, place, inside, owes)
-    report(status, ~(tl.abs(w) <= limit), bit)
-    if owes:
-        tl.store(after + place, w, mask=inside)
+    w = wanted(x, before, place, inside)
+    report(status, ~(tl.abs(w) <= limit), OUT_OF_RANGE)
+    owe(after, w, place, inside)
     if tl.load(columns + owner) == 0:
         tl.store(first + tl.load(lefts + owner) + place - tl.load(ats + owner), w, mask=inside)
 
@@ -41,16 +39,14 @@ def _weigh(
 def project(x: Tensor, factoring: Factoring, q: Tensor, terms: float, residual: Residual | None = None) -> Tensor:
     """As reference.low_rank.project."""
     table = factor_table(factoring, x.device)
-    owed = () if residual is None else (residual.before, residual.after)
-    if not (table.serves(x, *owed) and holds(q, factoring.right_numel)):
+    if not (table.serves(x, *both(residual)) and holds(q, factoring.right_numel)):
         return truth.project(x, factoring, q, terms, residual)
+    w = x if residual is None else residual.after
     first, status, blocks = q.new_empty(factoring.first_numel), fresh(x.device), table.blocks
-    before, w = (x, x) if residual is None else (residual.before, residual.after)
     if len(blocks):
         _weigh[(len(blocks),)](
-            x, before, w, first, blocks.starts, blocks.lengths, blocks.owners, table.ats, table.columns, table.lefts,
-            status, torch.finfo(x.dtype).max / terms,
-            owes=residual is not None, bit=OUT_OF_RANGE, block=blocks.block, **EXACT,
+            x, *owed(residual), first, blocks.starts, blocks.lengths, blocks.owners, table.ats, table.columns,
+            table.lefts, status, torch.finfo(x.dtype).max / terms, block=blocks.block, **EXACT,
         )  # fmt: skip
     for run in factoring.runs:
         torch.bmm(run.matrices(w), run.right(q), out=run.left(first))

@@ -12,13 +12,14 @@ from torch import Tensor
 from gossamer.kernels.reference import finite
 from gossamer.kernels.triton.launch import EXACT, TILE, serves, tiles
 from gossamer.kernels.triton.status import OUT_OF_RANGE, found, fresh, report
+from gossamer.kernels.triton.wanted import raw, widened
 
 
 @triton.jit
-def _out_of_range(x, status, numel, limit, bit: tl.constexpr, tile: tl.constexpr):
+def _out_of_range(x, status, numel, limit, tile: tl.constexpr):
     place = tl.program_id(0) * tile + tl.arange(0, tile)
-    number = tl.load(x + place, mask=place < numel, other=0.0).to(tl.float32)
-    report(status, ~(tl.abs(number) <= limit), bit)  # NaN is not below anything
+    number = widened(tl.load(x + place, mask=place < numel, other=0))
+    report(status, ~(tl.abs(number) <= limit), OUT_OF_RANGE)  # NaN is not below anything
 
 
 def within_range(x: Tensor, terms: float) -> bool:
@@ -36,7 +37,7 @@ def report_range(x: Tensor, terms: float, status: Tensor) -> None:
     """Report OUT_OF_RANGE unless within_range(x, terms); of a buffer that is served."""
     limit = largest_sendable(x.dtype, terms)
     if x.numel():
-        _out_of_range[tiles(x.numel())](x, status, x.numel(), limit, bit=OUT_OF_RANGE, tile=TILE, **EXACT)
+        _out_of_range[tiles(x.numel())](raw(x), status, x.numel(), limit, tile=TILE, **EXACT)
 
 
 @lru_cache(maxsize=256)

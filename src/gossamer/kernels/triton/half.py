@@ -13,22 +13,20 @@ from gossamer.errors import NotFinite
 from gossamer.kernels.reference import half
 from gossamer.kernels.triton.finite import largest_sendable
 from gossamer.kernels.triton.launch import EXACT, serves, tiles
-from gossamer.kernels.triton.rows import expect_sendable, widened
 from gossamer.kernels.triton.stacking import fit, stacked
-from gossamer.kernels.triton.status import NOT_FINITE, OUT_OF_RANGE, found, fresh, report
-from gossamer.kernels.triton.tiling import raw
+from gossamer.kernels.triton.status import OUT_OF_RANGE, expect_sendable, found, fresh, report
+from gossamer.kernels.triton.wanted import raw, wanted, widened
 
 HALVES = (torch.bfloat16, torch.float16)
 SHARE = 2048  # entries of a program
-BEYOND: tl.constexpr = tl.constexpr(OUT_OF_RANGE)
 
 
 @triton.jit
 def _half_encode(x, codes, status, numel, limit, tile: tl.constexpr):
     place = tl.program_id(0) * tile + tl.arange(0, tile)
     here = place < numel
-    number = widened(tl.load(x + place, mask=here, other=0))
-    report(status, ~(tl.abs(number) <= limit), BEYOND)
+    number = wanted(x, None, place, here)
+    report(status, ~(tl.abs(number) <= limit), OUT_OF_RANGE)
     if codes.dtype.element_ty == tl.int16:  # bfloat16: its bits, rounded to the nearest, even one
         bits = number.to(tl.int32, bitcast=True)
         tl.store(codes + place, ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16), mask=here)
@@ -58,7 +56,7 @@ def _half_sum(payloads, out, status, numel, step, count, divisor, tile: tl.const
         payloads += step
         total += widened(tl.load(payloads + place, mask=here, other=0))
     total = tl.div_rn(total, divisor)
-    expect_sendable(total[:, None], status)
+    expect_sendable(total, status)
     tl.store(out + place, total, mask=here)
 
 
@@ -71,4 +69,4 @@ def half_decode(payloads: Sequence[Tensor], out: Tensor, divisor: int = 1) -> bo
     status, (rows, step) = fresh(out.device), stacked(payloads)
     counts = numel, step, len(payloads), float(divisor)
     _half_sum[tiles(numel, SHARE)](raw(rows), out, status, *counts, tile=SHARE, **EXACT)
-    return not found(status) & NOT_FINITE
+    return not found(status)

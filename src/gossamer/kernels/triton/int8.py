@@ -1,4 +1,4 @@
-"""8-bit codes on a GPU: one pass to encode, one to add any number of payloads up."""
+"""8-bit codes on a GPU: a 127th of a block's largest magnitude, and how many of it each entry is."""
 
 from __future__ import annotations
 
@@ -11,70 +11,49 @@ from torch import Tensor
 
 from gossamer.kernels.reference import quantize
 from gossamer.kernels.reference.residual import Residual
-from gossamer.kernels.reference.segments import blocks
-from gossamer.kernels.triton.decoding import Format, decoded
-from gossamer.kernels.triton.noise import key_halves, stochastic
-from gossamer.kernels.triton.rows import located, owe, wanted
-from gossamer.kernels.triton.status import expect_finite, fresh
-from gossamer.kernels.triton.tiling import both, encodable, raw, tiling_of
+from gossamer.kernels.triton.code_format import CodeFormat
+from gossamer.kernels.triton.decoding import decoded
+from gossamer.kernels.triton.encoding import encoded
+from gossamer.kernels.triton.noise import stochastic
 
+MOST: tl.constexpr = tl.constexpr(127)
 ROUND: tl.constexpr = tl.constexpr(1.5 * 2**23)  # added and taken away again, it rounds to the nearest, even integer
 
 
-@triton.jit(do_not_specialize=["low", "high"])
-def _int8_encode(
-    x,
-    before,
-    after,
-    scales,
-    codes,
-    status,
-    starts,
-    lengths,
-    first_bytes,
-    blocks,
-    low,
-    high,
-    noisy: tl.constexpr,
-    block: tl.constexpr,
-    together: tl.constexpr,
-    even: tl.constexpr,
-):
-    row, live, _, place, here = located(starts, lengths, blocks, block, together, even)
-    w = wanted(x, before, place, here, status)
-    scale = tl.div_rn(tl.max(tl.abs(w), 1), 127.0)
-    tl.store(scales + row, scale, mask=live)
-    scale = scale[:, None]
-    if noisy:
-        code = stochastic(w, scale, place, low, high, 127, 24)
-    else:
-        code = (tl.div_rn(w, tl.where(scale == 0, 1.0, scale)) + ROUND - ROUND).to(tl.int32)
-        code = tl.where(scale == 0, 0, tl.minimum(tl.maximum(code, -127), 127))
-    tl.store(codes + place, code.to(tl.int8), mask=here)
-    owe(after, w, code.to(tl.float32) * scale, place, here)
+@triton.jit
+def _scale(w):
+    return tl.div_rn(tl.max(tl.abs(w), 1), 1.0 * MOST)
 
 
 @triton.jit
-def _int8_meant(code, scale, _, most: tl.constexpr):
+def _nearest(w, length, place, given, low, high, bits: tl.constexpr, most: tl.constexpr):
+    scale = _scale(w)
+    unit = scale[:, None]
+    code = (tl.div_rn(w, tl.where(unit == 0, 1.0, unit)) + ROUND - ROUND).to(tl.int32)
+    return scale, scale, tl.where(unit == 0, 0, tl.minimum(tl.maximum(code, -MOST), MOST))
+
+
+@triton.jit
+def _drawn(w, length, place, given, low, high, bits: tl.constexpr, most: tl.constexpr):
+    scale = _scale(w)
+    return scale, scale, stochastic(w, scale[:, None], place, low, high, MOST, bits)
+
+
+@triton.jit
+def _meant(code, scale, _, most: tl.constexpr):
     return code.to(tl.float32) * scale
 
 
-FORMAT = Format(_int8_meant, torch.int8, 8)
+FORMAT = CodeFormat(_meant, torch.int8, 8)
 
 
 def int8_encode(
     x: Tensor, sizes: Sequence[int], block: int, key: int | None = None, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
     """As reference.quantize.int8_encode."""
-    if not encodable(x, sizes, block, residual):
-        return quantize.int8_encode(x, sizes, block, key, residual)
-    tiling, status = tiling_of(sizes, block, 8, x.device), fresh(x.device)
-    scales = torch.empty(blocks(sizes, block), device=x.device)
-    codes = torch.empty(len(x), dtype=torch.int8, device=x.device)
-    buffers = raw(x), *both(residual), scales, codes, status
-    _int8_encode[tiling.grid](*buffers, *tiling.places, *key_halves(key or 0), noisy=key is not None, **tiling.shape)
-    expect_finite(status)
-    return scales, codes
+    coded = _nearest if key is None else _drawn
+    found = encoded(FORMAT, coded, x, sizes, block, residual, word=key or 0)
+    return found or quantize.int8_encode(x, sizes, block, key, residual)
 
 
 def int8_decode(

@@ -31,6 +31,11 @@ def serves(*tensors: Tensor, types: Sequence[torch.dtype] = FLOATS) -> bool:
     )
 
 
+def warps_for(entries: int) -> int:
+    """How many warps share a tile of float32 numbers."""
+    return min(16, max(4, entries // 512))
+
+
 def tiles(numel: int, tile: int = TILE) -> tuple[int]:
     """The grid of an elementwise kernel over so many entries."""
     return (triton.cdiv(numel, tile),)

@@ -13,9 +13,10 @@ from gossamer.kernels.reference import ternary
 from gossamer.kernels.reference.segments import blocks
 from gossamer.kernels.triton.block_table import block_table
 from gossamer.kernels.triton.launch import EXACT
-from gossamer.kernels.triton.rows import expect_sendable, located, row_sums, widened
-from gossamer.kernels.triton.status import expect_finite, fresh
-from gossamer.kernels.triton.tiling import halved, raw, tileable, tiling_of
+from gossamer.kernels.triton.rows import located, row_sums
+from gossamer.kernels.triton.status import expect_finite, expect_sendable, fresh
+from gossamer.kernels.triton.tiling import halved, tileable, tiling_of
+from gossamer.kernels.triton.wanted import magnitude, raw, wanted
 
 SHARE = 4096  # entries of a tensor that one program measures
 
@@ -24,10 +25,9 @@ SHARE = 4096  # entries of a tensor that one program measures
 def _magnitudes(x, largest, status, starts, lengths, owners, tile: tl.constexpr):
     program, within = tl.program_id(0), tl.arange(0, tile)
     here = within < tl.load(lengths + program)
-    w = widened(tl.load(x + tl.load(starts + program) + within, mask=here, other=0))
-    expect_sendable(w[:, None], status)
-    # Bits of numbers above zero are ordered as they are.
-    tl.atomic_max(largest + tl.load(owners + program), tl.max(tl.abs(w), 0).to(tl.int32, bitcast=True))
+    w = wanted(x, None, tl.load(starts + program) + within, here)
+    expect_sendable(w, status)
+    tl.atomic_max(largest + tl.load(owners + program), tl.max(magnitude(w), 0))
 
 
 def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -43,19 +43,11 @@ def magnitudes(x: Tensor, sizes: Sequence[int]) -> Tensor:
 
 @triton.jit
 def _squares(
-    x,
-    sums,
-    starts,
-    lengths,
-    first_bytes,
-    blocks,
-    block: tl.constexpr,
-    together: tl.constexpr,
-    even: tl.constexpr,
+    x, sums, starts, lengths, first_bytes, blocks, block: tl.constexpr, together: tl.constexpr, even: tl.constexpr
 ):
     row, live, _, place, here = located(starts, lengths, blocks, block, together, even)
-    wide = widened(tl.load(x + place, mask=here, other=0)).to(tl.float64)
-    tl.store(sums + row, row_sums(wide * wide, together, block), mask=live)
+    wide = wanted(x, None, place, here).to(tl.float64)
+    tl.store(sums + row, row_sums(wide * wide), mask=live)
 
 
 def squares(x: Tensor, sizes: Sequence[int], block: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sign codes on a GPU: one pass to encode, one to add any number of payloads up."""
+"""Sign codes on a GPU: the mean magnitude of a block, and whether each entry is negative."""
 
 from __future__ import annotations
 
@@ -11,59 +11,32 @@ from torch import Tensor
 
 from gossamer.kernels.reference import onebit
 from gossamer.kernels.reference.residual import Residual
-from gossamer.kernels.triton.decoding import Format, decoded
-from gossamer.kernels.triton.packing import store_codes
-from gossamer.kernels.triton.rows import expect_sendable, located, owe, row_sums, signed, wanted
-from gossamer.kernels.triton.status import expect_finite, fresh
-from gossamer.kernels.triton.tiling import both, encodable, raw, room, tiling_of
+from gossamer.kernels.triton.code_format import CodeFormat
+from gossamer.kernels.triton.decoding import decoded
+from gossamer.kernels.triton.encoding import encoded
+from gossamer.kernels.triton.rows import row_means
+from gossamer.kernels.triton.wanted import signed
 
 
 @triton.jit
-def _onebit_encode(
-    x,
-    before,
-    after,
-    scales,
-    codes,
-    status,
-    starts,
-    lengths,
-    first_bytes,
-    blocks,
-    block: tl.constexpr,
-    together: tl.constexpr,
-    even: tl.constexpr,
-):
-    row, live, length, place, here = located(starts, lengths, blocks, block, together, even)
-    w = wanted(x, before, place, here, status)
-    scale = tl.div_rn(row_sums(tl.abs(w), together, block), tl.maximum(length, 1).to(tl.float32))
-    expect_sendable(scale[:, None], status)
-    tl.store(scales + row, scale, mask=live)
-    negative = w < 0
-    first_byte = tl.load(first_bytes + row, mask=live, other=0)
-    store_codes(negative.to(tl.int32), codes, first_byte, length, live, 1, block, together)
-    owe(after, w, signed(negative, scale[:, None]), place, here)
+def _coded(w, length, place, given, low, high, bits: tl.constexpr, most: tl.constexpr):
+    scale = row_means(tl.abs(w), length)
+    return scale, scale, (w < 0).to(tl.int32)
 
 
 @triton.jit
-def _onebit_meant(code, scale, _, most: tl.constexpr):
+def _meant(code, scale, _, most: tl.constexpr):
     return signed(code != 0, scale)
 
 
-FORMAT = Format(_onebit_meant, torch.uint8, 1)
+FORMAT = CodeFormat(_meant, torch.uint8, 1)
 
 
 def onebit_encode(
     x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
 ) -> tuple[Tensor, Tensor]:
     """As reference.onebit.onebit_encode."""
-    if not encodable(x, sizes, block, residual):
-        return onebit.onebit_encode(x, sizes, block, residual)
-    tiling, status = tiling_of(sizes, block, 1, x.device), fresh(x.device)
-    scales, codes = room(x, sizes, block, 1)
-    _onebit_encode[tiling.grid](raw(x), *both(residual), scales, codes, status, *tiling.places, **tiling.shape)
-    expect_finite(status)
-    return scales, codes
+    return encoded(FORMAT, _coded, x, sizes, block, residual) or onebit.onebit_encode(x, sizes, block, residual)
 
 
 def onebit_decode(

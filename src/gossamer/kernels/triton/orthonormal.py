@@ -16,18 +16,18 @@ from torch import Tensor
 from gossamer.kernels.reference import low_rank as truth
 from gossamer.kernels.reference.gram_schmidt import orthonormal_columns
 from gossamer.kernels.reference.low_rank import Factoring
-from gossamer.kernels.triton.arithmetic import sum_of_halves
 from gossamer.kernels.triton.factor_table import holds
 from gossamer.kernels.triton.launch import EXACT
+from gossamer.kernels.triton.rows import row_sums
 
 MOST_ROWS = 2**13  # of a column that one program holds in float64
 ROWS_OF_A_WARP = 256
 
 
 @triton.jit
-def _total(x, filled: tl.constexpr, length: tl.constexpr):
+def _total(x, filled: tl.constexpr):
     """The sum by halves, with the zeros behind that plain torch fills a matrix up with beside a larger one."""
-    found = sum_of_halves(x, length)
+    found = tl.sum(row_sums(x[None, :]), 0)
     if filled:
         found = found + 0.0
     return found
@@ -41,17 +41,17 @@ def _orthonormalize(first, lefts, rows, work, rank, filled: tl.constexpr, length
     columns = work + matrix.to(tl.int64) * rank * length
     for j in range(rank):
         column = tl.load(p + j, mask=inside, other=0.0).to(tl.float64)
-        size = tl.sqrt(_total(column * column, filled, length))
+        size = tl.sqrt(_total(column * column, filled))
         for i in range(j):
             earlier = tl.load(columns + i * length + row)
-            column = column - earlier * _total(earlier * column, filled, length)
-        norm = tl.sqrt(_total(column * column, filled, length))
+            column = column - earlier * _total(earlier * column, filled)
+        norm = tl.sqrt(_total(column * column, filled))
         if norm <= size * 1e-10:
             column = (row == j).to(tl.float64)
             for i in range(j):
                 earlier = columns + i * length
                 column = column - tl.load(earlier + row) * tl.load(earlier + j)
-            norm = tl.sqrt(_total(column * column, filled, length))
+            norm = tl.sqrt(_total(column * column, filled))
         column = column / tl.where(norm == 0.0, 1.0, norm)
         tl.store(columns + j * length + row, column)
         tl.debug_barrier()  # other threads read it

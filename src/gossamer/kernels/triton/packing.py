@@ -7,45 +7,47 @@ import triton.language as tl
 
 
 @triton.jit
-def store_codes(
-    codes, packed, first_byte, length, live, bits: tl.constexpr, block: tl.constexpr, together: tl.constexpr
-):
-    """Write codes: (together, block) int32 of 1, 2, 4 or 8 bits, zero beyond each length."""
-    per_byte: tl.constexpr = 8 // bits
-    columns: tl.constexpr = block // per_byte
-    shifts = (tl.arange(0, per_byte) * bits)[None, None, :]
-    found = tl.sum(tl.reshape(codes, (together, columns, per_byte)) << shifts, 2)
-    column = tl.arange(0, columns)[None, :]
-    here = live[:, None] & (column * per_byte < length[:, None])
-    tl.store(packed + first_byte[:, None] + column, found.to(tl.uint8), mask=here)
+def store_codes(codes, packed, first_byte, length, bits: tl.constexpr):
+    """Write codes: (rows, block) int32 of 1 to 16 bits, zero beyond each length, to the bytes from first_byte on."""
+    if 8 % bits == 0:
+        _store_in_bytes(codes, packed, first_byte[:, None], length[:, None], bits)
+    else:
+        _store_over_bytes(codes, packed, first_byte[:, None], length[:, None], bits)
 
 
 @triton.jit
-def store_stream(
-    codes,
-    packed,
-    first_byte,
-    length,
-    bits: tl.constexpr,
-    columns: tl.constexpr,
-    block: tl.constexpr,
-    together: tl.constexpr,
-):
-    """Write codes: (together, block) int32 of 2 to 16 bits, zero beyond each length: eight entries to `bits` bytes.
-    columns: the power of two from `bits`."""
-    eights: tl.constexpr = block // 8
-    eight = tl.reshape(codes, (together, eights, 8)).to(tl.int64)
-    at = (tl.arange(0, 8) * bits)[None, None, :]
-    low = tl.sum(tl.where(at < 64, eight << tl.minimum(at, 63), 0), 2)[:, :, None]
-    column = tl.arange(0, columns)[None, None, :]
-    found = low >> (8 * tl.minimum(column, 7))
-    if bits > 8:  # what lies beyond 64 bits, or reaches there
-        above = tl.where(at >= 64, eight << tl.maximum(at - 64, 0), eight >> tl.minimum(64 - tl.minimum(at, 64), 63))
-        high = tl.sum(tl.where(at + bits > 64, above, 0), 2)[:, :, None]
-        found = tl.where(column < 8, found, high >> (8 * tl.maximum(column - 8, 0)))
-    byte = tl.arange(0, eights)[None, :, None] * bits + column
-    here = (column < bits) & (byte * 8 < (length * bits)[:, None, None])
-    tl.store(packed + first_byte[:, None, None] + byte, (found & 255).to(tl.uint8), mask=here)
+def _store_in_bytes(codes, packed, first_byte, length, bits: tl.constexpr):
+    """Codes of which a byte holds several whole ones."""
+    per_byte: tl.constexpr = 8 // bits
+    columns: tl.constexpr = codes.shape[1] // per_byte
+    at = (tl.arange(0, per_byte) * bits)[None, None, :]
+    byte = tl.sum(tl.reshape(codes, (codes.shape[0], columns, per_byte)) << at, 2)
+    column = tl.arange(0, columns)[None, :]
+    tl.store(packed + first_byte + column, byte.to(packed.dtype.element_ty), mask=column * per_byte < length)
+
+
+@triton.jit
+def _store_over_bytes(codes, packed, first_byte, length, bits: tl.constexpr):
+    """Codes that reach over bytes: eight of them fill `bits` bytes, and four fit into 64 bits."""
+    eights: tl.constexpr = codes.shape[1] // 8
+    at = (tl.arange(0, 4) * bits)[None, None, None, :]
+    low, high = tl.split(tl.sum(tl.reshape(codes, (codes.shape[0], eights, 2, 4)).to(tl.int64) << at, 3))
+    for byte in tl.static_range(bits):
+        column = tl.arange(0, eights)[None, :] * bits + byte
+        found = _eight_bits(low, high, 8 * byte, 4 * bits)
+        tl.store(packed + first_byte + column, found.to(tl.uint8), mask=column * 8 < length * bits)
+
+
+@triton.jit
+def _eight_bits(low, high, at: tl.constexpr, width: tl.constexpr):
+    """The bits from `at` on of `width` low ones and as many high ones."""
+    if at >= width:
+        found = high >> (at - width)
+    elif at + 8 <= width:
+        found = low >> at
+    else:
+        found = (low >> at) | (high << (width - at))
+    return found & 255
 
 
 @triton.jit

@@ -26,12 +26,12 @@ _low_bits = lru_cache(truth.low_bits)
 
 
 @triton.jit
-def _write(places, words, count, n, low, highs_at, status, bitmap: tl.constexpr, bit: tl.constexpr, tile: tl.constexpr):
+def _write(places, words, count, n, low, highs_at, status, bitmap: tl.constexpr, tile: tl.constexpr):
     order = tl.program_id(0) * tile + tl.arange(0, tile)
     place = tl.load(places + order, mask=order < count, other=-1).to(tl.int64)
     earlier = tl.load(places + order - 1, mask=(order > 0) & (order < count), other=-1)
     inside = (place > earlier) & (place < n)
-    report(status, (order < count) & ~inside, bit)
+    report(status, (order < count) & ~inside, MALFORMED)
     if bitmap:
         at = place
     else:
@@ -57,7 +57,7 @@ def encode_places(places: Tensor, n: int, room: int | None = None) -> Tensor:
         status, bitmap, low = fresh(places.device), low == truth.BITMAP, max(low, 0)
         _write[tiles(len(places))](
             places, words, len(places), n, low, _lows(room, low) * 8, status,
-            bitmap=bitmap, bit=MALFORMED, tile=TILE, **EXACT,
+            bitmap=bitmap, tile=TILE, **EXACT,
         )  # fmt: skip
         if found(status):
             raise ValueError(f"places to encode must ascend and be below {n}: sort them, each once")
@@ -80,16 +80,14 @@ def _count(stream, numel, numbers, tile: tl.constexpr):
 
 
 @triton.jit
-def _rank(
-    stream, numel, sums, blocks, highs, count, status, unary: tl.constexpr, bit: tl.constexpr, tile: tl.constexpr
-):
+def _rank(stream, numel, sums, blocks, highs, count, status, unary: tl.constexpr, tile: tl.constexpr):
     """The i-th set bit, less i where the code is unary, to highs[i]."""
     number = tl.program_id(0)
     at = number * tile + tl.arange(0, tile)
     byte = tl.load(stream + at, mask=at < numel, other=0).to(tl.int32)
     ones = _ones(byte)
     order = tl.load(sums + number) + tl.cumsum(ones, 0) - ones
-    report(status, tl.zeros_like(byte) + tl.load(sums + blocks) != count, bit)
+    report(status, tl.load(sums + blocks + tl.arange(0, 1)) != count, MALFORMED)
     for digit in tl.static_range(8):
         is_set = (byte >> digit) & 1
         high = at.to(tl.int64) * 8 + digit
@@ -113,11 +111,11 @@ def _whole(highs, lows, lows_numel, order, count, low):
 
 
 @triton.jit
-def _finish(highs, lows, lows_numel, places, count, n, low, status, bit: tl.constexpr, tile: tl.constexpr):
+def _finish(highs, lows, lows_numel, places, count, n, low, status, tile: tl.constexpr):
     order = tl.program_id(0) * tile + tl.arange(0, tile)
     place = _whole(highs, lows, lows_numel, order, count, low)
     following = _whole(highs, lows, lows_numel, order + 1, count, low)
-    report(status, (order < count) & ((place >= n) | ((order + 1 < count) & (following <= place))), bit)
+    report(status, (order < count) & ((place >= n) | ((order + 1 < count) & (following <= place))), MALFORMED)
     tl.store(places + order, place.to(tl.int32), mask=order < count)
 
 
@@ -149,7 +147,7 @@ def decode(coded: Tensor, count: int, n: int, room: int, status: Tensor) -> Tens
     places = torch.empty_like(highs)
     if count:
         _finish[tiles(count)](
-            highs, lows, len(lows), places, count, n, low, status, bit=MALFORMED, tile=TILE, **EXACT
+            highs, lows, len(lows), places, count, n, low, status, tile=TILE, **EXACT
         )  # fmt: skip
     return places
 
@@ -159,9 +157,7 @@ def _unary(stream: Tensor, highs: Tensor, status: Tensor, *, unary: bool) -> Non
     numbers = torch.zeros(grid[0] + 1, dtype=torch.int32, device=stream.device)
     _count[grid](stream, len(stream), numbers, tile=BYTES, **EXACT)
     sums = numbers.cumsum(0, dtype=torch.int32)
-    _rank[grid](
-        stream, len(stream), sums, grid[0], highs, len(highs), status, unary=unary, bit=MALFORMED, tile=BYTES, **EXACT
-    )
+    _rank[grid](stream, len(stream), sums, grid[0], highs, len(highs), status, unary=unary, tile=BYTES, **EXACT)
 
 
 def _lows(room: int, low: int) -> int:

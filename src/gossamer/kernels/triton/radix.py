@@ -30,7 +30,7 @@ def _count_digits(
     number = tl.program_id(0)
     within, owner = tl.arange(0, block), tl.load(owners + number)
     inside = within < tl.load(lengths + number)
-    key = magnitude(wanted(x, before, tl.load(starts + number) + within, inside, owes))
+    key = magnitude(wanted(x, before if owes else None, tl.load(starts + number) + within, inside))
     if shift + bits == 31:
         report(status, key >= INFINITE, bit)
     near = inside & ((key >> (shift + bits)) == tl.load(prefixes + owner))

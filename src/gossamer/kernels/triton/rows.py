@@ -1,14 +1,13 @@
-"""Rows: within a kernel, the blocks of a program as a tile of (together, block) entries, and what travels of them."""
+"""Rows: within a kernel, the blocks of a program as a tile of (together, block) entries, their sums and means."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from gossamer.kernels.triton.status import NOT_FINITE, report
+from gossamer.kernels.reference.segments import LARGEST_BLOCK
 
-BAD: tl.constexpr = tl.constexpr(NOT_FINITE)
-INFINITY: tl.constexpr = tl.constexpr(float("inf"))
+MOST_HALVINGS: tl.constexpr = tl.constexpr(LARGEST_BLOCK.bit_length() - 1)
 
 
 @triton.jit
@@ -24,47 +23,25 @@ def located(starts, lengths, blocks, block: tl.constexpr, together: tl.constexpr
 
 
 @triton.jit
-def widened(x):
-    """float32 numbers, exactly. int16 are the bits of bfloat16."""
-    if x.dtype == tl.int16:
-        return (x.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    else:  # a return after a return is compiled, too
-        return x.to(tl.float32)
+def first_byte_of(first_bytes, row, live, bits: tl.constexpr, even: tl.constexpr):
+    """(together,): where the codes of each block, of so many bits, begin."""
+    aligned: tl.constexpr = bits & -bits if even % 8 == 0 else 1  # eight entries take `bits` bytes
+    return tl.multiple_of(tl.load(first_bytes + row, mask=live, other=0), aligned)
 
 
 @triton.jit
-def wanted(x, before, place, here, status):
-    """w = x + before, or x where that is None; zero beyond the end. Reports what cannot be sent."""
-    w = widened(tl.load(x + place, mask=here, other=0))
-    if before is not None:
-        w = w + tl.load(before + place, mask=here, other=0.0)
-    expect_sendable(w, status)
-    return w
-
-
-@triton.jit
-def expect_sendable(numbers, status):
-    """Report what is not finite among (rows, columns) of numbers."""
-    report(status, tl.max((~(tl.abs(numbers) < INFINITY)).to(tl.int32), 1), BAD)
-
-
-@triton.jit
-def owe(after, w, meant, place, here):
-    """Write what is left of w, where that is wanted."""
-    if after is not None:
-        tl.store(after + place, w - meant, mask=here)
-
-
-@triton.jit
-def row_sums(x, together: tl.constexpr, length: tl.constexpr):
-    """The sum of each row of x: (together, length), by halves as arithmetic.sum_of_halves takes it."""
+def row_sums(x):
+    """(rows,): the sum of each row of x, of a power of two of entries: halves are added until one number is left.
+    Triton's own sum leaves the order open."""
     halves = x
-    for _ in tl.static_range(14):
+    for _ in tl.static_range(MOST_HALVINGS):
         if halves.shape[1] > 1:
-            halves = tl.sum(tl.reshape(halves, (together, 2, halves.shape[1] // 2)), 1)  # one addition
+            pairs = tl.reshape(halves, (halves.shape[0], 2, halves.shape[1] // 2))
+            halves = tl.sum(pairs, 1)  # of two numbers: one addition
     return tl.sum(halves, 1)
 
 
 @triton.jit
-def signed(negative, magnitude):
-    return tl.where(negative, -magnitude, magnitude)
+def row_means(x, count):
+    """The mean of so many numbers of each row, of which the others are zero: (rows,); zero where there are none."""
+    return tl.div_rn(row_sums(x), tl.maximum(count, 1).to(tl.float32))

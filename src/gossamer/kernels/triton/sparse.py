@@ -18,6 +18,7 @@ from gossamer.kernels.triton.finite import report_range
 from gossamer.kernels.triton.launch import EXACT, TILE, serves, tiles
 from gossamer.kernels.triton.places import decodable, decode
 from gossamer.kernels.triton.status import found, fresh
+from gossamer.kernels.triton.wanted import raw, widened
 
 
 @triton.jit
@@ -25,8 +26,7 @@ def _add(places, values, out, count, divisor, tile: tl.constexpr):
     order = tl.program_id(0) * tile + tl.arange(0, tile)
     inside = order < count
     to = out + tl.load(places + order, mask=inside, other=0)
-    value = tl.load(values + order, mask=inside, other=0.0).to(tl.float32)
-    share = tl.div_rn(value, tl.full((tile,), divisor, tl.float32))
+    share = tl.div_rn(widened(tl.load(values + order, mask=inside, other=0)), divisor)
     tl.store(to, tl.load(to, mask=inside, other=0.0) + share, mask=inside)
 
 
@@ -39,7 +39,7 @@ def scatter(entries: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int 
         out.zero_()
     for places, values in entries:
         if len(values):
-            _add[tiles(len(values))](places, values, out, len(values), float(divisor), tile=TILE, **EXACT)
+            _add[tiles(len(values))](places, raw(values), out, len(values), float(divisor), tile=TILE, **EXACT)
     return None
 
 

@@ -8,9 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from gossamer.errors import NotFinite
-from gossamer.kernels.reference.bits import refused
 
-NOT_FINITE, MALFORMED, OUT_OF_RANGE = 1, 2, 4
+NOT_FINITE: tl.constexpr = tl.constexpr(1)
+MALFORMED: tl.constexpr = tl.constexpr(2)
+OUT_OF_RANGE: tl.constexpr = tl.constexpr(4)
+
+INFINITY: tl.constexpr = tl.constexpr(float("inf"))
 
 
 def fresh(device: torch.device) -> Tensor:
@@ -21,8 +24,14 @@ def fresh(device: torch.device) -> Tensor:
 @triton.jit
 def report(status, wrong, bit: tl.constexpr):
     """Within a kernel: set `bit` where any element of `wrong` is set."""
-    if tl.max(wrong.to(tl.int32), 0) > 0:
+    if tl.max(wrong.to(tl.int32)) > 0:
         tl.atomic_or(status, bit)
+
+
+@triton.jit
+def expect_sendable(numbers, status):
+    """Within a kernel: report what is not finite."""
+    report(status, ~(tl.abs(numbers) < INFINITY), NOT_FINITE)  # NaN is not below anything
 
 
 def found(status: Tensor) -> int:
@@ -32,11 +41,5 @@ def found(status: Tensor) -> int:
 
 def expect_finite(status: Tensor) -> None:
     """Raise NotFinite where a kernel found a number that cannot be sent."""
-    if found(status) & NOT_FINITE:
+    if found(status) & NOT_FINITE.value:
         raise NotFinite("a number is not finite, or too large to be added to what is still owed")
-
-
-def expect_formed(status: Tensor) -> None:
-    """Raise MalformedError where a kernel found codes that no encoder writes."""
-    if found(status) & MALFORMED:
-        raise refused()

@@ -1,4 +1,4 @@
-"""Ternary codes on a GPU: one pass to encode, one to add any number of payloads up."""
+"""Ternary codes on a GPU: which entries travel, as plus or minus one scale of their tensor, and their sums."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from torch import Tensor
 from gossamer.kernels.reference import ternary
 from gossamer.kernels.reference.finite import summing_terms
 from gossamer.kernels.reference.segments import blocks
-from gossamer.kernels.triton.arithmetic import paired
 from gossamer.kernels.triton.block_table import block_table
-from gossamer.kernels.triton.launch import EXACT, tiles
-from gossamer.kernels.triton.noise import key_halves
-from gossamer.kernels.triton.rows import expect_sendable, signed, widened
+from gossamer.kernels.triton.finite import report_range
+from gossamer.kernels.triton.launch import EXACT
+from gossamer.kernels.triton.noise import halves_of, paired
 from gossamer.kernels.triton.stacking import fit, stacked
-from gossamer.kernels.triton.status import MALFORMED, expect_finite, found, fresh, report
-from gossamer.kernels.triton.tiling import first_bytes_of, raw, tileable
+from gossamer.kernels.triton.status import MALFORMED, NOT_FINITE, expect_finite, found, fresh, report
+from gossamer.kernels.triton.tiling import first_bytes_of, tileable
+from gossamer.kernels.triton.wanted import INFINITE, magnitude, owe, raw, signed, wanted
 
 BYTES = 1024  # that a program writes or reads: whole runs of 64, whose entries lie 64 apart
 RUN: tl.constexpr = tl.constexpr(ternary.APART[5])
 UNIT: tl.constexpr = tl.constexpr(2.0**-24)
-WRONG: tl.constexpr = tl.constexpr(MALFORMED)
 
 
 @lru_cache(maxsize=256)
@@ -58,41 +57,30 @@ def _entry(byte, k, length, per_byte: tl.constexpr):
 def _digit(packed, k: tl.constexpr, per_byte: tl.constexpr):
     """The k-th code of each byte."""
     if per_byte == 5:
-        return packed // (1 if k == 0 else 3 if k == 1 else 9 if k == 2 else 27 if k == 3 else 81) % 3
+        return packed // 3**k % 3
     else:
         return (packed >> (2 * k)) & 3
 
 
 @triton.jit(do_not_specialize=["low", "high"])
 def _ternary_encode(
-    x,
-    after,
-    scales,
-    codes,
-    status,
-    starts,
-    lengths,
-    owners,
-    first_bytes,
-    low,
-    high,
-    per_byte: tl.constexpr,
-    tile: tl.constexpr,
-):
+    x, after, scales, codes, status, starts, lengths, owners, first_bytes, low, high,
+    per_byte: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
     start, length, owner, first_byte = _program(starts, lengths, owners, first_bytes)
     byte, scale = tl.arange(0, tile), tl.broadcast_to(tl.load(scales + owner), (tile,))
     base: tl.constexpr = 3 if per_byte == 5 else 4
-    packed = tl.zeros((tile,), tl.int32)
+    packed, largest = tl.zeros((tile,), tl.int32), tl.zeros((tile,), tl.int32)
     for before in tl.static_range(per_byte):
         within = _entry(byte, per_byte - 1 - before, length, per_byte)
         here, place = within < length, start + within
-        w = widened(tl.load(x + place, mask=here, other=0))
-        expect_sendable(w[:, None], status)
+        w = wanted(x, None, place, here)
+        largest = tl.maximum(largest, magnitude(w))
         drawn = paired(place, low, high, 24).to(tl.float32) * UNIT
         sent = here & (drawn * scale < tl.abs(w)) & (scale != 0)
         packed = packed * base + tl.where(sent, tl.where(w < 0, 2, 1), 0)
-        if after is not None:
-            tl.store(after + place, w - tl.where(sent, signed(w < 0, scale), 0.0), mask=here)
+        owe(after, w - tl.where(sent, signed(w < 0, scale), 0.0), place, here)
+    report(status, largest >= INFINITE, NOT_FINITE)
     tl.store(codes + first_byte + byte, packed.to(tl.uint8), mask=byte * per_byte < length)
 
 
@@ -106,16 +94,9 @@ def ternary_encode(
     codes = torch.empty(blocks(sizes, per_byte), dtype=torch.uint8, device=x.device)
     places, status = _places(tuple(sizes), per_byte, x.device), fresh(x.device)
     buffers = raw(x), after, scales, codes, status
-    _ternary_encode[(len(places[0]),)](*buffers, *places, *key_halves(key), **_shape(per_byte))
+    _ternary_encode[(len(places[0]),)](*buffers, *places, *halves_of(key), **_shape(per_byte))
     expect_finite(status)
     return codes
-
-
-@triton.jit
-def _beyond(numbers, status, numel, limit, tile: tl.constexpr):
-    place = tl.program_id(0) * tile + tl.arange(0, tile)
-    number = tl.load(numbers + place, mask=place < numel, other=0.0)
-    report(status, ~(tl.abs(number) <= limit), WRONG)
 
 
 @triton.jit
@@ -129,29 +110,21 @@ def _ternary_wrong(
     packed = tl.load(at, mask=byte * per_byte < length, other=0).to(tl.int32)
     entries = length - byte * per_byte  # of this byte and all behind it: only the last one may be short
     if per_byte == 5:
-        of_four = tl.where(entries == 1, 2, tl.where(entries == 2, 8, tl.where(entries == 3, 26, 80)))
-        wrong = packed > tl.where(entries >= 5, 242, of_four)
+        most = tl.zeros_like(packed)
+        for k in tl.static_range(5):
+            most = tl.where(entries > k, 3 ** (k + 1) - 1, most)
+        wrong = packed > most
     else:
         rest = packed >> (2 * tl.minimum(tl.maximum(entries, 0), 4))
         wrong = (rest != 0) | ((packed & (packed >> 1) & 0x55) != 0)  # a code of 3 has both bits
-    report(status, wrong, WRONG)
+    report(status, wrong, MALFORMED)
 
 
 @triton.jit
 def _ternary_sum(
-    codes,
-    scales,
-    out,
-    starts,
-    lengths,
-    owners,
-    first_bytes,
-    step,
-    payloads,
-    divisor,
-    per_byte: tl.constexpr,
-    tile: tl.constexpr,
-):
+    codes, scales, out, starts, lengths, owners, first_bytes, step, payloads, divisor,
+    per_byte: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
     start, length, owner, first_byte = _program(starts, lengths, owners, first_bytes)
     byte, scale = tl.arange(0, tile), tl.broadcast_to(tl.load(scales + owner), (tile,))
     for k in tl.static_range(per_byte):
@@ -188,8 +161,7 @@ def _decoded(
     if not (fits and known and fit(codes, torch.uint8, blocks(sizes, per_byte), out)):
         return False
     places, status, (packed, step) = _places(tuple(sizes), per_byte, out.device), fresh(out.device), stacked(codes)
-    limit = torch.finfo(torch.float32).max / summing_terms(torch.float32, len(codes))
-    _beyond[tiles(len(scales))](scales, status, len(scales), limit, tile=1024, **EXACT)
+    report_range(scales, summing_terms(torch.float32, len(codes)), status)
     _ternary_wrong[(len(places[0]), len(codes))](packed, status, *places, step, **_shape(per_byte))
     if found(status):
         return False

@@ -12,10 +12,9 @@ import torch
 import triton
 from torch import Tensor
 
-from gossamer.kernels.reference.residual import Residual
-from gossamer.kernels.reference.segments import LARGEST_BLOCK, blocks
+from gossamer.kernels.reference.segments import LARGEST_BLOCK
 from gossamer.kernels.triton.block_table import block_table
-from gossamer.kernels.triton.launch import EXACT, TILE, serves
+from gossamer.kernels.triton.launch import EXACT, TILE, serves, warps_for
 
 EVEN = 8  # entries; where every tensor holds a multiple of them a thread reads several at once
 
@@ -43,7 +42,7 @@ class Tiling:
     @property
     def shape(self) -> dict[str, Any]:
         """How every kernel over blocks is compiled."""
-        warps = min(16, max(4, self.block * self.together // 512))
+        warps = warps_for(self.block * self.together)
         return {"block": self.block, "together": self.together, "even": self.even, "num_warps": warps, **EXACT}
 
 
@@ -78,27 +77,6 @@ def tileable(sizes: Sequence[int], x: Tensor, *others: Tensor) -> bool:
     return fits and serves(x) and serves(*others, types=(torch.float32,))
 
 
-def encodable(x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None) -> bool:
-    """Whether blocks, whose sums are taken by halves, fit into programs, and the buffers fit."""
-    return halved(block) and tileable(sizes, x, *(each for each in both(residual) if each is not None))
-
-
 def halved(block: int) -> bool:
     """Whether a program holds a block: a power of two, in which every byte of codes belongs to one block."""
     return 8 <= block <= LARGEST_BLOCK and block & (block - 1) == 0
-
-
-def both(residual: Residual | None) -> tuple[Tensor | None, Tensor | None]:
-    """What was owed and room for what will be, as arguments of a kernel."""
-    return (None, None) if residual is None else (residual.before, residual.after)
-
-
-def raw(x: Tensor) -> Tensor:
-    """x as kernels read it: numbers of bfloat16 as their bits, which any GPU widens by a shift."""
-    return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
-
-
-def room(x: Tensor, sizes: Sequence[int], block: int, bits: int) -> tuple[Tensor, Tensor]:
-    """Room for a float32 number of each block, and for the bytes of codes of so many bits."""
-    scales = torch.empty(blocks(sizes, block), device=x.device)
-    return scales, torch.empty(blocks([size * bits for size in sizes], 8), dtype=torch.uint8, device=x.device)

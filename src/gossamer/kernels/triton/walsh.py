@@ -13,11 +13,10 @@ from torch import Tensor
 
 from gossamer.kernels.reference import hadamard as truth
 from gossamer.kernels.reference.segments import LARGEST_BLOCK
-from gossamer.kernels.triton.launch import EXACT, serves, tiles
-from gossamer.kernels.triton.status import NOT_FINITE, found, fresh, report
+from gossamer.kernels.triton.launch import EXACT, serves, tiles, warps_for
+from gossamer.kernels.triton.status import expect_sendable, found, fresh
 
 ENTRIES = 2048  # of several short blocks, which a program serves
-ENTRIES_OF_A_WARP = 512
 
 
 @triton.jit
@@ -33,7 +32,7 @@ def sums_and_differences(x, rows: tl.constexpr, length: tl.constexpr, levels: tl
 @triton.jit
 def _transform(
     x, starts, blocks, signs, scale, out, status,
-    inverse: tl.constexpr, bit: tl.constexpr, rows: tl.constexpr, length: tl.constexpr, levels: tl.constexpr,
+    inverse: tl.constexpr, rows: tl.constexpr, length: tl.constexpr, levels: tl.constexpr,
 ):  # fmt: skip
     row, within = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, length)[None, :]
     place = tl.load(starts + row, mask=row < blocks, other=0)[:, None] + within
@@ -43,7 +42,7 @@ def _transform(
         number = sums_and_differences(number * scale, rows, length, levels) * sign
     else:
         number = sums_and_differences(number * sign * scale, rows, length, levels)
-    report(status, tl.max((~(tl.abs(number) < float("inf"))).to(tl.int32), 1), bit)
+    expect_sendable(number, status)
     tl.store(out + place, number, mask=inside)
 
 
@@ -56,8 +55,8 @@ def hadamard(x: Tensor, sizes: Sequence[int], block: int, signs: Tensor, out: Te
         rows = max(1, ENTRIES // length)
         _transform[tiles(len(starts), rows)](
             x, starts, len(starts), signs, 1 / sqrt(length), out, status,
-            inverse=inverse, bit=NOT_FINITE, rows=rows, length=length, levels=length.bit_length() - 1,
-            num_warps=min(16, rows * length // ENTRIES_OF_A_WARP), **EXACT,
+            inverse=inverse, rows=rows, length=length, levels=length.bit_length() - 1,
+            num_warps=warps_for(rows * length), **EXACT,
         )  # fmt: skip
     return not found(status)
 
