@@ -143,6 +143,7 @@ class Mesh:
         if answer == MISMATCH and not self.sealed and (told := last_words.waiting(self._sockets, self._peer.value)):
             raise PeerLost(told)
         if answer == MISMATCH:
+            self._refuse_closed()  # by another thread meanwhile, before the words could be read that had come
             raise MismatchError(
                 f"rank {self._peer.value} issued another collective than rank {self.rank} as operation {op}: other "
                 "tensors, other sizes, or another order. All ranks must run the same program with the same recipe: "
