@@ -112,7 +112,7 @@ def test_with_an_engine_between_devices_survivors_have_the_same_bits(
     simulated = ElasticRun(3, loss)(partial(trained, recipe))
     with on_devices(EngineView) as views:
         results = ElasticRun(3, loss)(partial(trained, recipe))
-    assert sum(bool(view.incarnation.said) for view in views) >= 2, "one view at most had an engine"
+    assert any(view.incarnation.said for view in views[1:]), "no view after the first had an engine"
     assert results[1] is None
     assert torch.equal(results[0].agreed, results[2].agreed)
     assert torch.equal(results[0].agreed, simulated[0].agreed)
