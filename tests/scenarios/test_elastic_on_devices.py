@@ -15,6 +15,7 @@ from support.elastic_groups import ElasticRun, Loss
 from support.elastic_training import trained
 from support.mesh_group import Always
 from support.staged_group import small_chunks, staged
+from support.stand_in_nccl import Incarnation, StandInGroup
 from support.standalone_group import StandaloneGroup, connected
 
 from gossamer.collectives import DirectAllReduce
@@ -23,6 +24,10 @@ from gossamer.kernels.library import library
 from gossamer.transports.elastic import operation_log
 from gossamer.transports.elastic.operation_log import handed_out
 from gossamer.transports.elastic.state_transfer import broadcast_value, hand_over_value
+from gossamer.transports.elastic.view_engine import ViewEngine
+from gossamer.transports.mesh import device_transport
+from gossamer.transports.mesh.device_transport import DeviceTransport
+from gossamer.transports.mesh.engine_selector import EngineSelector
 from gossamer.transports.mesh.native_mesh import Mesh
 from gossamer.transports.mesh.operations import MeshOperations
 from gossamer.transports.mesh.staged_operations import StagedOperations
@@ -51,12 +56,26 @@ class StagedView:
             each.close("the group was broken off")
 
 
+class EngineView(StagedView):
+    """Such a group with an engine between devices beside its mesh, which takes all that it serves."""
+
+    def __init__(self, world: int, seconds: float) -> None:
+        self.incarnation = Incarnation(world)
+        self.groups = [StandInGroup(self.incarnation, rank, []) for rank in range(world)]
+        super().__init__(world, seconds)
+
+    def _transport(self, rank: int, sockets: Any) -> Any:
+        mesh = super()._transport(rank, sockets)
+        engine = ViewEngine(self.groups[rank], self.world, mesh.peers, seconds=30.0)
+        return DeviceTransport(mesh, engine, lambda links: EngineSelector(((0.0, 0.0), (1.0, 1.0)), ("",) * self.world))
+
+
 @contextmanager
-def on_devices() -> Iterator[list[StagedView]]:
+def on_devices(kind: type[StagedView] = StagedView) -> Iterator[list[Any]]:
     made: list[StagedView] = []
 
     def view(world: int, seconds: float) -> StagedView:
-        made.append(StagedView(world, seconds))
+        made.append(kind(world, seconds))
         return made[-1]
 
     with small_chunks(), pytest.MonkeyPatch.context() as patch:
@@ -81,6 +100,22 @@ def test_survivors_of_a_loss_go_on_with_the_bits_that_they_have_without_devices(
     assert torch.equal(first.agreed, third.agreed)
     assert results[1] is None
     assert torch.equal(first.agreed, simulated[0].agreed)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.2)", "LocalSGD(2) + TopK(0.1)"])
+@pytest.mark.parametrize("op", [3, 6])
+def test_with_an_engine_between_devices_survivors_have_the_same_bits(
+    recipe: str, op: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_transport, "is_here", lambda tensors: False)
+    loss = Loss(victim=1, op=op)
+    simulated = ElasticRun(3, loss)(partial(trained, recipe))
+    with on_devices(EngineView) as views:
+        results = ElasticRun(3, loss)(partial(trained, recipe))
+    assert any(view.incarnation.said for view in views[1:]), "no view after the first had an engine"
+    assert results[1] is None
+    assert torch.equal(results[0].agreed, results[2].agreed)
+    assert torch.equal(results[0].agreed, simulated[0].agreed)
 
 
 def test_a_state_goes_from_a_device_to_a_member_that_has_none() -> None:

@@ -67,6 +67,7 @@ class VirtualGroup:
         if loss is None or op < loss.op:
             return act()
         if self._number == loss.victim and not loss.answered:
+            self._members.await_others(self._number, self._view, op)
             self._members.kill(self._number)
             raise Killed
         answer = act()
@@ -167,7 +168,21 @@ class VirtualMembers:
             group.leave()
 
     def count(self, number: int, group: int, operations: int) -> None:
-        self.operations[number, group] = operations
+        with self._changed:
+            self.operations[number, group] = operations
+            self._changed.notify_all()
+
+    def await_others(self, number: int, view: View, op: int) -> None:
+        """Wait until all others have come to an operation: where they are connected, an end amid the one before would
+        take its answer from them."""
+        others = [each.number for each in view.members if each.number != number]
+
+        def came() -> bool:
+            over = view.number // 2 < self.views[-1].number
+            return over or all(self.operations.get((each, view.number), 0) > op for each in others)
+
+        with self._changed:
+            assert self._changed.wait_for(came, SECONDS), f"nobody else came to operation {op}"
 
     def invite(self) -> None:
         """Let the newcomers begin, and wait until all are ready or have given up."""

@@ -1,4 +1,4 @@
-"""Process groups that broke: over NCCL they are aborted, once and at once; survivors make another one beside.
+"""Process groups that broke: over NCCL they are aborted, once and at once, and who has left is named.
 
 No GPU takes part: what an engine is, is told by a name, and torch's abort is noted instead of called.
 """
@@ -6,15 +6,15 @@ No GPU takes part: what an engine is, is told by a name, and torch's abort is no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch.distributed as dist
-from support.paths import SUPPORT
-from support.processes import free_port, succeed
+from support.processes import free_port
 
 from gossamer.errors import PeerLost
-from gossamer.transports import process_group
+from gossamer.transports import peer_watch, process_group
+from gossamer.transports.communicator import Communicator
 from gossamer.transports.process_group import ProcessGroupTransport
 
 
@@ -48,19 +48,13 @@ def check_aborted(aborted: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert aborted == [group], "kernels wait for a dead peer"
     broken(transport)
     assert aborted == [group], "a group is aborted once"
-    again = transport.rebuilt([0])
-    assert (again.rank, again.world, again.groups) == (0, 1, [(0,)])
-    assert again.all_gather_text("here") == ["here"]
     monkeypatch.setattr(dist, "destroy_process_group", destroyed.append)
     transport.close()
     assert destroyed == [], "what was aborted is not waited for"
-    own = again._group
-    again.close()
-    assert destroyed == [own]
     monkeypatch.undo()
 
 
-def test_over_nccl_a_group_that_broke_is_aborted_and_rebuilt_beside(
+def test_over_nccl_a_group_that_broke_is_aborted_and_not_waited_for(
     alone: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -68,9 +62,64 @@ def test_over_nccl_a_group_that_broke_is_aborted_and_rebuilt_beside(
 
 
 def test_the_check_catches_a_group_that_is_left_as_it_is(alone: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProcessGroupTransport, "_abort", lambda self: None)
+    monkeypatch.setattr(Communicator, "abort", lambda self: None)
     with pytest.raises(AssertionError, match="dead peer"):
         check_aborted(alone, monkeypatch)
+
+
+class Endless:
+    """Work that a dead peer owes something."""
+
+    def is_completed(self) -> bool:
+        return False
+
+
+class OnGpu:
+    is_cuda = True
+
+
+def wait_for_the_dead(transport: ProcessGroupTransport) -> Any:
+    return transport._begun(OnGpu(), lambda: [Endless()])  # type: ignore[arg-type]
+
+
+def test_whoever_left_the_meeting_is_named_while_work_is_under_way(
+    alone: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_watch, "GRACE_SECONDS", 0.0)
+    transport = ProcessGroupTransport()
+    waiting = wait_for_the_dead(transport)
+    monkeypatch.setattr(process_group, "gone", lambda: "rank 2 (host, process 17)")
+    with pytest.raises(PeerLost, match=r"the group broke while rank 0 of 1.*rank 2 \(host, process 17\) has left"):
+        waiting()
+    assert alone == [transport._group]
+    with pytest.raises(PeerLost, match="rank 2"):
+        wait_for_the_dead(transport)
+    assert alone == [transport._group], "a group is aborted once"
+
+
+def test_beside_a_mesh_its_peers_are_watched(alone: list[Any]) -> None:
+    class Peers:
+        def hung_up(self) -> bool:
+            raise PeerLost("the mesh says so")
+
+        def break_off(self, why: str) -> NoReturn:
+            raise AssertionError(why)
+
+    transport = ProcessGroupTransport()
+    transport.watched_by(Peers())
+    with pytest.raises(PeerLost, match="the mesh says so"):
+        wait_for_the_dead(transport)()
+    assert alone == [transport._group]
+
+
+def test_the_default_group_is_never_aborted(alone: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    called: list[Any] = []
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", called.append)
+    process_group._abort(dist.group.WORLD)
+    assert called == []
+    process_group._abort("another")
+    assert called == ["another"]
 
 
 def test_over_gloo_nothing_is_aborted(alone: list[Any]) -> None:
@@ -83,9 +132,3 @@ def test_over_gloo_nothing_is_aborted(alone: list[Any]) -> None:
 
 def test_torch_has_the_call() -> None:
     assert callable(dist.distributed_c10d._abort_process_group)
-
-
-@pytest.mark.processes
-def test_survivors_of_a_real_group_go_on_in_one_beside_it() -> None:
-    said = succeed([str(SUPPORT / "rebuilt_group.py")], 3)
-    assert ["went on" in text for text in said] == [True, True, False]

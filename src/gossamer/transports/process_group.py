@@ -1,7 +1,6 @@
 """Process group transport: collective operations over torch.distributed, by Gloo on processors or NCCL on GPUs.
 
-Over NCCL a group that broke is aborted at once: kernels that it has begun wait for a dead peer as long as their
-communicator is there. Nothing of this has run on GPUs, neither NCCL's operations nor aborting and rebuilding.
+What NCCL has under way is waited for by communicator, so that a dead peer is noticed. None of its part has run on GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -33,13 +32,14 @@ from gossamer.environment.wait_progress import WaitProgress
 from gossamer.environment.wait_timeout import engine_timeout, timeout_seconds
 from gossamer.errors import PeerLost
 from gossamer.kernels import half_decode, scratch_like
+from gossamer.transports.communicator import Communicator
 from gossamer.transports.monitored_barrier import ArrivalRoll, monitored_barrier
 from gossamer.transports.packing import into, join, split
+from gossamer.transports.peer_watch import Peers, PeerWatch
 from gossamer.transports.staging.through_host import SimpleOp, through_host
 
 # torch 2.13 renamed it and warns about the old name; this is the one place that knows
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_abort: Callable[[Any], None] = dist.distributed_c10d._abort_process_group  # there is no public name for it
 _barriers = count()  # of this process; all ranks come to the same ones
 SMALL_BYTES = 2**20  # of a mean that goes straight to its owners: what it takes is mostly hops
 
@@ -56,37 +56,33 @@ class ProcessGroupTransport:
 
         rank and world are those within them; `groups` has the ranks of all groups that are made at this place.
         """
-        own, world = dist.get_rank(), dist.get_world_size()
-        self.rank, self.world, self._ranks = own, world, tuple(range(world))
-        self._group: Any = dist.group.WORLD
-        self._broken, self.takes_devices = False, _is_nccl(self._group)  # whether the engine reaches between devices
+        self._stand(range(dist.get_world_size()), dist.group.WORLD)
         self._await_all()
         # A rank that failed before is missed here at once; new_group would wait for it
         told = self.all_gather_text(json.dumps(list(self._ranks if ranks is None else ranks)))
         self.groups = sorted({tuple(json.loads(text)) for text in told})
         # Every rank takes part in making all of them
         made = {each: dist.new_group(list(each), timeout=engine_timeout()) for each in self.groups}
-        mine = tuple(json.loads(told[own]))
+        mine = tuple(json.loads(told[self.rank]))
         self._stand(mine, made[mine])
 
-    def _stand(self, ranks: tuple[int, ...], group: Any) -> None:
+    def _stand(self, ranks: Sequence[int], group: Any) -> None:
         """Use a group of these ranks of the default one."""
-        self._ranks, self._group, self._broken = ranks, group, False
-        self.takes_devices = _is_nccl(group)
-        self.rank, self.world = ranks.index(dist.get_rank()), len(ranks)
+        self._ranks, self._group = tuple(ranks), group
+        self.takes_devices = _is_nccl(group)  # whether the engine reaches between devices
+        self.rank, self.world = self._ranks.index(dist.get_rank()), len(self._ranks)
+        watch = PeerWatch(MeetingPeers(self.rank, self.world))
+        self._communicator = Communicator(partial(_abort, group), watch, timeout_seconds())
         self._parts: list[ProcessGroupTransport] = []
         self.links = ""
 
-    def rebuilt(self, ranks: Sequence[int]) -> ProcessGroupTransport:
-        """Those of this group that are left, as a group beside it, with communicators of its own. Each of them calls
-        it, and nobody else has to. ranks: of this group, ascending, this one among them."""
-        left = tuple(self._ranks[rank] for rank in ranks)
-        with self._translated():
-            made = dist.new_group(list(left), timeout=engine_timeout(), use_local_synchronization=True)
-        again = object.__new__(ProcessGroupTransport)
-        again._stand(left, made)
-        again.groups = [left]
-        return again
+    def serves(self, op: SimpleOp, whole: bool) -> bool:
+        """Every operation, of all ranks and of some."""
+        return True
+
+    def watched_by(self, peers: Peers) -> None:
+        """From now on what is under way on devices ends when one of these is gone, instead of who left the meeting."""
+        self._communicator.watched_by(PeerWatch(peers))
 
     def _await_all(self) -> None:
         with self._translated():
@@ -178,10 +174,10 @@ class ProcessGroupTransport:
         return self._all_reduced(mean, dist.ReduceOp.SUM)
 
     def _all_reduced(self, mean: Tensor, operation: Any) -> Callable[[], Tensor]:
-        work = dist.all_reduce(mean, op=operation, group=self._group, async_op=True)
+        done = self._begun(mean, lambda: [dist.all_reduce(mean, op=operation, group=self._group, async_op=True)])
 
         def wait() -> Tensor:
-            work.wait()
+            done()
             return mean.div_(self.world) if operation == dist.ReduceOp.SUM else mean
 
         return wait
@@ -211,10 +207,10 @@ class ProcessGroupTransport:
 
     def _all_gathered(self, joint: Tensor, like: Payload) -> Callable[[], list[Payload]]:
         heard = joint.new_empty(self.world * joint.numel())
-        work = _all_gather(heard, joint, group=self._group, async_op=True)
+        done = self._begun(joint, lambda: [_all_gather(heard, joint, group=self._group, async_op=True)])
 
         def wait() -> list[Payload]:
-            work.wait()
+            done()
             return [split(part, like) for part in heard.view(self.world, -1)]
 
         return wait
@@ -231,10 +227,17 @@ class ProcessGroupTransport:
             for peer in others
             if (numbers := all_numbers[peer]) is not None and numbers.numel()
         ]
-        works = dist.batch_isend_irecv(moves) if moves else []
+        return self._begun(moves[0].tensor, lambda: dist.batch_isend_irecv(moves)) if moves else lambda: None
+
+    def _begun(self, tensor: Tensor, start: Callable[[], Sequence[Any]]) -> Callable[[], None]:
+        """Begin the engine's work on tensors that lie where this one does; what is returned waits until it is done."""
+        if tensor.is_cuda:
+            works = self._communicator.begin(start)
+            return lambda: self._communicator.finish(works)
+        waiting = start()
 
         def wait() -> None:
-            for work in works:
+            for work in waiting:
                 work.wait()
 
         return wait
@@ -249,9 +252,13 @@ class ProcessGroupTransport:
                 if not tensor.numel():
                     continue
                 dense = (tensor.cpu() if tensor.is_cuda and not self.takes_devices else tensor).contiguous()
-                dist.broadcast(dense.view(-1).view(torch.uint8), self._ranks[source], group=self._group)
+                told, sender = dense.view(-1).view(torch.uint8), self._ranks[source]
+                self._begun(told, partial(self._broadcast, told, sender))()
                 if dense is not tensor:
                     tensor.copy_(dense)
+
+    def _broadcast(self, told: Tensor, sender: int) -> Sequence[Any]:
+        return [dist.broadcast(told, sender, group=self._group, async_op=True)]
 
     def all_gather_text(self, text: str) -> list[str]:
         with self._translated():
@@ -276,30 +283,48 @@ class ProcessGroupTransport:
     def close(self) -> None:
         for part in self._parts:
             part.close()
-        if self._group is not None and not self._broken and dist.is_initialized():
+        if self._group is not None and not self._communicator.aborted and dist.is_initialized():
             dist.destroy_process_group(self._group)
             # Freed here and now: as garbage it could be collected in a forked child, where its threads do not exist, or
             # while the interpreter is taken down, where the engine has been seen to abort.
         self._group = None
-
-    def _abort(self) -> None:
-        """Give up on what is under way on devices, here and now, and never wait for those who are gone."""
-        if self.takes_devices and self._group not in (None, dist.group.WORLD) and not self._broken:
-            self._broken = True
-            _abort(self._group)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
         except (RuntimeError, ValueError) as failure:
-            self._abort()
-            raise PeerLost(
-                f"the group broke while rank {self.rank} of {self.world} waited for an answer: another worker ended, "
-                "failed, or could not be reached. Its own output says why. Where it merely ended its session, stop all "
-                "ranks together: session.ask_to_stop(). Ranks that ran out of data at different times need "
-                f"`with session.epoch():` around the loop over batches. ({failure})"
-            ) from failure
+            if self.takes_devices:
+                self._communicator.abort()
+            raise _broke(self.rank, self.world, str(failure)) from failure
+
+
+class MeetingPeers:
+    """All ranks, as far as the meeting at which they joined hears who leaves."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank, self._world = rank, world
+
+    def hung_up(self) -> bool:
+        return bool(gone())
+
+    def break_off(self, why: str) -> NoReturn:
+        raise _broke(self._rank, self._world, f"{who} has left" if (who := gone()) else why)
+
+
+def _broke(rank: int, world: int, why: str) -> PeerLost:
+    return PeerLost(
+        f"the group broke while rank {rank} of {world} waited for an answer: another worker ended, "
+        "failed, or could not be reached. Its own output says why. Where it merely ended its session, stop all "
+        "ranks together: session.ask_to_stop(). Ranks that ran out of data at different times need "
+        f"`with session.epoch():` around the loop over batches. ({why})"
+    )
+
+
+def _abort(group: Any) -> None:
+    """Never the default group, which is the user's; torch has no public name for it."""
+    if group is not dist.group.WORLD:
+        dist.distributed_c10d._abort_process_group(group)
 
 
 def _is_nccl(group: Any) -> bool:

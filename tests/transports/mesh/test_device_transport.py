@@ -19,11 +19,12 @@ from gossamer.compressors.hierarchical import Hierarchical
 from gossamer.core.layout import FlatTensors
 from gossamer.core.op_semantics import answer_all
 from gossamer.core.ops import AllGather, AllReduceMean, Coalesced, CollectiveOp, InGroup
+from gossamer.errors import PeerLost
 from gossamer.kernels.library import library
 from gossamer.runtime.runner import run_script
 from gossamer.transports.mesh import device_transport
 from gossamer.transports.mesh.collective_preference import prefer_collective
-from gossamer.transports.mesh.device_transport import DeviceTransport, takes_devices
+from gossamer.transports.mesh.device_transport import DeviceTransport, chooses, device_engine
 from gossamer.transports.mesh.engine_selector import EngineSelector
 from gossamer.transports.mesh.link_measurement import Links
 from gossamer.transports.mesh.transport import MeshTransport, mesh_transport
@@ -44,6 +45,17 @@ class Engine:
     def __init__(self, inner: Any, asked: list[Any]) -> None:
         self.inner, self.asked = inner, asked
         self.rank, self.world, self.links = inner.rank, inner.world, ""
+        self.peers: Any = None
+        self.closed = 0
+
+    def serves(self, op: CollectiveOp, whole: bool) -> bool:
+        return True
+
+    def watched_by(self, peers: Any) -> None:
+        self.peers = peers
+
+    def close(self) -> None:
+        self.closed += 1
 
     def begin(self, op: CollectiveOp) -> Any:
         self.asked.append(op.names())
@@ -157,7 +169,7 @@ def test_the_links_of_a_run_bring_its_choice_back() -> None:
     with Group(2) as group:
         mesh = group.transports[0]
         mesh.links = Links.of(mesh.links.replace('"ways": []', '"ways": [[1.0, 2.0], [3.0, 4.0]]')).text
-        chosen = DeviceTransport.of(mesh, group.engines[0], torch.device("cpu"), ("a", "a"))
+        chosen = DeviceTransport.of(mesh, Engine(group.engines[0], []), torch.device("cpu"), ("a", "a"))
         assert Links.of(chosen.links).ways == ((1.0, 2.0), (3.0, 4.0)), "what is known is not timed again"
         chosen.links = chosen.links.replace("[[1.0, 2.0], [3.0, 4.0]]", "[[9.0, 9.0], [1.0, 1.0]]")
         assert Links.of(chosen.links).ways == ((9.0, 9.0), (1.0, 1.0))
@@ -183,6 +195,38 @@ def test_a_hierarchy_asks_the_engine_within_its_nodes_and_the_mesh_between_them(
         assert torch.equal(mine, theirs.mean)
 
 
+def test_what_the_engine_does_not_serve_goes_by_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ways([FAST, SLOW], world=2) as (group, asked):
+        monkeypatch.setattr(Engine, "serves", lambda self, op, whole: whole and isinstance(op, AllReduceMean))
+        means = group.answers([AllReduceMean(whole(rank)) for rank in range(2)])
+        assert torch.equal(means[0], (whole(0) + whole(1)) / 2)
+        found = group.answers([AllGather((whole(rank),)) for rank in range(2)])
+        assert same(found[0], [(whole(rank),) for rank in range(2)])
+        alone = [InGroup((rank,), AllReduceMean(whole(rank))) for rank in range(2)]
+        assert all(map(torch.equal, group.answers(alone), answer_all(alone)))
+        assert asked == [[{"Mean"}], [{"Mean"}]]
+
+
+def test_the_engine_hears_of_peers_by_the_mesh_and_both_are_left_the_mesh_first() -> None:
+    with ways([FAST, SLOW], world=2) as (group, _):
+        for transport in group.transports:
+            assert transport._engine.peers is transport._mesh.peers
+        told = group.all(
+            lambda rank: (
+                group.transports[rank].deliver({1: torch.ones(3, dtype=torch.uint8)}, {})
+                if rank == 0
+                else group.transports[rank].deliver({}, {0: 3})
+            )
+        )
+        assert told[1][0].tolist() == [1, 1, 1]
+        first, second = group.transports
+        first.close("the view is over")
+        assert first._engine.closed == 1
+        assert second._mesh.peers.hung_up()
+        with pytest.raises(PeerLost, match="the view is over"):
+            first._mesh.peers.hung_up()
+
+
 # -- how a group comes to it ------------------------------------------------------------------------------------------
 
 
@@ -194,7 +238,6 @@ def made(kinds: Sequence[str], wish: str = "auto", takes: bool = True) -> list[A
         for engine in engines:
             engine.takes_devices = takes  # type: ignore[misc]
             engine.all_gather_text = engine.inner.all_gather_text  # type: ignore[attr-defined]
-            engine.close = engine.inner.close  # type: ignore[attr-defined]
         with ThreadPoolExecutor(2) as pool:
             tickets = [
                 pool.submit(mesh_transport, engine, "127.0.0.1", wish, None, torch.device(kind))  # type: ignore[arg-type]
@@ -225,5 +268,12 @@ def test_where_the_engine_is_asked_for_it_is_alone_and_on_processors_nothing_is_
     assert not any(each._staged.takes(()) for each in made(["cpu", "cpu"]))
 
 
+def test_there_is_a_choice_where_all_have_a_device_and_no_collective_is_named() -> None:
+    assert chooses("auto", ("cuda", "cuda"))
+    assert not chooses("ring", ("cuda", "cuda"))
+    assert not chooses("auto", ("cuda", "cpu"))
+    assert not chooses("auto", ())
+
+
 def test_an_engine_that_does_not_say_takes_no_devices() -> None:
-    assert not takes_devices(SimulatedGroup(1).transports[0])
+    assert device_engine(SimulatedGroup(1).transports[0]) is None

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from gossamer.errors import MismatchError
+from gossamer.errors import MismatchError, PeerLost
 from gossamer.kernels.library import library
+from gossamer.transports.mesh import last_words
 from gossamer.transports.mesh.native_mesh import Mesh
 from gossamer.transports.mesh.program import CODES, FORMATS, Does, Program, Row
 from gossamer.transports.mesh.stall_watchdog import StallTimeouts
@@ -71,6 +72,23 @@ def test_a_message_beyond_the_last_one_is_refused(peers: Peers, does: Does, mess
     with pytest.raises(MismatchError, match="rank 1 issued another collective"):
         peers.mesh.wait(op)
     assert not x.any()
+
+
+def test_what_a_peer_said_is_no_mismatch_once_the_mesh_was_closed_by_another_thread(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have been its last words, and cannot be read any more."""
+
+    def cannot_be_read(*_: object) -> str:
+        peers.mesh.close("another view was made")
+        return ""
+
+    monkeypatch.setattr(last_words, "waiting", cannot_be_read)
+    x = torch.zeros(4)
+    op = peers.mesh.begin(taking(Does.ADD, [1], x.nbytes), [x.data_ptr()], x)
+    peers.says(1, message=7)
+    with pytest.raises(PeerLost, match="another view was made"):
+        peers.mesh.wait(op)
 
 
 def test_a_summand_that_comes_twice_is_refused(peers: Peers) -> None:

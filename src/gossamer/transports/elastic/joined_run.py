@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -15,14 +16,17 @@ from gossamer.environment.wait_timeout import timeout_seconds
 from gossamer.errors import AttachError, ConnectError, PeerLost
 from gossamer.membership.view import View
 from gossamer.transports.elastic.agent import MembershipAgent, read_address
+from gossamer.transports.elastic.change import Group
 from gossamer.transports.elastic.door import Door
+from gossamer.transports.elastic.nccl_group import nccl_group
 from gossamer.transports.elastic.transport import ElasticTransport
+from gossamer.transports.elastic.view_engines import ViewEngines
 from gossamer.transports.mesh.connect import shut_down
+from gossamer.transports.mesh.device_transport import chooses
 from gossamer.transports.mesh.greeter import MembersUnreached
 from gossamer.transports.mesh.link_measurement import Links
 from gossamer.transports.mesh.sealing import LinksKeys, agree, mesh_tls
 from gossamer.transports.mesh.standalone import standalone_mesh
-from gossamer.transports.mesh.transport import MeshTransport
 from gossamer.transports.rpc.sockets import Tls
 
 COORDINATOR = "GOSSAMER_COORDINATOR"
@@ -94,15 +98,17 @@ class JoinedRun:
                 "gossamer run --workers 4."
             )
 
-        def connect(view: View) -> MeshTransport:
-            return self._connect(view, wish, device)
+        engines = ViewEngines(device, own_address(), nccl_group)
+
+        def connect(view: View) -> Group:
+            return self._connect(view, wish, device, engines)
 
         self._transport = ElasticTransport(self.agent, connect, self.first, self._seconds)
         if self._over >= 0:
             self._transport.view_over(self._over)
         return self._transport
 
-    def _connect(self, view: View, wish: str, device: torch.device) -> MeshTransport:
+    def _connect(self, view: View, wish: str, device: torch.device, engines: ViewEngines) -> Group:
         if self._is_over(view):
             raise PeerLost("another view was made")
         rank, members = view.rank_of(self.agent.number), tuple(member.number for member in view.members)
@@ -113,7 +119,9 @@ class JoinedRun:
                 shut_down(sockets)
             keys = self._keys(view, rank, sockets)
             known = self._known(members)
-            group = standalone_mesh(rank, sockets, wish, known, says=rank == 0, keys=keys, device=device)
+            mesh = standalone_mesh(rank, sockets, wish, known, says=rank == 0, keys=keys, device=device)
+            chosen = keys is None and mesh.world > 1 and chooses(wish, mesh.devices)
+            group: Group = engines.beside(mesh) if chosen else mesh
         finally:
             self._connecting = ()
         self._measured = members, Links.of(group.links)
@@ -135,7 +143,7 @@ class JoinedRun:
         if self._measured is None or not set(members) <= set(self._measured[0]):
             return None
         before, links = self._measured
-        return links.among([before.index(member) for member in members])
+        return replace(links.among([before.index(member) for member in members]), ways=links.ways)
 
     def _is_over(self, view: View) -> bool:
         return view.number // 2 <= self._over  # its number counts the stages in which members connect

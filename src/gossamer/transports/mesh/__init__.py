@@ -12,6 +12,7 @@ engine_selector      which of the two takes an operation
 program              what one rank does, message by message, for an operation
 native_mesh          the compiled loops over all connections: begin, wait, make progress, close
 last_words           what a rank that hangs up tells the others: who is gone
+hang_ups             which peers have hung up, though nobody waits for them
 connect              connections between all ranks of a process group, authenticated
 greeting             the mutual challenge-response by which two ends know each other
 greeter              one listening socket: greets all members of a meeting, and drops strangers

@@ -6,7 +6,7 @@ The engine's part has not run on GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,23 +16,37 @@ from torch import Tensor
 from gossamer.core.ops import Coalesced, CollectiveOp, InGroup
 from gossamer.runtime.transport import Transport
 from gossamer.transports.mesh.collective_selector import AUTO, ENGINE
-from gossamer.transports.mesh.engine_selector import EngineSelector, Nodes, measured_ways
+from gossamer.transports.mesh.engine_selector import EngineSelector, Nodes, OperationsOnDevices, measured_ways
 from gossamer.transports.mesh.link_measurement import Links
 from gossamer.transports.mesh.operations import SimpleOp, Wait, is_here
 from gossamer.transports.mesh.program import Ranks
+from gossamer.transports.peer_watch import Peers
 
 
 @runtime_checkable
-class DeviceEngine(Protocol):
-    """An engine that says whether it moves tensors between devices itself."""
+class DeviceEngine(OperationsOnDevices, Protocol):
+    """An engine that says whether it moves tensors between devices itself, and how its operations hear of a loss."""
 
     @property
     def takes_devices(self) -> bool: ...
 
+    def serves(self, op: SimpleOp, whole: bool) -> bool:
+        """Whether it has this operation, of all ranks or of some: the same on all ranks."""
 
-def takes_devices(engine: Transport) -> bool:
-    """Whether an engine moves tensors between devices itself: the same on all ranks."""
-    return isinstance(engine, DeviceEngine) and engine.takes_devices
+    def watched_by(self, peers: Peers) -> None:
+        """From now on its operations end when one of these is gone."""
+
+    def close(self) -> None: ...
+
+
+def chooses(wish: str, devices: Sequence[str]) -> bool:
+    """Whether a group takes an engine where that is faster. devices: by rank, the kinds of all."""
+    return wish == AUTO and bool(devices) and "cpu" not in devices
+
+
+def device_engine(engine: object) -> DeviceEngine | None:
+    """An engine that moves tensors between devices itself, the same on all ranks; None for others."""
+    return engine if isinstance(engine, DeviceEngine) and engine.takes_devices else None
 
 
 class StagingMesh(Transport, Protocol):
@@ -40,22 +54,28 @@ class StagingMesh(Transport, Protocol):
 
     @property
     def known_links(self) -> Links: ...
+    @property
+    def peers(self) -> Peers: ...
     def pass_over(self) -> None: ...
+    def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]: ...
+    def close(self, why: str = "") -> None: ...
     def prefer(self, wish: str) -> None: ...
 
 
 class DeviceTransport:
     """Of a group that all have a device. pick: whether the engine answers, by the mesh's links as they are now."""
 
-    def __init__(self, mesh: StagingMesh, engine: Transport, pick: Callable[[Links], EngineSelector]) -> None:
+    def __init__(self, mesh: StagingMesh, engine: DeviceEngine, pick: Callable[[Links], EngineSelector]) -> None:
         self._mesh, self._engine, self._pick, self._wish = mesh, engine, pick, AUTO
         self.rank, self.world = mesh.rank, mesh.world
         self._everyone: Ranks = tuple(range(mesh.world))
+        engine.watched_by(mesh.peers)
 
     @classmethod
-    def of(cls, mesh: StagingMesh, engine: Transport, device: torch.device, nodes: Nodes) -> DeviceTransport:
-        """Of a mesh and the engine that made it; times both, unless the mesh's links say what that came to. All ranks
-        call it."""
+    def of(cls, mesh: StagingMesh, engine: DeviceEngine, device: torch.device, nodes: Nodes) -> DeviceTransport:
+        """Of a mesh and an engine beside it; times both, unless the mesh's links say what that came to. All ranks call
+        it."""
+        engine.watched_by(mesh.peers)
         if not mesh.known_links.ways:
             mesh.links = replace(mesh.known_links, ways=measured_ways(mesh, engine, device, nodes)).text
         return cls(mesh, engine, lambda links: EngineSelector(links.ways, nodes))
@@ -78,13 +98,15 @@ class DeviceTransport:
 
     def _choose(self, op: SimpleOp, ranks: Ranks) -> Wait:
         whole = len(ranks) == self.world
-        way = self._engine if self._by_engine(op, ranks) else self._mesh
+        way: OperationsOnDevices = self._engine if self._by_engine(op, ranks) else self._mesh
         if way is self._engine and not whole and self._wish == AUTO:
             self._mesh.pass_over()  # other sub-groups may go by the mesh
         return way.begin(op if whole else InGroup(ranks, op))
 
     def _by_engine(self, op: SimpleOp, ranks: Ranks) -> bool:
         tensors = op.tensors()
+        if not self._engine.serves(op, whole=len(ranks) == self.world):
+            return False
         if self._wish != AUTO or is_here(tensors):
             return self._wish == ENGINE
         return self._pick(self._mesh.known_links)(sum(tensor.nbytes for tensor in tensors), ranks)
@@ -94,6 +116,9 @@ class DeviceTransport:
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         self._mesh.broadcast_(tensors, source)
+
+    def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
+        return self._mesh.deliver(told, heard)
 
     def all_gather_text(self, text: str) -> list[str]:
         return self._mesh.all_gather_text(text)
@@ -118,6 +143,7 @@ class DeviceTransport:
         self._mesh.prefer(wish)
         self._wish = wish
 
-    def close(self) -> None:
-        """Leave the group, by both ways."""
-        self._mesh.close()
+    def close(self, why: str = "") -> None:
+        """Leave the group, by both ways, as MeshTransport.close does. The mesh first: others wait for this rank."""
+        self._mesh.close(why)
+        self._engine.close()

@@ -10,17 +10,29 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from gossamer.core.ops import AllReduceMean
+from gossamer.core.ops import AllReduceMean, CollectiveOp
 from gossamer.runtime.transport import Transport
 from gossamer.transports.mesh.link_measurement import Matrix
+from gossamer.transports.mesh.operations import Wait
 from gossamer.transports.mesh.program import Ranks
 from gossamer.transports.staging.copies_for import copies_for
 
 SMALL_BYTES, LARGE_BYTES = 2**12, 2**20  # of the means that are timed
 TRIES = 3  # of which the fastest counts; the first may open connections
+
+
+class OperationsOnDevices(Protocol):
+    """What answers operations of tensors on devices."""
+
+    world: int
+
+    def begin(self, op: CollectiveOp) -> Wait: ...
+    def answer(self, op: CollectiveOp) -> Any: ...
+
 
 Nodes = tuple[str, ...]  # by rank: the machine that it runs on
 
@@ -53,7 +65,7 @@ def seconds_of(nbytes: int, timed: Sequence[float]) -> float:
 
 def measured_ways(
     mesh: Transport,
-    engine: Transport,
+    engine: OperationsOnDevices,
     device: torch.device,
     nodes: Nodes,
     clock: Callable[[], float] = time.perf_counter,
@@ -74,7 +86,9 @@ def measured_ways(
     return tuple(tuple(max(theirs[row][size] for theirs in told) for size in (0, 1)) for row in rows)
 
 
-def _seconds(way: Transport, device: torch.device, nbytes: int, group: Ranks, clock: Callable[[], float]) -> float:
+def _seconds(
+    way: OperationsOnDevices, device: torch.device, nbytes: int, group: Ranks, clock: Callable[[], float]
+) -> float:
     x = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
     op = AllReduceMean(x, x)
     taken = []

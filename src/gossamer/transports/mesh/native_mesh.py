@@ -15,11 +15,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import NoReturn
 
 from gossamer.errors import MismatchError, PeerLost
 from gossamer.kernels.library import Count, Function, Pointer, library
 from gossamer.runtime import flight_recorder
 from gossamer.transports.mesh import last_words
+from gossamer.transports.mesh.hang_ups import hung_up
 from gossamer.transports.mesh.program import Program
 from gossamer.transports.mesh.sealing import LinksKeys, cipher_functions
 from gossamer.transports.mesh.shared_memory import Memories
@@ -141,6 +143,7 @@ class Mesh:
         if answer == MISMATCH and not self.sealed and (told := last_words.waiting(self._sockets, self._peer.value)):
             raise PeerLost(told)
         if answer == MISMATCH:
+            self._refuse_closed()  # by another thread meanwhile, before the words could be read that had come
             raise MismatchError(
                 f"rank {self._peer.value} issued another collective than rank {self.rank} as operation {op}: other "
                 "tensors, other sizes, or another order. All ranks must run the same program with the same recipe: "
@@ -199,6 +202,18 @@ class Mesh:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise PeerLost(self._why)
+
+    def hung_up(self) -> list[int]:
+        """Ranks that have hung up, though no operation waits for them. Raises PeerLost where this one has."""
+        with self._running:  # or numbers of sockets could be another file's
+            self._refuse_closed()
+            return hung_up(self._sockets)
+
+    def break_off(self, why: str) -> NoReturn:
+        """Raise PeerLost for a peer that has hung up, as an operation does that waits for it; else for `why`. Nothing
+        else may be heard afterwards."""
+        gone = self.hung_up()
+        raise PeerLost(self._cause(gone[0], 0) if gone else why)
 
     def _cause(self, gone: int, error: int) -> str:
         why = os.strerror(error) if error > 0 else "it closed the connection"

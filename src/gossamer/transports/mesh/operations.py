@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -171,6 +171,16 @@ class MeshOperations:
             return answer()
 
         return wait
+
+    def hung_up(self) -> bool:
+        """Whether a peer has hung up, though nothing here waits for it. Raises PeerLost where this rank has."""
+        with self._translated():
+            return bool(self.mesh.hung_up())
+
+    def break_off(self, why: str) -> NoReturn:
+        """Hang up and raise PeerLost, as an operation does that finds a peer gone; where none is, for `why`."""
+        with self._translated():
+            self.mesh.break_off(why)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -55,7 +55,7 @@ def standalone_mesh(
         links = known or (measured(mesh, sockets, texts) if mesh.world > 1 else _unknown(1))
         tell_links(mesh, sockets, processes, links)
         operations = MeshOperations(mesh, CollectiveSelector(wish, links, says=says))
-        return MeshTransport(operations, MeshFallback(operations), staged_for(operations, device, devices))
+        return MeshTransport(operations, MeshFallback(operations), staged_for(operations, device, devices), devices)
     except BaseException:
         if mesh is not None:
             mesh.close()

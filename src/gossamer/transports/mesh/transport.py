@@ -19,7 +19,7 @@ from gossamer.runtime.transport import Transport
 from gossamer.transports.mesh.collective_preference import prefer_collective
 from gossamer.transports.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
 from gossamer.transports.mesh.connect import connect
-from gossamer.transports.mesh.device_transport import DeviceTransport, takes_devices
+from gossamer.transports.mesh.device_transport import DeviceTransport, chooses, device_engine
 from gossamer.transports.mesh.engine_selector import nodes_of
 from gossamer.transports.mesh.link_measurement import Links, measure
 from gossamer.transports.mesh.link_statistics import declared, heard, tell_links
@@ -30,6 +30,7 @@ from gossamer.transports.mesh.shared_memory import share
 from gossamer.transports.mesh.staged_operations import CPU, StagedOperations
 from gossamer.transports.mesh.stall_watchdog import requested_timeouts
 from gossamer.transports.mesh.tcp_info import packets
+from gossamer.transports.peer_watch import Peers
 from gossamer.transports.staging.chunk_tables import PART_CHUNKS
 
 
@@ -65,8 +66,8 @@ def mesh_transport(
     pick = CollectiveSelector(wish, links, says=engine.rank == 0)
     operations = MeshOperations(mesh, pick, advice(engine.rank))
     made = MeshTransport(operations, fallback, staged_for(operations, device, devices))
-    both = wish == AUTO and CPU.type not in devices and takes_devices(engine)
-    return DeviceTransport.of(made, engine, device, nodes_of(processes)) if both else made
+    beside = device_engine(engine) if chooses(wish, devices) else None
+    return made if beside is None else DeviceTransport.of(made, beside, device, nodes_of(processes))
 
 
 def staged_for(operations: MeshOperations, device: torch.device, devices: Sequence[str]) -> StagedOperations:
@@ -135,10 +136,17 @@ class EngineFallback:
 class MeshTransport:
     """Collective operations over a mesh, and by a fallback what its compiled loops do not serve.
 
-    staged: for tensors of a device, where it is not as usual.
+    staged: for tensors of a device, where it is not as usual; devices: by rank, the kinds of all, where they are known.
     """
 
-    def __init__(self, operations: MeshOperations, fallback: Fallback, staged: StagedOperations | None = None) -> None:
+    def __init__(
+        self,
+        operations: MeshOperations,
+        fallback: Fallback,
+        staged: StagedOperations | None = None,
+        devices: Sequence[str] = (),
+    ) -> None:
+        self.devices = tuple(devices)
         self._operations, self._fallback, self._mesh = operations, fallback, operations.mesh
         self._staged = staged or StagedOperations(operations)
         self._parts: list[Transport] = []
@@ -191,6 +199,11 @@ class MeshTransport:
         known = self._operations.pick.links.among(range(first, first + size))
         self._parts.append(self._fallback.part(size, known))
         return self._parts[-1]
+
+    @property
+    def peers(self) -> Peers:
+        """All others, as the connections know of them without an operation."""
+        return self._operations
 
     @property
     def known_links(self) -> Links:
