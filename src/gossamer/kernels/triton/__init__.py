@@ -17,7 +17,9 @@ What these stand on, from the host's side and within a kernel:
 launch, status                          how kernels are started; what they found wrong, read once
 block_table, tiling, spans, factor_table   where blocks, tensors and matrices lie, copied to a device once
 decoding, stacking                      checks and sums of payloads; payloads as rows of one buffer
-radix, compaction, momentum, wanted     thresholds; what is above them, in order; what momentum offers; w and magnitudes
+sampling, candidates                    a bound that the k largest reach, guessed; what reaches it, gathered in one pass
+radix, compaction, remainder            thresholds; what is above them, in order; what is left then
+momentum, wanted                        what momentum offers; w and magnitudes
 rows, packing, noise, arithmetic        a program's blocks; codes to bytes; rounding right on average; sums by halves
 """
 
