@@ -42,8 +42,15 @@ def _count(
         key = magnitude(seen(x, before, values, start, within, length, kept))
         larger += (inside & (key > threshold)).to(tl.int32)
         equal += (inside & (key == threshold)).to(tl.int32)
-    tl.store(numbers + number + 1, tl.sum(larger, 0))
-    tl.store(numbers + blocks + number + 2, tl.sum(equal, 0))
+    tl.store(numbers + number, tl.sum(larger, 0))
+    tl.store(numbers + blocks + number, tl.sum(equal, 0))
+
+
+@triton.jit
+def _between(sums, first, end):
+    """The sum from `first` to before `end`. sums: of all up to each one, and with it."""
+    until_end = tl.load(sums + end - 1, mask=end > 0, other=0)
+    return until_end - tl.load(sums + first - 1, mask=first > 0, other=0)
 
 
 @triton.jit
@@ -56,9 +63,8 @@ def _take(
     start, length, kept = _own(found, counts, rooms, starts, lengths, run_starts, run_lengths, number, owner)
     length = tl.where(tl.load(status) == 0, length, 0)  # else nothing is written
     threshold, need, first_block = tl.load(thresholds + owner), tl.load(needs + owner), tl.load(first_blocks + owner)
-    above, equals = sums, sums + blocks + 1
-    larger_before = tl.load(above + number) - tl.load(above + first_block)
-    equals_before = tl.load(equals + number) - tl.load(equals + first_block)
+    larger_before = _between(sums, first_block, number)
+    equals_before = _between(sums + blocks, first_block, number)
     for first in range(0, length, tile):
         within = first + tl.arange(0, tile)
         inside = within < length
@@ -93,7 +99,7 @@ class Chosen:
         """
         candidates, spans, blocks = self.candidates, self.candidates.spans, self.candidates.spans.blocks
         own = blocks.starts, blocks.lengths, blocks.owners, candidates.starts, candidates.lengths
-        numbers = torch.zeros(2, len(blocks) + 1, dtype=torch.int32, device=places.device)
+        numbers = torch.empty(2, len(blocks), dtype=torch.int32, device=places.device)
         ends = torch.zeros_like(self.needs)
         grid = (len(blocks),)
         _count[grid](*candidates.arguments, *own, self.thresholds, numbers, len(blocks), tile=TILE, **EXACT)
