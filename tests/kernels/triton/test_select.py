@@ -91,6 +91,19 @@ def test_largest_of_other_types(dtype: torch.dtype, mode: str) -> None:
     check_largest(x.to(dtype), SIZES, COUNTS, mode, data(len(x), "normal", 4).to(torch.promote_types(dtype, x.dtype)))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_denormal_numbers_of_bfloat16(mode: str) -> None:
+    x, before = data(sum(SIZES), "denormal", 15).bfloat16(), data(sum(SIZES), "denormal", 16)
+    assert x.float().any()
+    check_largest(x, SIZES, COUNTS, mode, before)
+    check(
+        lambda owed: momentum_of(select.largest_with_momentum, x, 0.9, owed, "apart"),
+        lambda owed: momentum_of(truth.largest_with_momentum, x, 0.9, owed, "apart"),
+        "apart",
+        before,
+    )
+
+
 @pytest.mark.parametrize("counts", [[0], [1], [1000], [99_999], [100_000]], ids=str)
 def test_largest_of_many(counts: list[int]) -> None:
     x = data(100_000, "ties", 5)

@@ -32,6 +32,7 @@ from gossamer.kernels.triton.remainder import leave
 from gossamer.kernels.triton.sampling import bounds
 from gossamer.kernels.triton.spans import Spans, span, spans
 from gossamer.kernels.triton.status import expect_finite, fresh
+from gossamer.kernels.triton.tiling import raw
 
 NAN = 0x7FFFFFFF  # a magnitude that is above those of all numbers
 
@@ -43,7 +44,7 @@ def largest(
     lying = spans(len(x), sizes, counts, x.device) if _serves(x, residual) else None
     if lying is None:
         return select.largest(x, sizes, counts, residual)
-    return _largest(x, lying, residual)
+    return _largest(raw(x), lying, residual)
 
 
 def largest_with_momentum(
@@ -74,7 +75,7 @@ def above(x: Tensor, threshold: float, room: int, residual: Residual | None = No
         return select.above(x, threshold, room, residual)
     lying, status, least = span(len(x), room, x.device), fresh(x.device), _magnitude(threshold)
     limit, bound = (torch.full_like(status, each) for each in (least, min(least + 1, NAN)))
-    candidates = gathered(x, _owed(residual), lying, bound, status)
+    candidates = gathered(raw(x), _owed(residual), lying, bound, status)
     wrong, found = torch.cat((status, candidates.found)).tolist()
     if wrong:
         expect_finite(status)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gossamer.kernels.triton.rows import widened
+
 INFINITE: tl.constexpr = tl.constexpr(0x7F800000)  # the magnitude of infinity; NaN's are above it
 
 
 @triton.jit
 def wanted(x, before, place, inside, owes: tl.constexpr):
     """w = x + before in float32, rounded once; x where nothing is owed. Zero where not `inside`."""
-    number = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    number = widened(tl.load(x + place, mask=inside, other=0))
     if owes:
         number = number + tl.load(before + place, mask=inside, other=0.0)
     return number
