@@ -18,8 +18,12 @@ def owed() -> Residual:
 
 CASES = [
     *[
-        lambda dtype=dtype, residual=residual: select.largest(torch.zeros(N, dtype=dtype), [7, N - 7], [0, 5], residual)
-        for dtype, residual in product([torch.float32, torch.bfloat16, torch.float16], [None, owed()])
+        lambda dtype=dtype, sizes=sizes, residual=residual: select.largest(
+            torch.zeros(N, dtype=dtype), sizes, [5] * len(sizes), residual
+        )
+        for dtype, (sizes, residual) in product(
+            [torch.float32, torch.bfloat16, torch.float16], [([7, N - 7], None), ([N], owed())]
+        )
     ],
     *[
         lambda nesterov=nesterov: select.largest_with_momentum(

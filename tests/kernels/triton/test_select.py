@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="the extra gpu is not installed")
+
+from support import memory_traffic
+from triton import knobs
 
 from gossamer.errors import NotFinite
 from gossamer.kernels.reference import select as truth
@@ -32,6 +36,7 @@ SIZES = [7, 0, 1, 65, 0, 9000, 64]
 COUNTS = [7, 0, 1, 10, 0, 700, 0]
 MODES = ["nothing owed", "apart", "in place"]
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
+interpreted = pytest.mark.skipif(not knobs.runtime.interpret, reason="counts what the interpreter reads and writes")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -86,10 +91,41 @@ def test_largest_of_other_types(dtype: torch.dtype, mode: str) -> None:
     check_largest(x.to(dtype), SIZES, COUNTS, mode, data(len(x), "normal", 4).to(torch.promote_types(dtype, x.dtype)))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_denormal_numbers_of_bfloat16(mode: str) -> None:
+    x, before = data(sum(SIZES), "denormal", 15).bfloat16(), data(sum(SIZES), "denormal", 16)
+    assert x.float().any()
+    check_largest(x, SIZES, COUNTS, mode, before)
+    check(
+        lambda owed: momentum_of(select.largest_with_momentum, x, 0.9, owed, "apart"),
+        lambda owed: momentum_of(truth.largest_with_momentum, x, 0.9, owed, "apart"),
+        "apart",
+        before,
+    )
+
+
 @pytest.mark.parametrize("counts", [[0], [1], [1000], [99_999], [100_000]], ids=str)
 def test_largest_of_many(counts: list[int]) -> None:
     x = data(100_000, "ties", 5)
     check_largest(x, [100_000], counts, "nothing owed", x)
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "mostly -0.0"])
+@pytest.mark.parametrize("n", [0, 1, 7, 64, 65])
+def test_largest_of_few(n: int, kind: str) -> None:
+    x = data(n, kind, 12)
+    for count in {0, min(n, 1), n // 3, max(n - 1, 0), n}:
+        check_largest(x, [n], [count], "apart", x.flip(0))
+
+
+@pytest.mark.parametrize("equals", [100, 400, 15_000])
+def test_more_entries_are_equal_to_the_last_one_than_travel(equals: int) -> None:
+    """Few of them are candidates; of many all entries are looked at."""
+    x = data(20_000, "normal", 13) * 0.1
+    x[1 :: 20_000 // equals][:equals] = -1.0
+    x[::7][:60] = 3.0
+    for count in (60, 61, 159):
+        check_largest(x, [20_000], [count], "in place", torch.zeros_like(x))
 
 
 def test_many_small_tensors() -> None:
@@ -224,6 +260,28 @@ def test_what_is_not_finite_is_refused_and_nothing_is_lost(bad: float, mode: str
         assert mine is None or mode == "in place" or same_bits(mine.after, torch.full((n,), 7.0))
 
 
+class NumbersRead(TorchDispatchMode):
+    """Counts numbers of tensors that the host reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["normal", "zeros"])
+def test_the_host_reads_once_whether_all_is_finite_and_nothing_else(kind: str) -> None:
+    x, read = data(9000, kind, 14), []
+    for function in (select.largest, truth.largest):
+        with NumbersRead() as numbers:
+            function(x, [9000], [90], Residual(x, torch.empty_like(x)))
+        read.append(numbers.count)
+    assert read[0] == 1 < read[1]
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # the interpreter's, of what is tested
 def test_sums_that_leave_the_range_are_refused() -> None:
     x = torch.full((100,), 3e38)
@@ -239,3 +297,76 @@ def test_sizes_that_do_not_fit_are_refused_as_by_plain_torch(sizes: list[int], c
     for function in (select.largest, truth.largest):
         with pytest.raises((ValueError, RuntimeError)):
             function(torch.ones(10), sizes, counts)
+
+
+def entries() -> dict[str, Tensor]:
+    """Of a selection of one in a hundred, and where it writes."""
+    n = 50_000
+    names = "x", "slow", "slow after", "before", "after"
+    return {name: data(n, "normal", seed) * (name in ("x", "before")) for seed, name in enumerate(names)}
+
+
+def largest_of(on: dict[str, Tensor]) -> None:
+    select.largest(on["x"], [len(on["x"])], [500], Residual(on["before"], on["after"]))
+
+
+def largest_of_x(on: dict[str, Tensor]) -> None:
+    select.largest(on["x"], [len(on["x"])], [500])
+
+
+def above_of(on: dict[str, Tensor]) -> None:
+    select.above(on["x"], 4.0, 1000, Residual(on["before"], on["after"]))
+
+
+def above_of_x(on: dict[str, Tensor]) -> None:
+    select.above(on["x"], 3.0, 1000)
+
+
+def with_momentum(on: dict[str, Tensor]) -> None:
+    slow, owed = Residual(on["slow"], on["slow after"]), Residual(on["before"], on["after"])
+    select.largest_with_momentum(on["x"], [len(on["x"])], [500], 0.9, slow, owed)
+
+
+def passes(call: Callable[[dict[str, Tensor]], None], on: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """How often kernels read and write every entry of each tensor, a sample and what is written of few left out."""
+    with memory_traffic.counted(on) as found:
+        call(on)
+    return {
+        name: (round(traffic.reads.mean() - 0.1), round(traffic.writes.mean() - 0.1))
+        for name, traffic in found.items()
+        if traffic.reads.any() or traffic.writes.any()
+    }
+
+
+TWICE = {"x": (2, 0), "before": (2, 0), "after": (0, 1)}
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("call", "due"),
+    [
+        (largest_of_x, {"x": (1, 0)}),
+        (largest_of, TWICE),
+        (above_of_x, {"x": (1, 0)}),
+        (above_of, TWICE),
+        (with_momentum, {"x": (1, 0), "slow": (1, 0), "slow after": (2, 1), "before": (2, 0), "after": (0, 1)}),
+    ],
+)
+def test_passes_over_memory(call: Callable[[dict[str, Tensor]], None], due: dict[str, tuple[int, int]]) -> None:
+    assert passes(call, entries()) == due
+
+
+@interpreted
+def test_passes_over_memory_where_candidates_are_not_complete() -> None:
+    """The count sees that a tensor is looked at once more for every digit, and by what orders."""
+    assert passes(largest_of, entries() | {"x": torch.ones(50_000), "before": torch.zeros(50_000)}) == {
+        "x": (7, 0),
+        "before": (7, 0),
+        "after": (0, 1),
+    }
+    zeros = torch.zeros(50_000)
+    assert passes(largest_of, entries() | {"x": zeros, "before": zeros.clone()}) == {
+        "x": (4, 0),
+        "before": (4, 0),
+        "after": (0, 1),
+    }

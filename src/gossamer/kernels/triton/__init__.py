@@ -18,8 +18,10 @@ launch, status                          how kernels are started; what they found
 block_table, tiling, spans, factor_table   where blocks, tensors and matrices lie, copied to a device once
 code_format, encoding, decoding         what codes are; blocks to payloads; checks and sums of payloads
 stacking                                payloads as rows of one buffer
-radix, compaction, momentum             thresholds; what is above them, in order; what momentum offers
-wanted, rows, packing, noise            w and magnitudes; a program's blocks; codes to bytes; rounding right on average
+sampling, candidates                    a bound that the k largest reach, guessed; what reaches it, gathered in one pass
+radix, compaction, remainder            thresholds; what is above them, in order; what is left then
+momentum, wanted                        what momentum offers; w and magnitudes
+rows, packing, noise                    a program's blocks; codes to bytes; rounding right on average
 """
 
 from gossamer.kernels.triton.factors import back_project, expand, project

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from gossamer.kernels.reference.residual import Residual
 from gossamer.kernels.triton.launch import EXACT, TILE, tiles
+from gossamer.kernels.triton.wanted import raw, widened
 
 
 @triton.jit
 def _accelerate(x, before, after, offered, rate, numel, nesterov: tl.constexpr, tile: tl.constexpr):
     place = tl.program_id(0) * tile + tl.arange(0, tile)
     inside = place < numel
-    number = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    number = widened(tl.load(x + place, mask=inside, other=0))
     speed = number + tl.load(before + place, mask=inside, other=0.0) * rate
     tl.store(after + place, speed, mask=inside)
     if nesterov:
@@ -27,6 +28,6 @@ def accelerate(x: Tensor, rate: float, momentum: Residual, *, nesterov: bool) ->
     offered = torch.empty_like(momentum.after) if nesterov else momentum.after
     if len(x):
         _accelerate[tiles(len(x))](
-            x, momentum.before, momentum.after, offered, float(rate), len(x), nesterov=nesterov, tile=TILE, **EXACT
+            raw(x), momentum.before, momentum.after, offered, float(rate), len(x), nesterov=nesterov, tile=TILE, **EXACT
         )
     return offered

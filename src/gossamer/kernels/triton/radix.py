@@ -1,8 +1,9 @@
 """Radix selection: the magnitude of the k-th largest entry of each tensor, digit by digit from the highest.
 
 A pass counts how often each value of a digit occurs among the entries whose higher digits are those of the k-th largest
-one, which tells its next digit. Counts are whole numbers, so that the order in which programs add them does not matter;
-how many passes there are depends on types only, and nothing is read on the host.
+one, which the counts of passes before tell. Counts are whole numbers, so that the order in which programs add them does
+not matter; how many passes there are is always the same, and nothing is read on the host. A pass goes over the
+candidates, and over all entries of tensors whose candidates do not tell. Where fewer than k count, the k-th is a zero.
 """
 
 from __future__ import annotations
@@ -12,61 +13,74 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gossamer.kernels.triton.candidates import Candidates, complete, fitting, seen
 from gossamer.kernels.triton.launch import EXACT
-from gossamer.kernels.triton.spans import WARPS, Spans
-from gossamer.kernels.triton.status import NOT_FINITE, report
-from gossamer.kernels.triton.wanted import INFINITE, magnitude, wanted
+from gossamer.kernels.triton.spans import WARPS
+from gossamer.kernels.triton.wanted import magnitude
 
-DIGITS = ((20, 11), (10, 10), (0, 10))  # (lowest bit, bits) of the 31 of a magnitude
-NARROW = DIGITS[:2]  # 16-bit numbers end before the last digit
-DEEPEST = 1 << max(bits for _, bits in DIGITS)
+BITS = 11  # of a digit
+DIGITS = 3  # hold the 31 bits of a magnitude
+
+
+@triton.jit
+def _narrowed(numbers, prefix, need, bits: tl.constexpr):
+    """The k-th largest is in the highest digit that, with those above it, has k entries; k less those above is left."""
+    digit = tl.arange(0, 1 << bits)
+    often = tl.load(numbers + digit)
+    above = tl.sum(often, 0) - tl.cumsum(often, 0)
+    chosen = tl.max(tl.where(above + often >= need, digit, 0), 0)
+    return (prefix << bits) | chosen, need - tl.sum(tl.where(digit == chosen, above, 0), 0)
 
 
 @triton.jit
 def _count_digits(
-    x, before, starts, lengths, owners, prefixes, digits, status,
-    owes: tl.constexpr, shift: tl.constexpr, bits: tl.constexpr, bit: tl.constexpr, block: tl.constexpr,
+    x, before, values, found, counts, rooms, first_rooms, bounds, starts, lengths, owners, blocks, numbers, tensors,
+    digit: tl.constexpr, digits: tl.constexpr, bits: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
+    """Of a block of all entries, or one of the room for candidates: which of both is looked at, and else left."""
     number = tl.program_id(0)
-    within, owner = tl.arange(0, block), tl.load(owners + number)
-    inside = within < tl.load(lengths + number)
-    key = magnitude(wanted(x, before if owes else None, tl.load(starts + number) + within, inside))
-    if shift + bits == 31:
-        report(status, key >= INFINITE, bit)
-    near = inside & ((key >> (shift + bits)) == tl.load(prefixes + owner))
-    found = tl.histogram((key >> shift) & ((1 << bits) - 1), 1 << bits, mask=near)
-    digit = tl.arange(0, 1 << bits)
-    tl.atomic_add(digits + (owner << bits) + digit, found, mask=found > 0, sem="relaxed")
+    owner, start, length, kept = tl.load(owners + number), tl.load(starts + number), 0, number >= blocks
+    all_but_zeros = (tl.load(bounds + owner) <= 1) & fitting(found, rooms, owner)
+    if kept == (complete(found, counts, rooms, owner) | all_but_zeros):
+        length = tl.load(lengths + number)
+        if kept:
+            length = tl.minimum(length, tl.load(found + owner) + tl.load(first_rooms + owner) - start)
+    if length > 0:
+        within = tl.arange(0, block)
+        key = magnitude(seen(x, before, values, start, within, length, kept))
+        rest = key >> ((digits - 1 - digit) * bits)
+        prefix, need = 0, tl.load(counts + owner)
+        for earlier in tl.static_range(digit):
+            prefix, need = _narrowed(numbers + ((earlier * tensors + owner) << bits), prefix, need, bits)
+        near = (within < length) & ((rest >> bits) == prefix)
+        often = tl.histogram(rest & ((1 << bits) - 1), 1 << bits, mask=near)
+        own = numbers + ((digit * tensors + owner) << bits)
+        tl.atomic_add(own + tl.arange(0, 1 << bits), often, mask=often > 0, sem="relaxed")
 
 
 @triton.jit
-def _narrow(digits, prefixes, needs, bits: tl.constexpr):
-    """The k-th largest is in the highest digit that, with those above it, has k entries; k less those above is left."""
+def _settle(numbers, counts, thresholds, needs, tensors, digits: tl.constexpr, bits: tl.constexpr):
     owner = tl.program_id(0)
-    digit = tl.arange(0, 1 << bits)
-    found = tl.load(digits + (owner << bits) + digit)
-    need = tl.load(needs + owner)
-    above = tl.sum(found, 0) - tl.cumsum(found, 0)
-    chosen = tl.max(tl.where(above + found >= need, digit, 0), 0)
-    tl.store(prefixes + owner, (tl.load(prefixes + owner) << bits) | chosen)
-    tl.store(needs + owner, need - tl.sum(tl.where(digit == chosen, above, 0), 0))
+    prefix, need = 0, tl.load(counts + owner)
+    for digit in tl.static_range(digits):
+        prefix, need = _narrowed(numbers + ((digit * tensors + owner) << bits), prefix, need, bits)
+    tl.store(thresholds + owner, prefix & 0x7FFFFFFF)
+    tl.store(needs + owner, need)
 
 
-def thresholds(x: Tensor, before: Tensor | None, spans: Spans, status: Tensor) -> tuple[Tensor, Tensor, int]:
-    """(tensors,) int32 twice: each k-th largest magnitude, and how many equal to it are among the k; and how many low
-    bits of the magnitudes, which are zero everywhere, are left out. Reports what is not finite.
+def thresholds(candidates: Candidates) -> tuple[Tensor, Tensor]:
+    """(tensors,) int32 twice: each k-th largest magnitude, and how many equal to it are among the k.
 
     Where k is zero, the magnitude is above all others.
     """
-    prefixes, needs = torch.zeros_like(spans.counts), spans.counts.clone()
-    table = spans.table
-    chosen = NARROW if before is None and x.dtype.itemsize == 2 else DIGITS
-    digits = torch.zeros(len(chosen), len(spans) * DEEPEST, dtype=torch.int32, device=x.device)
-    for row, (shift, bits) in zip(digits, chosen, strict=True):
-        _count_digits[(len(table),)](
-            x, x if before is None else before, table.starts, table.lengths, table.owners, prefixes, row, status,
-            owes=before is not None, shift=shift, bits=bits, bit=NOT_FINITE, block=table.block, num_warps=WARPS,
-            **EXACT,
+    spans, rows = candidates.spans, candidates.spans.rows
+    numbers = torch.zeros(DIGITS, len(spans), 1 << BITS, dtype=torch.int32, device=candidates.x.device)
+    for digit in range(DIGITS):
+        _count_digits[(len(rows),)](
+            *candidates.arguments, spans.first_rooms, candidates.bounds, rows.starts, rows.lengths, rows.owners,
+            len(spans.blocks), numbers, len(spans),
+            digit=digit, digits=DIGITS, bits=BITS, block=rows.block, num_warps=WARPS, **EXACT,
         )  # fmt: skip
-        _narrow[(len(spans),)](row, prefixes, needs, bits=bits, **EXACT)
-    return prefixes, needs, chosen[-1][0]
+    found, needs = torch.empty_like(spans.counts), torch.empty_like(spans.counts)
+    _settle[(len(spans),)](numbers, spans.counts, found, needs, len(spans), digits=DIGITS, bits=BITS, **EXACT)
+    return found, needs

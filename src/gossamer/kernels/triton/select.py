@@ -1,4 +1,15 @@
-"""Selection of the entries that travel, on a GPU: w is read a known number of times and never stored besides.
+"""Selection of the entries that travel, on a GPU: x is read once, and once more where something may be owed.
+
+- `largest` reads x and residual.before once to gather candidates, which are few, in room that follows from sizes and
+  counts; the k largest are found among these. It reads both once more to write residual.after: not before all is known
+  to be finite, as a residual in place could not be had back.
+- `above` does so, too. Where it finds more than it has room for it starts again as `largest`.
+- `largest_with_momentum` reads x and momentum.before once to write momentum.after, from which it goes on as from x;
+  with Nesterov's it writes that x.
+
+Beside these passes a sample is read, of 16384 entries of each tensor at most. Where its bound was a bad one, or more
+entries are equal to the k-th than there is room for, a tensor is read five times more; only twice more where these are
+zeros.
 
 What is not float32, bfloat16 or float16 with float32 residuals goes to plain torch, and so do sizes that do not fit.
 """
@@ -12,12 +23,18 @@ from torch import Tensor
 
 from gossamer.kernels.reference import select
 from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.triton.candidates import gathered
 from gossamer.kernels.triton.compaction import Chosen
 from gossamer.kernels.triton.launch import serves
 from gossamer.kernels.triton.momentum import accelerate
 from gossamer.kernels.triton.radix import thresholds
-from gossamer.kernels.triton.spans import Spans, spans
+from gossamer.kernels.triton.remainder import leave
+from gossamer.kernels.triton.sampling import bounds
+from gossamer.kernels.triton.spans import Spans, span, spans
 from gossamer.kernels.triton.status import expect_finite, fresh
+from gossamer.kernels.triton.wanted import raw
+
+NAN = 0x7FFFFFFF  # a magnitude that is above those of all numbers
 
 
 def largest(
@@ -27,7 +44,7 @@ def largest(
     lying = spans(len(x), sizes, counts, x.device) if _serves(x, residual) else None
     if lying is None:
         return select.largest(x, sizes, counts, residual)
-    return _largest(x, lying, residual)
+    return _largest(raw(x), lying, residual)
 
 
 def largest_with_momentum(
@@ -56,18 +73,17 @@ def above(x: Tensor, threshold: float, room: int, residual: Residual | None = No
     """As reference.select.above. The host reads at once how many entries there are and whether all is finite."""
     if room < 0 or not (_serves(x, residual) and len(x)):
         return select.above(x, threshold, room, residual)
-    lying = spans(len(x), [len(x)], [0], x.device)
-    assert lying is not None
-    status, least = fresh(x.device), torch.full((1,), _magnitude(threshold), dtype=torch.int32, device=x.device)
-    chosen = Chosen(lying, least, torch.zeros_like(least))
-    sums = chosen.sums(x, None if residual is None else residual.before, status)
-    wrong, found = torch.stack((status[0], sums[0, -1])).tolist()
+    lying, status, least = span(len(x), room, x.device), fresh(x.device), _magnitude(threshold)
+    limit, bound = (torch.full_like(status, each) for each in (least, min(least + 1, NAN)))
+    candidates = gathered(raw(x), _owed(residual), lying, bound, status)
+    wrong, found = torch.cat((status, candidates.found)).tolist()
     if wrong:
         expect_finite(status)
     if found > room:
         return largest(x, [len(x)], [room], residual)
     places, values = torch.empty(found, dtype=torch.int32, device=x.device), torch.zeros(room, device=x.device)
-    chosen.take(x, residual, sums, places, values, status)
+    chosen = Chosen(candidates, limit, torch.zeros_like(limit))
+    _write(chosen, residual, places, values, status)
     return places, values
 
 
@@ -78,19 +94,36 @@ def _largest(
     values = torch.empty(lying.total, device=x.device)
     if not len(x):
         return places, values
-    status, before = fresh(x.device), None if residual is None else residual.before
-    chosen = Chosen(lying, *thresholds(x, before, lying, status))
-    chosen.take(x, residual, chosen.sums(x, before, status), places, values, status, momentum)
+    status, owed = fresh(x.device), _owed(residual)
+    candidates = gathered(x, owed, lying, bounds(x, owed, lying), status)
+    _write(Chosen(candidates, *thresholds(candidates)), residual, places, values, status, momentum)
     expect_finite(status)
     return places, values
+
+
+def _write(
+    chosen: Chosen,
+    residual: Residual | None,
+    places: Tensor,
+    values: Tensor,
+    status: Tensor,
+    momentum: Tensor | None = None,
+) -> None:
+    ends = chosen.take(places, values, status)
+    if residual is not None:
+        leave(residual, chosen, ends, status, momentum)
 
 
 def _magnitude(threshold: float) -> int:
     """What `compaction` compares magnitudes with: all are above -1, and none is above that of NaN."""
     number = torch.tensor(threshold, dtype=torch.float32)
     if number.isnan():
-        return 0x7FFFFFFF
+        return NAN
     return -1 if number < 0 else int(number.abs().view(torch.int32))
+
+
+def _owed(residual: Residual | None) -> Tensor | None:
+    return None if residual is None else residual.before
 
 
 def _serves(x: Tensor, residual: Residual | None) -> bool:
