@@ -25,7 +25,7 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.bucketing import assign_buckets
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own
-from gossamer.reducer.step_report import NOBODY, Presence, StepReport, exchange_reports
+from gossamer.reducer.step_report import Presence, StepReport, exchange_reports
 from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.runtime.pipeline import Pipeline
 from gossamer.runtime.runner import simulate
@@ -127,7 +127,6 @@ def closing() -> StepTrailer:
         settings=0,
         steps=0,
         sample=0,
-        first_nonfinite=NOBODY,
         used=nothing,
         moved=nothing,
     )

@@ -30,7 +30,7 @@ from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.reduction import NO_INPUT, StepReduction, StepTrailer
-from gossamer.reducer.step_report import NOBODY, Presence, StepReport
+from gossamer.reducer.step_report import Presence, StepReport
 from gossamer.runtime import pipeline_tuner
 from gossamer.runtime.pipeline import DEPTH
 from gossamer.runtime.pipeline_tuner import TRIAL_DEPTHS, TRIAL_PERIOD, PipelineTuner
@@ -344,7 +344,6 @@ def closing(presence: Presence) -> StepTrailer:
         settings=0,
         steps=0,
         sample=0,
-        first_nonfinite=NOBODY,
         used=nothing,
         moved=nothing,
     )

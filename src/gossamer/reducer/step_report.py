@@ -47,9 +47,9 @@ class StepReport:
     presence: Presence
     settings: int  # a hash of the optimizer's hyperparameters
     steps: int  # of the optimizer, before this one
-    first_nonfinite: int  # the place of the first tensor that was not finite, NOBODY, or SHORT_OF_MEMORY
     used: Flags  # by place: parameters that have a gradient
     moved: Flags  # by place: modules whose buffers changed
+    first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite, or SHORT_OF_MEMORY
     sample: int = 0  # a hash of a part of the parameters; see gossamer.reducer.parameter_check
     stop: bool = False  # this rank was asked to end the run
     look: bool = False  # it wants all to tell what they measured, since its steps have become slow

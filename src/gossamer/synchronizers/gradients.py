@@ -31,7 +31,7 @@ from gossamer.reducer.participation import refuse_apart
 from gossamer.reducer.pending_reduction import PendingReduction
 from gossamer.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer, unsampled
 from gossamer.reducer.sparse_gradients import SparseGradients
-from gossamer.reducer.step_report import NOBODY, Presence, StepDecision, StepReport
+from gossamer.reducer.step_report import Presence, StepDecision, StepReport
 from gossamer.runtime import flight_recorder
 from gossamer.runtime.pipeline_tuner import PipelineTuner
 from gossamer.strategies import GradientStage
@@ -192,7 +192,6 @@ class GradientSynchronizer(Synchronizer):
             presence=presence,
             settings=rng.address(settings),
             steps=self.step,
-            first_nonfinite=NOBODY,
             stop=self.asked_to_stop,
             look=self.asked_to_look,
             used=np.array([name in self._sums.used or p.grad is not None for name, p in self._named()]) & training,

@@ -22,7 +22,7 @@ from gossamer.reducer.device_failures import undone
 from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.reducer.participation import Participants, ParticipationPoll
 from gossamer.reducer.reduction import StepTrailer, sum_costs, unsampled
-from gossamer.reducer.step_report import NOBODY, Presence, StepReport
+from gossamer.reducer.step_report import Presence, StepReport
 from gossamer.runtime.comm_streams import use_on_current_stream
 from gossamer.runtime.runner import ScriptCost, run_script
 from gossamer.strategies import PeriodicSchedule, SyncRound
@@ -200,7 +200,6 @@ class ScheduledSynchronizer(Synchronizer):
             presence=presence,
             settings=rng.address(settings),
             steps=self.step if self._task.keeps_alike else 0,
-            first_nonfinite=NOBODY,
             used=self._task.used(fragment.buckets, presence),
             moved=NO_FLAGS,
             stop=self.asked_to_stop,
