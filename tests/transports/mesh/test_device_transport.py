@@ -141,6 +141,36 @@ def test_the_check_catches_who_does_not_count_along(monkeypatch: pytest.MonkeyPa
         assert len({mesh._next for mesh in group.meshes}) == 2
 
 
+def coalesced(monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Two small ones, a large one and a small one, asked together: what the engines and the meshes were asked."""
+    by_mesh: list[list[Any]] = []
+    begin = MeshTransport.begin
+    monkeypatch.setattr(MeshTransport, "begin", lambda mesh, op: by_mesh.append(op.names()) or begin(mesh, op))
+    with ways([SLOW, FAST, FAST, SLOW]) as (group, asked):
+        for transport in group.transports:
+            engine = transport._engine
+            engine.serves = lambda op, whole: op.tensors()[0].numel() > 10
+            transport._pick = lambda _: lambda nbytes, ranks: True
+        sizes = (3, 2, 100, 1)
+        ops = [Coalesced(tuple(AllGather((whole(rank)[:size],)) for size in sizes)) for rank in range(4)]
+        found = group.answers(ops)
+        for one, other in zip(found, answer_all(ops), strict=True):
+            assert all(same(heard, expected) for heard, expected in zip(one, other, strict=True))
+        return asked, by_mesh
+
+
+def test_what_goes_by_the_mesh_of_several_is_asked_of_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, by_mesh = coalesced(monkeypatch)
+    assert [len(each) for each in asked] == [1] * 4
+    assert len(by_mesh) == 2 * 4, "the two before the large one, and the one after it, on each rank"
+
+
+def test_the_twin_that_asks_for_one_after_the_other_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceTransport, "_stays_on_mesh", lambda self, op, ranks: False)
+    _, by_mesh = coalesced(monkeypatch)
+    assert len(by_mesh) == 3 * 4
+
+
 def test_a_collective_that_is_named_later_is_taken_and_so_is_the_engine() -> None:
     with ways([FAST, SLOW], world=2) as (group, asked):
         ops = [Coalesced((AllReduceMean(whole(rank)), AllGather((whole(rank),)))) for rank in range(2)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -89,12 +90,25 @@ class DeviceTransport:
     def _begin(self, op: CollectiveOp, ranks: Ranks) -> Wait:
         match op:
             case Coalesced(ops):
-                waiting = [self._begin(each, ranks) for each in ops]
-                return lambda: [wait() for wait in waiting]
+                runs = groupby(ops, lambda each: self._stays_on_mesh(each, ranks))
+                waiting = [self._begin_run(tuple(run), ranks, on_mesh=on_mesh) for on_mesh, run in runs]
+                return lambda: [answer for wait in waiting for answer in wait()]
             case InGroup(some, inner):
                 return self._begin(inner, tuple(ranks[each] for each in some))
             case _:
                 return self._choose(op, ranks)
+
+    def _begin_run(self, ops: Sequence[SimpleOp | InGroup], ranks: Ranks, *, on_mesh: bool) -> Callable[[], list[Any]]:
+        """Begin what is asked side by side. The mesh is asked for its part at once: all is copied from the device
+        before the first copy is waited for."""
+        if on_mesh:
+            return self._mesh.begin(Coalesced(tuple(ops)))
+        waiting = [self._begin(each, ranks) for each in ops]
+        return lambda: [wait() for wait in waiting]
+
+    def _stays_on_mesh(self, op: SimpleOp | InGroup, ranks: Ranks) -> bool:
+        """Of all ranks, so that these say alike."""
+        return ranks == self._everyone and not isinstance(op, InGroup) and not self._by_engine(op, ranks)
 
     def _choose(self, op: SimpleOp, ranks: Ranks) -> Wait:
         whole = len(ranks) == self.world
