@@ -85,10 +85,13 @@ def test_few_steps_tell_nothing() -> None:
 BEHIND = Planted(step_seconds=1 / 60, efficiency=0.48)  # 158 steps of it are worth 76, within three of the baseline's
 
 
-def _of_one_that_ran_ahead() -> list[ConfidenceInterval]:
+FAR_BEHIND = replace(BEHIND, efficiency=0.25)  # of 158 steps it has made 40 of the baseline's: a sixth is within them
+
+
+def _of_one_that_ran_ahead(contender: Planted = BEHIND) -> list[ConfidenceInterval]:
     return [
         against_baseline(
-            Draws(seed).curve("A", BEHIND, 158), Draws(seed).curve("Dense", DENSE, 256), 158 / 60, 0.95
+            Draws(seed).curve("A", contender, 158), Draws(seed).curve("Dense", DENSE, 256), 158 / 60, 0.95
         ).speedup
         for seed in range(TRIALS)
     ]
@@ -103,3 +106,15 @@ def test_a_baseline_that_ran_ahead_is_looked_at_where_it_was_surely_reached(monk
     sure = sum(each.low > 1 for each in found)
     monkeypatch.setattr(module, "LOOKS", (2,))
     assert sure > 0.9 * TRIALS > 2 * sum(each.low > 1 for each in _of_one_that_ran_ahead())
+
+
+def test_who_needs_four_times_the_steps_in_a_sixtieth_of_the_time_is_surely_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a third as the earliest look, nothing is known of it."""
+    truth, found = FAR_BEHIND.speedup_over(DENSE), _of_one_that_ran_ahead(FAR_BEHIND)
+    covered = sum(each.low <= truth <= each.high for each in found)
+    assert (covered - 0.95 * TRIALS) / sqrt(TRIALS * 0.95 * 0.05) > -3.5
+    sure = sum(each.low > 1 for each in found)
+    monkeypatch.setattr(module, "LOOKS", (2, 3))
+    assert sure > 0.9 * TRIALS > 2 * sum(each.low > 1 for each in _of_one_that_ran_ahead(FAR_BEHIND))

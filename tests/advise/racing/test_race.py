@@ -9,6 +9,7 @@ from math import inf, sqrt
 import pytest
 from support.planted_races import Planted, PlantedField, PlantedProgress
 
+from gossamer.advise.racing.against_baseline import AgainstBaseline
 from gossamer.advise.racing.race import FINALISTS, FIRST_STEPS, Race, RaceError, RaceResult
 
 DENSE = Planted(step_seconds=1.0)
@@ -174,6 +175,26 @@ def test_a_budget_in_which_the_baseline_makes_a_few_steps_at_equal_seconds_goes_
     assert best.against is not None
     truth = recipes[best.recipe].speedup_over(recipes["Dense()"])
     assert 1 < best.against.speedup.low <= truth <= best.against.speedup.high
+
+
+def _of_the_slowest_line(seed: int) -> AgainstBaseline:
+    """The best of a race in which no second step of Dense() is affordable: two hundred of another recipe's in one."""
+    recipes = {"Dense()": replace(DENSE, step_seconds=40.0)}
+    recipes |= {f"R{place}": Planted(step_seconds=0.2, efficiency=0.4 + 0.02 * place) for place in range(5)}
+    found, _ = _run(recipes | {"W": Planted(step_seconds=0.2, efficiency=0.8)}, seed, budget=1200.0)
+    best = next(each for each in found.contenders[1:] if each.learning_rate_factor == 1)
+    assert best.against is not None
+    return best.against
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_no_second_step_of_the_baseline_is_affordable_it_keeps_up_nevertheless(seed: int) -> None:
+    assert _of_the_slowest_line(seed).speedup.low > 1
+
+
+def test_the_twin_in_which_it_does_not_can_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Race, "_keep_up", lambda self, first: None)
+    assert _of_the_slowest_line(0).speedup.low == 0
 
 
 def test_a_baseline_that_ran_ahead_is_tuned_as_far_ahead() -> None:

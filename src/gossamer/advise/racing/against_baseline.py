@@ -22,10 +22,7 @@ from gossamer.advise.racing.loss_curve import Floats, LossCurve
 
 WINDOW = 0.25  # the last part of a race, over which losses are averaged
 FEWEST_POINTS = 2 * FEWEST_BATCHES  # in a window
-LOOKS = (
-    2,
-    3,
-)  # parts of the contender's steps, at the end of the first of which a baseline that ran ahead is looked at
+LOOKS = (2, 3, 6, 12)  # parts of the contender's steps, at whose ends a baseline that ran ahead is looked at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +45,9 @@ def against_baseline(
     """Compare at virtual second `seconds`, up to which both are known. Losses: the lower, the better.
 
     The baseline may have run ahead of it: a step of it may take as long as a hundred of the contender's. It is looked
-    at no further than half the contender's steps then, which leaves that as many again to make up for being behind, or
-    at a third where it has surely made up for it there only. Both looks together have the confidence asked for.
+    at no further than half the contender's steps then, which leaves that as many again to make up for being behind; or
+    at a third, a sixth or a twelfth, the furthest at which it has surely made up for it. All looks together have the
+    confidence asked for.
     """
     contender, there = contender.until(seconds), baseline.until(seconds)
     made = there.steps[-1] if len(there) else 0.0

@@ -160,6 +160,8 @@ class Race:
         keeps up. again: those whose other learning rates are to be tried up to there, for which as much is left as that
         takes."""
         first = self._everyone[0]
+        if last:  # also where nobody can afford another of its steps: nothing could be told of it
+            self._keep_up(first)
         while not (self._ended() or (last and self._decided())):
             slice_seconds = self._next_slice(share, again(), last)
             step_seconds = first.seconds / max(1, first.steps)
