@@ -83,8 +83,9 @@ or later. The best was found by trying {recipes} recipes on every pair; it is kn
 
 **What was known when the rule was made.** All of it is the beginning of a training, in which `auto` has to learn what
 the network is like. It begins with local steps since networks of the seeds 0 and 1 were seen; what a change costs was
-set while looking at trainings of seed 0; what local steps are counted as was set with the last two tables known, so
-for these tasks it is no prediction.
+set while looking at trainings of seed 0; that slow steps ask for a look, when earlier tables of both seeds were
+known; what local steps are counted as, with the last two tables known. So for these tasks and networks it is no
+prediction.
 
 The targets are a median of 1.05 and 1.25 at worst, and both are missed. What `DiLoCo` needs in steps is taken from
 tables, 1.25 times those of `Dense()`, and on digits-resnet it needs fewer: on lines of some 100 Mbit/s `auto` goes
