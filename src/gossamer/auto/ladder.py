@@ -47,7 +47,7 @@ _APART = DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5)
 
 #: From weak to strong. Sources: docs/benchmarks/recipes.md (Int8; PowerSGD and TopK with AdamW), docs/trade-offs.md
 #: (Float4; PowerSGD and TopK with SGD), docs/benchmarks/advice.md (local steps: five tasks in 150 steps and seven in
-#: 450, where the middle one of all ratios is 1.27 for LocalSGD and 1.16 for DiLoCo; the latter counts for more, since it
+#: 450, where the middle one of all ratios is 1.27 for LocalSGD and 1.16 for DiLoCo; DiLoCo counts for more, since it
 #: needed 1.7 in docs/benchmarks/front.md, where each recipe had a learning rate of its own).
 RUNGS: tuple[LadderRung, ...] = (
     LadderRung(written=Dense(), steps_adaptive=1.0, steps_sgd=1.0),
