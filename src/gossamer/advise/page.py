@@ -138,18 +138,28 @@ def _pareto(advice: Advice, amount: str, title: str, text: Callable[[float], str
             style=_style(place),
             across=getattr(row, amount) / row.steps,
             up=value,
-            low=value if low is None and high is None else -inf if low is None else low,
-            high=value if low is None and high is None else inf if high is None else high,
+            low=bar[0],
+            high=bar[1],
         )
         for place, row in enumerate(advice.contenders)
         if row.steps and row.learning_rate_factor == 1 and getattr(row, amount) > 0
-        for value, low, high in [row.loss_at_equal_steps or (0.0, 0.0, 0.0)]
-        if value is not None and (place == 0 or row.loss_at_equal_steps is not None)
+        for value, *ends in [row.loss_at_equal_steps or (0.0, 0.0, 0.0)]
+        if value is not None
+        for bar in [_bar(value, *ends)]
+        if (place == 0 or row.loss_at_equal_steps is not None)
     ]
     across = axis_around(title, [dot.across for dot in dots], logarithmic=True, text=text)
     up = axis_around(f"{advice.metric}, less the first's", [dot.up for dot in dots], margin=0.12)
     picture = dot_chart(dots, across, up, f"cost in {advice.metric} over {title}")
     return _card(f"Loss against {title}", picture, PARETO_SAYS.format(baseline=advice.contenders[0].recipe))
+
+
+def _bar(value: float, low: float | None, high: float | None) -> tuple[float, float]:
+    """From where to where an interval is drawn: as far as there is room where an end is not known; not at all where
+    neither is."""
+    if low is None and high is None:
+        return value, value
+    return -inf if low is None else low, inf if high is None else high
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
