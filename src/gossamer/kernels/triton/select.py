@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.reference import select
-from gossamer.kernels.reference.residual import Residual
+from gossamer.kernels.reference.residual import Residual, both
 from gossamer.kernels.triton.candidates import gathered
 from gossamer.kernels.triton.compaction import Chosen
 from gossamer.kernels.triton.launch import serves
@@ -32,7 +32,7 @@ from gossamer.kernels.triton.remainder import leave
 from gossamer.kernels.triton.sampling import bounds
 from gossamer.kernels.triton.spans import Spans, span, spans
 from gossamer.kernels.triton.status import expect_finite, fresh
-from gossamer.kernels.triton.wanted import raw
+from gossamer.kernels.triton.wanted import owed, raw
 
 NAN = 0x7FFFFFFF  # a magnitude that is above those of all numbers
 
@@ -75,7 +75,7 @@ def above(x: Tensor, threshold: float, room: int, residual: Residual | None = No
         return select.above(x, threshold, room, residual)
     lying, status, least = span(len(x), room, x.device), fresh(x.device), _magnitude(threshold)
     limit, bound = (torch.full_like(status, each) for each in (least, min(least + 1, NAN)))
-    candidates = gathered(raw(x), _owed(residual), lying, bound, status)
+    candidates = gathered(raw(x), owed(residual)[0], lying, bound, status)
     wrong, found = torch.cat((status, candidates.found)).tolist()
     if wrong:
         expect_finite(status)
@@ -94,8 +94,8 @@ def _largest(
     values = torch.empty(lying.total, device=x.device)
     if not len(x):
         return places, values
-    status, owed = fresh(x.device), _owed(residual)
-    candidates = gathered(x, owed, lying, bounds(x, owed, lying), status)
+    status, (before, _) = fresh(x.device), owed(residual)
+    candidates = gathered(x, before, lying, bounds(x, before, lying), status)
     _write(Chosen(candidates, *thresholds(candidates)), residual, places, values, status, momentum)
     expect_finite(status)
     return places, values
@@ -122,11 +122,7 @@ def _magnitude(threshold: float) -> int:
     return -1 if number < 0 else int(number.abs().view(torch.int32))
 
 
-def _owed(residual: Residual | None) -> Tensor | None:
-    return None if residual is None else residual.before
-
-
 def _serves(x: Tensor, residual: Residual | None) -> bool:
-    owed = () if residual is None else (residual.before, residual.after)
-    alike = all(each.shape == x.shape and each.dtype == torch.float32 for each in owed)
-    return alike and x.dim() == 1 and serves(x, *owed)
+    buffers = both(residual)
+    alike = all(each.shape == x.shape and each.dtype == torch.float32 for each in buffers)
+    return alike and x.dim() == 1 and serves(x, *buffers)
