@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -66,6 +67,15 @@ def test_a_budget_for_no_race_is_refused_with_what_it_takes() -> None:
     assert affordable(600.0, 0.1) == 374
     with pytest.raises(RaceError, match="Write --minutes 32 or more"):
         affordable(600.0, 60.0)
+
+
+@pytest.mark.parametrize("step_seconds", [0.9, 1.9, 2.5, 4.1, 10.03])
+def test_the_budget_that_the_error_names_is_enough(step_seconds: float) -> None:
+    with pytest.raises(RaceError) as refused:
+        affordable(20.0, step_seconds)
+    minutes = re.search(r"--minutes (\d+)", str(refused.value))
+    assert minutes is not None
+    assert affordable(60.0 * int(minutes[1]), step_seconds) >= 1
 
 
 def test_a_failure_of_a_stage_is_one_sentence(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

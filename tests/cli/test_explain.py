@@ -143,6 +143,13 @@ def test_a_size_beside_a_script_is_refused(script):
     assert "Leave out one of the two" in output
 
 
+def test_a_script_that_rejects_an_option_of_explain_is_told_where_it_belongs(tmp_path):
+    (tmp_path / "parses.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()")
+    code, output = run("home", str(tmp_path / "parses.py"), "--network", "100mbit")
+    assert code == 1
+    assert "--network, which is an option of" in output
+
+
 def test_a_script_that_never_attaches_is_refused(tmp_path):
     (tmp_path / "idle.py").write_text("import sys; sys.exit(3)")
     code, output = run("home", str(tmp_path / "idle.py"))

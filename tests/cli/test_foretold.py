@@ -91,7 +91,7 @@ def test_what_is_no_forecast_is_refused_before_a_run_begins(tmp_path: Path, cont
     script = tmp_path / "train.py"
     script.touch()
     said = refusal("run", "--foretold", str(file), "--logs", str(tmp_path / "logs"), str(script))
-    assert "gossamer explain RECIPE SCRIPT --network SPEC --json FILE" in said
+    assert "gossamer explain --network SPEC --json FILE RECIPE SCRIPT" in said
     assert not (tmp_path / "logs").exists()
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from support.processes import engine_files_left_open
 
 from gossamer.cli.main import gossamer
-from gossamer.cli.program import TrainingProgram, program_argument
+from gossamer.cli.program import TrainingProgram, program_argument, with_misplaced_options
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -70,6 +70,33 @@ def test_a_file_named_python_is_a_script() -> None:
 )
 def test_what_is_not_there_is_answered_with_what_to_write(words: list[str], answer: str) -> None:
     assert answer in said(*words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--workers", "3"], "--workers, which is an option of `run`"),
+        (["--workers=3", "--rate", "1"], "--workers, which is an option of `run`"),
+        (["--rate", "1"], None),
+        (["workers"], None),
+    ],
+)
+def test_an_error_names_options_of_the_command_that_the_script_received(
+    arguments: list[str], named: str | None
+) -> None:
+    with click.Context(run, info_name="run"):
+        text = with_misplaced_options("it failed", arguments)
+    assert text.startswith("it failed")
+    assert (named in text) if named else (text == "it failed")
+
+
+@pytest.mark.processes
+def test_a_run_whose_script_rejects_an_option_of_the_command_says_where_it_belongs() -> None:
+    Path("parses.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()")
+    with engine_files_left_open():
+        done = CliRunner().invoke(gossamer, ["run", "--workers", "1", "parses.py", "--network", "100mbit,20ms"])
+    assert done.exit_code == 2
+    assert "Options of gossamer must come before the name of the script" in done.stderr.replace("\n", " ")
 
 
 def test_nothing_of_a_package_is_imported_to_find_it() -> None:

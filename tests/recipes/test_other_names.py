@@ -1,11 +1,25 @@
-"""Methods asked for by their names elsewhere, or by a slip of the pen."""
+"""Methods under the names of other libraries and papers, and misspelled names."""
+
+import re
+from pathlib import Path
 
 import pytest
 
 from gossamer.errors import RecipeError
 from gossamer.recipes.catalog import NOUNS, PRESETS
-from gossamer.recipes.other_names import BY_NAME, OTHER_NAMES, OtherName, normalized
+from gossamer.recipes.other_names import BY_NAME, OTHER_NAMES, OtherName, normalized, table
 from gossamer.recipes.recipe import resolve
+
+FIELD_NAMES = (
+    "DDP, DataParallel, FSDP, FSDP2, HSDP, ZeRO, ZeRO-3, DeepSpeed, Megatron, DTensor, RPC, pipeline, GPipe, "
+    "PipeDream, tensor parallelism, MPI, NCCL, Gloo, Horovod, Elastic Horovod, torchft, MirroredStrategy, "
+    "TPUStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy, CentralStorageStrategy, "
+    "OneDeviceStrategy, KVStore, BytePS, device, local, dist_sync, dist_async, ps-lite, Downpour, Hogwild, "
+    "EASGD, SSP, hivemind, Moshpit, Moshpit SGD, DGA, SparseLoCo, MuLoCo, NoLoCo, DES-LOC, SPARTA, OpenDiLoCo, "
+    "Streaming DiLoCo, Decoupled DiLoCo, Dion, EF21-Muon, DRIVE, EDEN, DIANA, MARINA, FetchSGD, ATOMO, STC, "
+    "CocktailSGD, ScaleCom, signSGD, SwarmSGD, MATCHA, BlueFog, AD-PSGD, Krum, Bulyan, SecAgg, Mime, Ditto, "
+    "FedDyn, FedAdam, q-FedAvg"
+)
 
 
 def refusal(text):
@@ -16,9 +30,10 @@ def refusal(text):
 
 @pytest.mark.parametrize("other", OTHER_NAMES, ids=lambda other: other.names[0])
 def test_every_recipe_of_the_table_can_be_written(other: OtherName):
-    resolve(other.recipe)
-    for workers in (2, 8):
-        resolve(other.recipe, workers)
+    assert bool(other.recipe) != bool(other.use)
+    if other.recipe:
+        for workers in (None, 2, 8):
+            resolve(other.recipe, workers)
 
 
 def test_no_name_of_the_table_hides_another_or_a_term_of_ours():
@@ -35,8 +50,27 @@ def test_every_name_is_answered_with_its_recipe(other: OtherName):
     for name in other.names:
         said = refusal(name)
         assert other.origin in said
-        assert other.recipe in said
-        assert ("is not here" in said) == bool(other.lacking)
+        assert (other.recipe or other.use) in said
+        assert ("has no equivalent" in said) == bool(other.lacking)
+        assert ("is not a recipe" in said) == bool(other.use)
+
+
+def test_the_page_has_the_table_of_the_command():
+    page = Path(__file__).parents[2] / "docs" / "other-names.md"
+    assert table() in page.read_text(), "run python -m gossamer.recipes.other_names and paste its output into the page"
+
+
+@pytest.mark.parametrize("other", [each for each in OTHER_NAMES if each.use], ids=lambda other: other.names[0])
+def test_lines_to_write_name_pages_that_exist(other: OtherName):
+    for page in re.findall(r"docs/[a-z-]+\.md", other.use):
+        assert (Path(__file__).parents[2] / page).is_file()
+
+
+@pytest.mark.parametrize("name", FIELD_NAMES.split(", "))
+def test_names_of_the_field_are_known(name: str):
+    said = refusal(name)
+    assert "There is no" not in said
+    assert f"{name} (" in said
 
 
 @pytest.mark.parametrize(
@@ -50,13 +84,22 @@ def test_every_name_is_answered_with_its_recipe(other: OtherName):
         ("LocalSGD(8) +  1bit-adam", ["OneBitAdam", "^ character 16"]),
         (
             "Feedback(signsgd)",
-            ["signsgd (Bernstein et al. 2018) is not here", "OneBit(feedback=False)", "^ character 10"],
+            ["signsgd (Bernstein et al. 2018) has no equivalent", "OneBit(feedback=False)", "^ character 10"],
         ),
         ("FedAvg(period=10)", ["FedAvg takes no argument period. Write FedAvg(fraction=0.1, "]),
         ("FedAdam", ["FedAdam (Reddi et al. 2021) is FedOpt('adam') here. Write that."]),
-        ("q-FedAvg", ["is not here", "nothing weighs devices by their loss", "The nearest is FedAvg(fraction=0.1)."]),
+        (
+            "q-FedAvg",
+            [
+                "has no equivalent",
+                "nothing weighs devices by their loss",
+                "The nearest recipe is FedAvg(fraction=0.1).",
+            ],
+        ),
         ("FedSGD() + Int8()", ["FedAvg(fraction=1.0, local_steps=1)"]),
-        ("FSDP", ["is not here", "each worker holds all of it", "The nearest is EveryStep()."]),
+        ("FSDP", ["is not a recipe", 'attach(model, optimizer, recipe, mesh=mesh["replicate"])', "docs/sharded.md"]),
+        ("Krum", ["has no equivalent", "it keeps one contribution"]),
+        ("Moshpit", ["has no equivalent", "Gossip() + RandomPeers()"]),
     ],
 )
 def test_answers(text, ops):
@@ -84,7 +127,8 @@ def test_a_near_miss_is_answered_with_the_nearest(text, near):
     assert "There is no" in said
 
 
-def test_a_name_like_nothing_is_not_answered_with_thirty():
-    said = refusal("frobnicate(3)")
+@pytest.mark.parametrize("name", ["frobnicate(3)", "nope", "DGX", "MPX", "tree"])
+def test_a_name_like_nothing_has_no_guess(name: str):
+    said = refusal(name)
     assert "`gossamer recipes`" in said
     assert sum(noun in said for noun in NOUNS) <= 3

@@ -128,7 +128,9 @@ def read_gossamer(arguments: Sequence[str], fragment: bool) -> None:
     if fragment:
         read_fragment(command, rest)
     else:
-        check_values(command.make_context(command.name, rest).params)
+        given = command.make_context(command.name, rest).params
+        check_values(given)
+        check_script_arguments(command, given)
 
 
 def read_fragment(command: click.Command, rest: Sequence[str]) -> None:
@@ -139,6 +141,21 @@ def read_fragment(command: click.Command, rest: Sequence[str]) -> None:
             return read_python([word], fragment=True)
         if word.startswith("--") and word.partition("=")[0] not in known:
             raise ValueError(f"gossamer {command.name} has no {word}")
+
+
+def check_script_arguments(command: click.Command, given: dict[str, Any]) -> None:
+    """The script knows its arguments; one of the reader's own has no option of the command behind it."""
+    program = given.get("program")
+    script = program.script if program else given.get("script")
+    arguments = program.arguments if program else given.get("arguments") or ()
+    if script is None or (program and program.as_module):
+        return
+    if str(script) not in SCRIPTS:
+        read_script(ROOT / script, arguments)
+        return
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    if misplaced := [word for word in arguments if word.partition("=")[0] in known]:
+        raise ValueError(f"{', '.join(misplaced)} comes after {script}, so the script receives it")
 
 
 def check_values(given: dict[str, Any]) -> None:

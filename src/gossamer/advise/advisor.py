@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 from pathlib import Path
 
 from gossamer.advise.advice_file import Advice, CandidateRow
@@ -143,8 +143,9 @@ def affordable(budget_seconds: float, step_seconds: float) -> int:
         needed = 2 * FEWEST_STEPS * step_seconds
         raise RaceError(
             f"all workers together take {seconds_text(step_seconds)} for a step here, so nothing could be told of any "
-            f"recipe within {seconds_text(budget_seconds)}. Write --minutes {needed / 60:.0f} or more, give the script "
-            "arguments for a smaller model, or compare step times alone: gossamer explain RECIPE SCRIPT --network SPEC"
+            f"recipe within {seconds_text(budget_seconds)}. Write --minutes {ceil(needed / 60)} or more, give the "
+            "script arguments for a smaller model, or compare step times alone: "
+            "gossamer explain --network SPEC RECIPE SCRIPT"
         )
     return count
 

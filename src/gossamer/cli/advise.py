@@ -19,6 +19,7 @@ from gossamer.advise.racing.race import RaceResult
 from gossamer.cli.compare import target_option, train_for_record
 from gossamer.cli.console import columns, progress, wide_console, wrapped
 from gossamer.cli.options import output_option
+from gossamer.cli.program import with_misplaced_options
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.errors import GossamerError
 from gossamer.network import Network, read_network
@@ -82,7 +83,7 @@ def advise_command(
         setting = Setting(script=str(script), arguments=arguments, workers=workers, network=network.text, target=target)
         advice, result = _advised(setting, network, minutes, most, 1 if own_machines else workers, remarks)
     except GossamerError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(with_misplaced_options(str(error), arguments)) from error
     _show(advice)
     if confirm:
         advice = replace(advice, confirmed=_confirm(result, setting, 60 * minutes / CONFIRMED))

@@ -17,6 +17,7 @@ from gossamer.auto.explanation import ladder_text
 from gossamer.auto.ladder import admitted, beginning
 from gossamer.cli.explain_federated import NO_STEP_TIME, explain_federated
 from gossamer.cli.options import output_option
+from gossamer.cli.program import with_misplaced_options
 from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
@@ -114,7 +115,7 @@ def explain(
         traffic = estimate_traffic(resolved, attached, workers=workers)
         step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines)
     except GossamerError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(with_misplaced_options(str(error), arguments)) from error
     for line in _choice_lines(recipe):
         click.echo(line, file=sys.stdout)
     for line in _lines(resolved, model, traffic):

@@ -11,7 +11,7 @@ from gossamer.core.json_text import read_json
 from gossamer.observe.record import Record
 from gossamer.observe.units import range_text, seconds_text, share_text
 
-WRITE = "Write gossamer explain RECIPE SCRIPT --network SPEC --json FILE, and then --foretold FILE"
+WRITE = "Write gossamer explain --network SPEC --json FILE RECIPE SCRIPT, and then --foretold FILE"
 
 Forecast = dict[str, Any]
 

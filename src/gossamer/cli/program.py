@@ -60,6 +60,30 @@ def _read(context: click.Context, argument: click.Parameter, words: tuple[str, .
     raise click.UsageError(f"{words[0]} is there, and the script is missing. Write: {words[0]} train.py", context)
 
 
+def with_misplaced_options(message: str, arguments: Sequence[str]) -> str:
+    """Add a hint to an error where the script was given options that the current command has as well.
+
+    Args:
+        message: The error of a script that failed.
+        arguments: The arguments that the script was started with.
+
+    Returns:
+        The message; with a second line if an argument is an option of the current `gossamer` command.
+    """
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return message
+    known = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
+    given = dict.fromkeys(word.partition("=")[0] for word in arguments)
+    if misplaced := [name for name in given if name in known]:
+        options, are = ", ".join(misplaced), "are options" if len(misplaced) > 1 else "is an option"
+        return (
+            f"{message}\nThe script received {options}, which {are} of `{context.command_path}`. Options of gossamer "
+            "must come before the name of the script."
+        )
+    return message
+
+
 def _is_python(word: str) -> bool:
     """Whether a command begins with this interpreter, or with a name that means it."""
     if not PYTHON.fullmatch(Path(word).name):

@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from gossamer.cli.console import say
+from gossamer.cli.program import with_misplaced_options
 from gossamer.events import Ended
-from gossamer.launch.failure import Failure, Outcome
+from gossamer.launch.failure import Failure, Origin, Outcome
 from gossamer.launch.job import Job
 from gossamer.launch.logs.follow import log_path
 from gossamer.observe import record as records
@@ -19,6 +20,7 @@ from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.plot import plot
 from gossamer.observe.terminal import Terminal
 
+USAGE_ERROR = 2  # the exit code of argparse and click for unknown arguments
 NEVER_ATTACHED = (
     "{script} never called gossamer.attach, so there are no numbers to show. Add this line before the "
     "training loop: session = gossamer.attach(model, optimizer)"
@@ -89,7 +91,10 @@ def say_how_to_go_on(checkpoint: dict[str, object] | None) -> None:
 
 
 def _explain_failure(job: Job, failure: Failure) -> None:
-    say(f"\n{without_controls(str(failure))}", error=True)
+    text = str(failure)
+    if failure.origin is Origin.ENDED and failure.exit_code == USAGE_ERROR:
+        text = with_misplaced_options(text, job.arguments)
+    say(f"\n{without_controls(text)}", error=True)
     if failure.traceback:
         click.echo(f"\n{without_controls(failure.traceback)}", err=True)
     others = job.workers - 1

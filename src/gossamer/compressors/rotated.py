@@ -38,7 +38,7 @@ class Rotated(Wrapper):
     C(x) = T^-1 inner(T x), T^-1 = T^T in blocks: DCT-II over rows and columns, or H S / sqrt(block), S random signs
     law:    |x - C(x)| = |T x - inner(T x)|: the inner compressor's, for coefficients
     bytes:  the inner compressor's
-    source: Peng et al. 2026, ICLR (cosines); Suresh et al. 2017, ICML; Vargaftik et al. 2021, NeurIPS; 2022, ICML
+    source: Peng et al. 2026, ICLR (cosines); Suresh et al. 2017, ICML (random rotation)
 
     by="hadamard" spreads every entry over its block, so that one large entry no longer coarsens the steps of all
     others: for quantizers that the largest entry of a block rules, such as Int8 and TernGrad, and for OneBit. Where the
@@ -50,7 +50,10 @@ class Rotated(Wrapper):
     blocks of `block` by `block`, those of one dimension into blocks of `block`; at an end stays a shorter one. (The
     largest divisor instead would leave a dimension of prime length as it is.) Hadamard's blocks have one dimension, and
     the rest of a tensor is cut into powers of two. The signs are the same on all ranks, in all blocks and at every
-    step, so that whatever is inside may remember coefficients; Feedback around it remembers entries.
+    step, so that whatever is inside may remember coefficients; Feedback around it remembers entries. So
+    Rotated(OneBit(), by="hadamard") is neither DRIVE (Vargaftik et al. 2021, NeurIPS) nor EDEN (2022, ICML): for an
+    unbiased estimate these draw fresh signs for each sender and step, and scale by |x|^2 / |y|_1 with y = T x.
+    OneBit's scale |y|_1 / n has the least squared error for fixed signs, and is biased.
 
     Cosines are products of matrices, like PowerSGD's: ranks hear the same bits where processors and threads are alike.
     Hadamard's sums have one order everywhere. Of what these lose in float32, a tenth of a millionth of an entry's

@@ -10,7 +10,7 @@ from gossamer.recipes.validation import LONGEST_TEXT
 
 MARK = "@"
 MOST_BYTES = 2**26
-WRITE = "Make one: gossamer advise SCRIPT --network SPEC --json advice.json"
+WRITE = "Make one: gossamer advise --network SPEC --json advice.json SCRIPT"
 
 
 def read_recipe(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Other names: what other libraries and papers call a method, and the recipe that it is here."""
+"""Other names: methods of other libraries and papers, and the recipe or the line that does the same here."""
 
 from __future__ import annotations
 
@@ -7,36 +7,120 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OtherName:
-    """Names of one method elsewhere. Where `lacking` says what it has that no recipe has, `recipe` is the nearest."""
+    """One method under its names elsewhere.
 
-    names: tuple[str, ...]  # case, spaces and marks do not count: see `normalized`
+    Args:
+        names: Names of the method. Case, spaces and punctuation do not count: see `normalized`.
+        origin: The library or the paper that uses these names.
+        recipe: The recipe that does the same; with `lacking`, the nearest one; empty with `use`.
+        lacking: The property of the method that no recipe has.
+        use: A sentence with the line to write and its page, for methods that are not a recipe.
+    """
+
+    names: tuple[str, ...]
     origin: str
-    recipe: str
+    recipe: str = ""
     lacking: str = ""
+    use: str = ""
 
     def answer(self, name: str) -> str:
+        """Return the sentences that tell a user who wrote `name` which line to write."""
+        if self.use:
+            return f"{name} ({self.origin}) is not a recipe. {self.use}"
         if self.lacking:
-            return f"{name} ({self.origin}) is not here: {self.lacking}. The nearest is {self.recipe}."
+            return f"{name} ({self.origin}) has no equivalent: {self.lacking}. The nearest recipe is {self.recipe}."
         return f"{name} ({self.origin}) is {self.recipe} here. Write that."
 
+    @property
+    def row(self) -> str:
+        """The row of this method in the table of docs/other-names.md."""
+        names = ", ".join(f"`{name}`" for name in self.names)
+        if self.use:
+            return f"| {names} | {self.origin} | {self.use} |"
+        if self.lacking:
+            return f"| {names} | {self.origin} | nearest: `{self.recipe}`; {self.lacking} |"
+        return f"| {names} | {self.origin} | `{self.recipe}` |"
 
-_SHARDED_MODEL = "it divides a model that one worker cannot hold, and here each worker holds all of it"
+
+_SHARDED = (
+    'Shard the model with torch, and write attach(model, optimizer, recipe, mesh=mesh["replicate"]): the recipe runs '
+    "between replicas (docs/sharded.md)."
+)
+_PIPELINE = (
+    "Split the model with torch.distributed.pipelining; gossamer.parallel.boundary(codec, shape) compresses "
+    "activations (docs/pipeline.md), and attach(..., mesh=...) averages between replicas."
+)
+_REMOTE = (
+    "Write gossamer.parallel.remote(module, rank=1, optimizer=...) to run a layer on another rank (docs/remote.md)."
+)
+_ELASTIC = "Write gossamer run --workers 2:8 train.py: workers may be lost or join at any time (docs/elastic.md)."
+_BACKEND = "gossamer.init() selects the transport, so no recipe names it. Write a strategy, such as LocalSGD(8)."
 _NO_LAMB = "its layerwise learning rates would need what Adam's momentum leaves out"
+_OUTER_ASYNC = "its outer step does not wait for all workers, and a DiLoCo round does"
 
 OTHER_NAMES = (
-    # -- when workers talk
-    OtherName(("DDP", "DistributedDataParallel", "allreduce_hook"), "PyTorch", "EveryStep()"),
+    # -- when workers communicate
+    OtherName(
+        ("DDP", "DistributedDataParallel", "DataParallel", "nn.DataParallel", "allreduce_hook"),
+        "PyTorch",
+        "EveryStep()",
+    ),
     OtherName(("allreduce", "all-reduce", "BSP", "synchronous SGD", "sync SGD", "S-SGD"), "lock step", "EveryStep()"),
     OtherName(("Horovod", "hvd", "DistributedOptimizer"), "Horovod", "EveryStep()"),
     OtherName(
         ("MirroredStrategy", "MultiWorkerMirroredStrategy", "CollectiveAllReduceStrategy"), "TensorFlow", "EveryStep()"
     ),
+    OtherName(("CentralStorageStrategy",), "TensorFlow", "ParameterServer('sync', shards=1)"),
+    OtherName(
+        ("OneDeviceStrategy",),
+        "TensorFlow",
+        use="Run the script alone, python train.py: with one worker, attach changes no bit of the training.",
+    ),
+    OtherName(
+        ("TPUStrategy", "TPU", "XLA", "torch_xla", "jax.pmap", "pmap"),
+        "TensorFlow, PyTorch/XLA and JAX",
+        "EveryStep()",
+        "Gossamer does not run on TPUs",
+    ),
     OtherName(("gradient_allreduce",), "Bagua", "EveryStep()"),
     OtherName(("ring all-reduce",), "Baidu, NCCL", "EveryStep() + Ring()"),
     OtherName(("gradient accumulation", "accumulate"), "any loop", "EveryStep(accumulate=4)"),
-    OtherName(("FSDP", "FullyShardedDataParallel", "fully_shard"), "PyTorch", "EveryStep()", _SHARDED_MODEL),
-    OtherName(("ZeRO", "ZeRO-1", "ZeRO-2", "ZeRO-3", "DeepSpeed"), "DeepSpeed", "EveryStep()", _SHARDED_MODEL),
+    OtherName(("FSDP", "FSDP2", "FullyShardedDataParallel", "fully_shard", "HSDP"), "PyTorch", use=_SHARDED),
+    OtherName(
+        ("ZeRO", "ZeRO-1", "ZeRO-2", "ZeRO-3", "DeepSpeed", "ZeroRedundancyOptimizer"), "DeepSpeed", use=_SHARDED
+    ),
+    OtherName(
+        ("TP", "tensor parallelism", "tensor parallel", "Megatron", "Megatron-LM", "DTensor"),
+        "PyTorch and NVIDIA",
+        use=_SHARDED,
+    ),
+    OtherName(
+        ("pipeline", "pipeline parallelism", "GPipe", "PipeDream", "1F1B", "PP"),
+        "Huang et al. 2019 and others",
+        use=_PIPELINE,
+    ),
+    OtherName(
+        ("RPC", "torch.distributed.rpc", "RemoteModule", "model parallelism", "split learning"), "PyTorch", use=_REMOTE
+    ),
+    OtherName(
+        ("expert parallelism", "MoE", "context parallelism", "sequence parallelism"),
+        "DeepSpeed and Megatron",
+        "EveryStep()",
+        "Gossamer does not distribute experts or sequences",
+    ),
+    OtherName(
+        ("elastic", "torchelastic", "Elastic Horovod", "torchft", "fault tolerance"),
+        "PyTorch and Horovod",
+        use=_ELASTIC,
+    ),
+    OtherName(("MPI", "NCCL", "Gloo", "UCC", "backend"), "torch.distributed", use=_BACKEND),
     OtherName(("dist_sync", "dist_device_sync", "dist_sync_device"), "MXNet's KVStore", "ParameterServer('sync')"),
+    OtherName(("device", "local_allreduce_device"), "MXNet's KVStore, one machine", "EveryStep()"),
+    OtherName(
+        ("local", "local_update_cpu", "local_allreduce_cpu"),
+        "MXNet's KVStore, one machine",
+        "ParameterServer('sync', shards=1)",
+    ),
     OtherName(("dist_async", "dist_device_async"), "MXNet's KVStore", "ParameterServer('async')"),
     OtherName(("KVStore", "ps", "ps-lite", "BytePS"), "ps-lite and its users", "ParameterServer('sync')"),
     OtherName(("ParameterServerStrategy",), "TensorFlow", "ParameterServer('async')"),
@@ -50,26 +134,75 @@ OTHER_NAMES = (
         "ParameterServer('async')",
         "its workers write to one memory, and here each has its own",
     ),
-    OtherName(("parallel SGD", "local"), "Stich 2018", "LocalSGD(period=8)"),
+    OtherName(("parallel SGD", "parallel restarted SGD"), "Stich 2018", "LocalSGD(period=8)"),
+    OtherName(
+        ("AdaComm", "adaptive period"), "Wang & Joshi 2019", "LocalSGD(period=8)", "its period changes while it trains"
+    ),
+    OtherName(
+        ("Qsparse-local-SGD", "FedPAQ"), "Basu et al. 2019; Reisizadeh et al. 2020", "LocalSGD(period=8) + Int8()"
+    ),
     OtherName(
         ("PostLocalSGDOptimizer", "PostLocalSGDState", "post_localSGD_hook"),
         "PyTorch",
         "PostLocalSGD(period=8, start=1000)",
     ),
     OtherName(("PeriodicModelAverager", "model averaging"), "PyTorch", "LocalSGD(period=8)"),
-    OtherName(("HierarchicalModelAverager", "HSDP"), "PyTorch", "LocalSGD(period=8, per_site=4)"),
+    OtherName(("HierarchicalModelAverager", "hierarchical SGD"), "PyTorch", "LocalSGD(period=8, per_site=4)"),
     OtherName(
         ("BMUF", "block momentum"), "Chen & Huo 2016", "DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5)"
     ),
     OtherName(("SlowMo", "OpenDiLoCo"), "an outer momentum", "DiLoCo(period=20)"),
     OtherName(("Streaming DiLoCo",), "Douillard et al. 2025", "DiLoCo(period=100, fragments=4, delay=5)"),
     OtherName(
+        ("SparseLoCo", "CCLoco"),
+        "Sarfi et al. 2025",
+        "DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) + Chain(TopK(density=0.0156), SignMagnitude())",
+        "its residual decays, it selects entries in chunks of 4,096, and it quantizes them by another codebook",
+    ),
+    OtherName(
+        ("MuLoCo",),
+        "Thérien et al. 2025",
+        "DiLoCo(period=30)",
+        "its inner optimizer is Muon: pass torch.optim.Muon to attach",
+    ),
+    OtherName(
+        ("DES-LOC",),
+        "Iacob et al. 2026",
+        "LocalSGD(period=16, first_moment_period=48, second_moment_period=96)",
+        "its periods are independent, and here those of moments are multiples of the parameters' period",
+    ),
+    OtherName(
+        ("Decoupled DiLoCo", "async DiLoCo", "asynchronous local SGD", "HALoS", "GASLoC"),
+        "arXiv:2604.21428, 2401.09135, 2506.04531 and 2606.11081",
+        "DiLoCo(period=20)",
+        _OUTER_ASYNC,
+    ),
+    OtherName(
+        ("NoLoCo",),
+        "Kolehmainen et al. 2025",
+        "Gossip(period=50) + RandomPeers()",
+        "its outer momentum between pairs of workers is missing",
+    ),
+    OtherName(
+        ("SPARTA",),
+        "EXO Labs 2025",
+        "LocalSGD(period=1) + RandomK(density=0.005)",
+        "its workers keep their own values of the entries that are not averaged",
+    ),
+    OtherName(
         ("EASGD", "elastic averaging SGD", "elastic averaging"),
         "Zhang et al. 2015",
         "LocalSGD(period=8)",
         "no spring draws each worker to a center",
     ),
-    OtherName(("async_model_average", "Moshpit", "overlap local SGD"), "Bagua and others", "DelayedAveraging(delay=4)"),
+    OtherName(("async_model_average", "overlap local SGD"), "Bagua; Wang et al. 2020", "DelayedAveraging(delay=4)"),
+    OtherName(("DGA", "delayed gradient averaging"), "Zhu et al. 2021", "DelayedAveraging(delay=4)"),
+    OtherName(
+        ("Moshpit", "Moshpit SGD", "Moshpit All-Reduce", "hivemind"),
+        "Ryabinin et al. 2021",
+        "Gossip() + RandomPeers()",
+        "it averages within groups that change from round to round until all workers agree",
+    ),
     OtherName(("delayed gradients", "pipe SGD", "one-step delay"), "Pipe-SGD", "EveryStep(delay=1)"),
     # -- devices that keep their data
     OtherName(
@@ -93,8 +226,26 @@ OTHER_NAMES = (
         "FedAvg(fraction=0.1)",
         "nothing weighs devices by their loss, so that the worst off would count more",
     ),
+    OtherName(
+        ("Ditto", "FedPer", "pFedMe", "personalization"),
+        "Li et al. 2021 and others",
+        "FedAvg(fraction=0.1)",
+        "devices keep no model of their own between rounds",
+    ),
+    OtherName(
+        ("Mime", "FedDC"),
+        "Karimireddy et al. 2021 and others",
+        "SCAFFOLD()",
+        "its local step follows another rule",
+    ),
+    OtherName(("DP-FedAvg",), "McMahan et al. 2018", "FedAvg(privacy=CentralPrivacy(noise=1.0))"),
     OtherName(("FedDyn",), "Acar et al. 2021", "SCAFFOLD()", "it changes a device's loss by another rule"),
-    OtherName(("Krum",), "Blanchard et al. 2017", "FedAvg(aggregator=MultiKrum(outliers=0.2))"),
+    OtherName(
+        ("Krum",),
+        "Blanchard et al. 2017",
+        "FedAvg(aggregator=MultiKrum(outliers=0.2))",
+        "it keeps one contribution, and MultiKrum averages several",
+    ),
     OtherName(("coordinate-wise median", "FedMedian"), "Yin et al. 2018", "FedAvg(aggregator=Median())"),
     OtherName(("FedTrimmedAvg", "trimmed average"), "Flower", "FedAvg(aggregator=TrimmedMean(share=0.1))"),
     OtherName(
@@ -103,7 +254,11 @@ OTHER_NAMES = (
         "FedAvg(aggregator=MultiKrum(outliers=0.2))",
         "its rule is another one",
     ),
-    OtherName(("SecAgg",), "Bonawitz et al. 2017", "FedAvg(secure=SecureAggregation())"),
+    OtherName(
+        ("SecAgg", "secure aggregation protocol"),
+        "Bonawitz et al. 2017",
+        "FedAvg(secure=SecureAggregation())",
+    ),
     # -- with whom
     OtherName(
         ("decentralized", "decentralised", "D-PSGD", "decentralized SGD"), "Lian et al. 2017", "Gossip() + Ring()"
@@ -111,6 +266,12 @@ OTHER_NAMES = (
     OtherName(("low_precision_decentralized", "DCD-PSGD", "ECD-PSGD"), "Bagua", "Gossip() + Int8() + Ring()"),
     OtherName(
         ("CHOCO", "CHOCO-SGD", "CHOCO-gossip"), "Koloskova et al. 2019", "Gossip() + TopK(density=0.01) + Ring()"
+    ),
+    OtherName(
+        ("SwarmSGD", "MATCHA", "GossipGraD", "BlueFog", "Prague"),
+        "decentralized SGD on changing graphs",
+        "Gossip() + RandomPeers()",
+        "it selects the pairs of a round by another rule",
     ),
     OtherName(("AD-PSGD", "asynchronous gossip", "async gossip"), "Lian et al. 2018", "Gossip('pairwise')"),
     OtherName(
@@ -138,6 +299,67 @@ OTHER_NAMES = (
         "OneBit(feedback=False)",
         "workers do not vote for a sign, signs have a magnitude and their mean is taken",
     ),
+    OtherName(
+        ("signSGD with majority vote", "majority vote"),
+        "Bernstein et al. 2019",
+        "OneBit(feedback=False)",
+        "workers do not vote for a sign, signs have a magnitude and their mean is taken",
+    ),
+    OtherName(
+        ("DRIVE", "EDEN"),
+        "Vargaftik et al. 2021; 2022",
+        "Rotated(OneBit(), by='hadamard', block=1024)",
+        "its signs are fresh for each sender and its scale makes the estimate unbiased; here signs are fixed and the "
+        "scale is biased",
+    ),
+    OtherName(
+        ("DIANA", "MARINA"),
+        "Mishchenko et al. 2019; Gorbunov et al. 2021",
+        "Feedback(TopK(density=0.01), rule='ef21')",
+        "it compresses differences of gradients without bias",
+    ),
+    OtherName(
+        ("SketchedSGD", "FetchSGD", "count sketch"),
+        "Ivkin et al. 2019; Rothchild et al. 2020",
+        "ARCTopK(density=0.01)",
+        "it sends a count sketch of all entries",
+    ),
+    OtherName(
+        ("ATOMO", "GradZip", "low rank", "Dion", "LoRDO"),
+        "low-rank gradients",
+        "PowerSGD(rank=4)",
+        "it factors the gradient or the momentum by another rule",
+    ),
+    OtherName(
+        ("natural compression", "C_nat", "3LC", "SketchML", "NUQSGD"),
+        "quantizers of few bits",
+        "Float4()",
+        "it rounds to other levels",
+    ),
+    OtherName(
+        ("STC", "sparse ternary compression"),
+        "Sattler et al. 2019",
+        "Chain(TopK(density=0.01), OneBit())",
+        "it has one magnitude per tensor and Golomb-coded positions",
+    ),
+    OtherName(
+        ("CocktailSGD",),
+        "Wang et al. 2023",
+        "Chain(TopK(density=0.01), Float4())",
+        "it selects among entries that were drawn at random before",
+    ),
+    OtherName(
+        ("AdaComp", "ScaleCom"),
+        "Chen et al. 2018; 2020",
+        "TopK(density=0.01)",
+        "it selects entries by another rule",
+    ),
+    OtherName(
+        ("EF21-Muon",),
+        "Gruntkowska et al. 2025",
+        "Feedback(TopK(density=0.01), rule='ef21')",
+        "it steps by Muon on the estimate, and here torch's optimizer steps on the mean",
+    ),
     OtherName(("EF21",), "Richtarik et al. 2021", "Feedback(TopK(density=0.01), rule='ef21')"),
     OtherName(("gTopK", "Ok-Topk", "global top-k"), "sums of few entries", "SparseSum(TopK(density=0.01))"),
     OtherName(("sparsification", "MSTopK", "gradient dropping"), "few entries", "TopK(density=0.01)"),
@@ -154,8 +376,13 @@ OTHER_NAMES = (
 
 
 def normalized(name: str) -> str:
-    """A name without what people write differently: "1-bit Adam" is "1bitadam"."""
+    """Return a name without the differences in spelling that do not count: "1-bit Adam" is "1bitadam"."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def table() -> str:
+    """Return the table of docs/other-names.md, as Markdown: a row for each method."""
+    return "\n".join(["| there | of | here |", "|---|---|---|", *(other.row for other in OTHER_NAMES)])
 
 
 BY_NAME = {normalized(name): other for other in OTHER_NAMES for name in other.names}

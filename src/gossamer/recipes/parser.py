@@ -148,20 +148,27 @@ class _Reader:
 
 AUTO = "auto"  # is Auto()
 TERMS: dict[str, type[Term]] = NOUNS | {Auto.__name__: Auto}
-KNOWN = {normalized(name): name for name in (*TERMS, *PRESETS)} | {name: name for name in BY_NAME}
+OURS = {normalized(name): name for name in (*TERMS, *PRESETS)}
+KNOWN = OURS | {name: name for name in BY_NAME}
 
 
 def _no_such(name: str) -> str:
-    """What to write where there is no such term: by its name elsewhere, else by the names most like it."""
+    """The error text for an unknown name: its recipe if other libraries use the name, else the most similar names."""
     if normalized(name) in BY_NAME:
         return BY_NAME[normalized(name)].answer(name)
     same = [normalized(name)] if normalized(name) in KNOWN else []
-    near = [KNOWN[each] for each in same or get_close_matches(normalized(name), KNOWN)]
+    near = [KNOWN[each] for each in same or _misspelled(normalized(name))]
     shown = ", ".join(dict.fromkeys(map(_shown, near)))
     others = (
         "a strategy such as LocalSGD(period=8), a compressor such as TopK(density=0.01); `gossamer recipes` has all"
     )
     return f"There is no {name}, so this recipe means nothing. Write one of: {shown or others}."
+
+
+def _misspelled(name: str) -> list[str]:
+    """Known names that `name` may be a misspelling of, the most similar first."""
+    ours = get_close_matches(name, OURS, cutoff=LEAST_LIKENESS)
+    return ours or get_close_matches(name, [other for other in BY_NAME if len(other) >= SHORTEST_GUESSED])
 
 
 def _shown(name: str) -> str:
@@ -173,4 +180,6 @@ def _shown(name: str) -> str:
 
 _SHAPE = "TopK(density=0.01) + EveryStep()"
 _WITH_MARKS = re.compile(r"[\w .!/-]+")
+LEAST_LIKENESS = 0.75  # of a misspelled name to a term, by difflib's ratio: Auot and Auto have 0.75, MPX and MPI 0.67
+SHORTEST_GUESSED = 5  # letters of another library's name: "nope" is too similar to "none"
 _one_at_a_time = threading.Lock()  # Python 3.11 counts the depth of all threads' trees together, and raises SystemError

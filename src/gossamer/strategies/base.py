@@ -361,7 +361,7 @@ class FederatedStage(_AnyStage):
         """Raise AttachError: what a session would do, a federation does by itself."""
         raise AttachError(
             f"{self.strategy!r} is for devices that keep their data and come and go, and a session is attached to "
-            "workers that stay. Run `gossamer federate SCRIPT --recipe ...`, or write LocalSGD(period=8) here."
+            "workers that stay. Run `gossamer federate --recipe ... SCRIPT`, or write LocalSGD(period=8) here."
         )
 
 

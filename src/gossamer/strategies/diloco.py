@@ -29,8 +29,9 @@ class DiLoCo(AveragingStrategy):
     bytes:  the compressor's, each fragment once per period; memory: 3 N, or 2 N without momentum
     source: Douillard et al. 2023, arXiv:2311.08105; Douillard et al. 2025, arXiv:2501.18512 (fragments, delay, mix)
 
-    Pseudo-gradients, agreed - x_i, go through any compressor, with feedback where it is biased: with
-    Chain(TopK(...), SignMagnitude()) and without momentum this is what Sarfi et al. 2025, arXiv:2508.15706, do.
+    Pseudo-gradients, agreed - x_i, go through any compressor, with feedback where it is biased. SparseLoCo (Sarfi et
+    al. 2025, arXiv:2508.15706) is not built: Chain(TopK(...), SignMagnitude()) without momentum is near it, but its
+    residual decays, it selects entries in chunks of 4,096, and its 2-bit codebook is another.
     What such a compressor leaves out waits for rounds, and comes to a momentum that has gone on without it. Where outer
     momentum is above 0.5 and a message holds less than a third of a difference (of the energy of a Gaussian matrix), as
     TopK(0.05), RandomK and PowerSGD(1) do, attach says so: in a sweep over one small task such pairs mostly ended worse
@@ -75,9 +76,9 @@ class DiLoCo(AveragingStrategy):
                     f"a message of {term.inner!r} holds {max(0, kept_share(term.inner)):.0%} of a difference. The rest "
                     f"waits for rounds and comes to an outer momentum of {self.outer_momentum:g} that has gone on "
                     "without it, under which training may end worse than without momentum, or diverge. If it does, "
-                    f"write DiLoCo(period={self.period}, outer_learning_rate=1.0, outer_momentum=0.0), as SparseLoCo "
-                    f"does (arXiv:2508.15706), an outer_momentum of {CALM_MOMENTUM:g} at most, or a compressor that "
-                    "holds more, such as OneBit() or Float4()"
+                    f"write DiLoCo(period={self.period}, outer_learning_rate=1.0, outer_momentum=0.0), without "
+                    f"momentum as in SparseLoCo (arXiv:2508.15706), an outer_momentum of {CALM_MOMENTUM:g} at most, or "
+                    "a compressor that holds more, such as OneBit() or Float4()"
                 )
         return None
 

@@ -28,7 +28,10 @@ class LocalSGD(AveragingStrategy):
     law:    period 1 with a linear optimizer (SGD, momentum, Nesterov) is synchronous training; with Adam it is not
     bytes:  the compressor's, once per period; a moment that is averaged, dense, once per its own; memory: 2 N
     source: Stich 2018, arXiv:1805.09767; Lin et al. 2020, ICLR (hierarchical: `per_site`); Iacob et al. 2026, ICLR,
-            arXiv:2505.22549 (periods of moments: theirs are 3 and 6 times the parameters')
+            arXiv:2505.22549 (DES-LOC: periods of moments, 3 and 6 times the parameters' in the paper's experiments)
+
+    DES-LOC's periods are independent. Here a moment's period must be a multiple of `period`, so that a moment is
+    averaged only in a round that averages its parameters as well.
 
     A moment changes the more slowly the closer its beta is to one, so it may be averaged less often. What has a period
     of its own here is SGD's or Muon's momentum and Adam's two moments; other optimizers are refused.

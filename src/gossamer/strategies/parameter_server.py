@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.optim import SGD
 
@@ -96,7 +96,7 @@ class ParameterServer(ServerStrategy):
         if compressor.owns_momentum(MATRIX) == VELOCITY:
             raise RecipeError(
                 f"{compressor!r} applies the optimizer's momentum in the worker, and of {self!r} only what is pushed "
-                f"goes through it. Write ParameterServer(push={compressor!r})."
+                f"goes through it. Write {replace(self, push=compressor)!r}."
             )
         for each in (compressor, self.pull, self.push if pushed != VELOCITY else None):
             if each is not None and each.owns_momentum(MATRIX) is not None:
