@@ -1,9 +1,9 @@
 """Methods under the names of other libraries and papers, and misspelled names."""
 
 import re
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from gossamer.errors import RecipeError
 from gossamer.recipes.catalog import NOUNS, PRESETS
@@ -56,14 +56,14 @@ def test_every_name_is_answered_with_its_recipe(other: OtherName):
 
 
 def test_the_page_has_the_table_of_the_command():
-    page = Path(__file__).parents[2] / "docs" / "other-names.md"
-    assert table() in page.read_text(), "run python -m gossamer.recipes.other_names and paste its output into the page"
+    page = (ROOT / "docs" / "other-names.md").read_text()
+    assert table() in page, "the page has another table: paste the output of gossamer.recipes.other_names.table()"
 
 
 @pytest.mark.parametrize("other", [each for each in OTHER_NAMES if each.use], ids=lambda other: other.names[0])
 def test_lines_to_write_name_pages_that_exist(other: OtherName):
     for page in re.findall(r"docs/[a-z-]+\.md", other.use):
-        assert (Path(__file__).parents[2] / page).is_file()
+        assert (ROOT / page).is_file()
 
 
 @pytest.mark.parametrize("name", FIELD_NAMES.split(", "))
