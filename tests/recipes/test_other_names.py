@@ -57,7 +57,7 @@ def test_every_name_is_answered_with_its_recipe(other: OtherName):
 
 def test_the_page_has_the_table_of_the_command():
     page = (ROOT / "docs" / "other-names.md").read_text()
-    assert table() in page, "the page has another table: paste the output of gossamer.recipes.other_names.table()"
+    assert table() in page, "the page has another table: paste the output of other_names.table()"
 
 
 @pytest.mark.parametrize("other", [each for each in OTHER_NAMES if each.use], ids=lambda other: other.names[0])
