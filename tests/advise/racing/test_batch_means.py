@@ -65,7 +65,7 @@ def test_few_values_tell_no_interval() -> None:
 
 
 def test_the_standard_error_of_eight_batches_by_hand() -> None:
-    """Batch means 1, -1, 1, -1, ...: the line through them has the slope -4 / 42 a batch, and takes 16 / 42 of 8 away."""
+    """Batch means 1, -1, 1, -1, ...: the line through them takes 16 / 42 of the squares, 8, away."""
     found = mean_estimate(np.repeat([1.0, -1.0] * 4, 2))
     assert found.value == 0.0
     assert found.freedom == 6
