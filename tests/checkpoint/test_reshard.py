@@ -337,3 +337,23 @@ def test_a_single_node_says_that_it_drops_what_was_to_cross(
 
 
 IN_ONE_NODE = reshard._in_one_node
+
+
+def test_local_steps_since_the_last_round_weigh_nothing_after_resharding(tmp_path: Path) -> None:
+    def saved(worker: Worker) -> Any:
+        return train(worker, "DiLoCo(4)", 6, save=tmp_path)[1][1]["progress"]
+
+    assert all(any(progress["weights"]) for progress in cluster(saved, 3))
+    begun = cluster(lambda worker: train(worker, "DiLoCo(4)", 0, load=tmp_path)[0][1]["progress"], 2)
+    assert [progress["weights"] for progress in begun] == [[0.0] * len(begun[0]["weights"])] * 2
+    assert [progress["flights"] for progress in begun] == [[], []]
+
+
+def test_the_weight_accumulated_for_a_step_is_the_mean_after_resharding() -> None:
+    progress = [{"accumulated": {"weight": weight, "used": used}} for weight, used in ((3.0, ["b"]), (1.0, ["a"]))]
+    states = [
+        {"rank": rank, "world": 2, "step": 1, "recipe": "Dense()", "layout": "", "state": {}, "progress": each}
+        for rank, each in enumerate(progress)
+    ]
+    mine = {"rank": 0, "world": 3, "recipe": "Dense()", "layout": "", "state": {}}
+    assert reshard.fold(states, mine)["progress"] == {"accumulated": {"weight": 2.0, "used": ["a", "b"]}}

@@ -289,3 +289,14 @@ def test_cosines_gather_what_is_smooth_and_nothing_else() -> None:
     assert lost(Rotated(sparse), smooth) < 0.2 * lost(sparse, smooth)
     noise = draws(4096, "noise")
     assert abs(lost(Rotated(sparse), noise) - lost(sparse, noise)) < 0.03
+
+
+@pytest.mark.parametrize("by", ["dct", "hadamard"])
+def test_the_rounding_debt_of_the_inner_compressor_is_owed_in_entries(by: str) -> None:
+    """Law of every aggregation: mean over workers of own = mean + sum over workers of owed, after a first step."""
+    group = Group(Rotated(Feedback(Sharded(Int8(block=16))), by=by), 3)
+    staged = group.aggregate(group.gradients())
+    owed = [each.owed for each in staged if each.owed is not None]
+    assert len(owed) == 3
+    assert any(each.any() for each in owed)
+    close(torch.stack([each.own for each in staged]).mean(0), staged[0].mean + torch.stack(owed).sum(0), 1e-5)

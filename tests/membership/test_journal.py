@@ -121,3 +121,25 @@ def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
     (note,) = notes
     assert "No space left" in note
     log.close()
+
+
+def test_an_entry_is_on_the_disk_before_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that keeps only synchronized bytes has every entry that append has returned from."""
+    path = tmp_path / "journal"
+    synchronized: list[bytes] = []
+    sync = os.fsync
+
+    def fsync(handle: int) -> None:
+        sync(handle)
+        synchronized.append(path.read_bytes())
+
+    log = ViewLog(path, pytest.fail)
+    monkeypatch.setattr(os, "fsync", fsync)
+    for most in (3, 4):
+        log.append({"most": most})
+        kept = tmp_path / f"after a power loss {most}"
+        kept.write_bytes(synchronized[-1] if synchronized else b"")
+        after = ViewLog(kept, pytest.fail)
+        assert after.load().most == most
+        after.close()
+    log.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -48,3 +49,12 @@ def test_what_is_no_view_is_refused(key: str, value: object) -> None:
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(MalformedError):
         View.of(text)
+
+
+def test_the_stages_of_all_views_have_different_numbers() -> None:
+    views = [replace(VIEW, number=number) for number in (1, 2, 3)]
+    stages = [each.stage(whole=whole) for each in views for whole in (False, True)]
+    assert len({stage.number for stage in stages}) == 6
+    assert [stage.number for stage in stages] == sorted(stage.number for stage in stages)
+    assert stages[0].numbers == (2**62 + 1,)
+    assert stages[1].numbers == VIEW.numbers

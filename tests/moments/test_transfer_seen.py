@@ -168,3 +168,21 @@ def test_closures_are_refused() -> None:
 def test_ddp_is_refused(recipe: str) -> None:
     with pytest.raises(AttachError, match=r"gossamer\.attach\(model, optimizer"):
         ddp_hook(network(0), recipe)
+
+
+def test_a_state_dict_saved_after_a_step_that_failed_has_the_users_groups() -> None:
+    def work(worker: Worker) -> None:
+        model, optimizer, _ = worker.start(network(0), sgd, ALL)
+        before = optimizer.state_dict()["param_groups"]
+
+        def fail(*rest: Any) -> None:
+            raise ZeroDivisionError
+
+        loss_of(model, 0, worker.rank).backward()
+        failing = optimizer.register_step_pre_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+        failing.remove()
+        assert optimizer.state_dict()["param_groups"] == before
+
+    cluster(work, 2)

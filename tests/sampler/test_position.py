@@ -392,3 +392,12 @@ def test_a_checkpoint_is_taken_up_in_the_middle_of_a_stratified_epoch() -> None:
     counts = [torch.bincount(labels[part], minlength=3) for part in parts]
     assert (counts[0] - counts[1]).abs().max() <= 1, "as many of a label on each"
     assert sorted([*seen, *parts[0], *parts[1]]) == list(range(30))
+
+
+def test_entries_drawn_before_several_changes_of_one_epoch_add_up() -> None:
+    workers = [Position.of({"epoch": 0, "drawn": 3}, total=30, rank=rank, size=3) for rank in range(3)]
+    two = [position.regrouped(workers, rank=rank, size=2, stayed=[0, 1]) for rank in range(2)]
+    assert [each.before for each in two] == [3, 3]
+    two[0].drawn, two[1].drawn = 4, 2
+    three = [position.regrouped(two, rank=rank, size=3, stayed=[0, 1]) for rank in range(3)]
+    assert [each.before for each in three] == [3 + 4, 3 + 2, 0]

@@ -1,8 +1,12 @@
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from gossamer.errors import AttachError
+from gossamer.sharding import replica_mesh
 from gossamer.sharding.replica_mesh import refuse_overlap, replica_ranks
 
 
@@ -42,3 +46,17 @@ def test_groups_that_do_not_divide_the_job_are_refused(groups: list[tuple[int, .
 
 def test_strided_groups_divide_it() -> None:
     refuse_overlap([(0, 2), (1, 3)], 4)
+
+
+@pytest.mark.parametrize(("inner", "refused"), [([0, 1], False), ([0, 2], True), ([0, 1, 2, 3], True)])
+def test_a_parameter_sharded_over_ranks_of_the_recipe_is_refused(
+    inner: list[int], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe runs between ranks 0 and 2. A mesh of one common rank, this one, is the shards of one replica."""
+    parameter = SimpleNamespace(device_mesh=SimpleNamespace(mesh=torch.tensor(inner)))
+    monkeypatch.setattr(replica_mesh, "sharded_parameters", lambda model: {"head.weight": parameter})
+    if not refused:
+        replica_mesh.refuse_inner_replicas(nn.Linear(1, 1), [0, 2])
+        return
+    with pytest.raises(AttachError, match=r"\"head.weight\" is a DTensor over ranks \[0, 2\]"):
+        replica_mesh.refuse_inner_replicas(nn.Linear(1, 1), [0, 2])

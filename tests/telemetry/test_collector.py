@@ -120,3 +120,23 @@ def test_entries_that_no_version_writes_end_no_run(tmp_path: Path) -> None:
         (tmp_path / "events-0.jsonl").write_text('{"kind": "attached", "moment": "noon", "at": 1}\n')
         collector.ended("finished")
     assert len(notes) == 1
+
+
+def test_a_store_that_is_set_aside_keeps_the_rows_of_its_write_ahead_log(tmp_path: Path) -> None:
+    """As after a launcher that was killed: the newest rows are only in the log beside the file."""
+    store = tmp_path / "run.sqlite"
+    db = open_store(store)
+    db.execute("PRAGMA wal_autocheckpoint=0")
+    db.executemany("INSERT INTO metric VALUES(?,?,?,0,?)", [("loss", step, 1.0, 0.5) for step in range(3)])
+    db.commit()
+    for suffix in ("", "-wal", "-shm"):  # a copy of what a kill leaves: closing would move the rows
+        killed = tmp_path / "killed"
+        killed.mkdir(exist_ok=True)
+        (killed / f"run.sqlite{suffix}").write_bytes((tmp_path / f"run.sqlite{suffix}").read_bytes())
+    db.close()
+    kept = set_aside(killed / "run.sqlite")
+    assert kept is not None
+    assert not list(killed.glob("run.sqlite*"))
+    again = open_store(kept, readonly=True)
+    assert again.execute("SELECT count(*) FROM metric").fetchone()[0] == 3
+    again.close()

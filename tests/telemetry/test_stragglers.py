@@ -126,3 +126,14 @@ def test_there_is_nothing_to_tell_of_one_or_none() -> None:
 def test_where_nobody_is_heard_nobody_is_stopped() -> None:
     paces = [replace(pace, silent_seconds=30.0) for pace in healthy(Random(0))]
     assert straggler(in_lock_step(paces)) is None
+
+
+def test_a_rank_that_waits_as_long_as_the_others_holds_nobody_up() -> None:
+    """Its work is longer, but it waits, too: all wait for something else, such as a slow line."""
+    paces = [RankPace(rank=rank, step=100, seconds=0.2, waiting=0.1) for rank in range(3)]
+    also_waits = RankPace(rank=3, step=100, seconds=0.3, waiting=0.1)
+    assert straggler([*paces, also_waits]) is None
+    held_up = [replace(pace, seconds=0.3, waiting=0.2) for pace in paces]
+    found = straggler([*held_up, replace(also_waits, waiting=0.0)])
+    assert found is not None
+    assert found.rank == 3

@@ -62,3 +62,11 @@ def test_correlated_noise_is_covered_where_single_values_would_promise_too_much(
 def test_few_values_tell_no_interval() -> None:
     assert mean_estimate(np.array([1.0, 2.0, 3.0])).interval().high == np.inf
     assert np.isnan(mean_estimate(np.array([])).value)
+
+
+def test_the_standard_error_of_eight_batches_by_hand() -> None:
+    """Batch means 1, -1, 1, -1, ...: the line through them takes 16 / 42 of the squares, 8, away."""
+    found = mean_estimate(np.repeat([1.0, -1.0] * 4, 2))
+    assert found.value == 0.0
+    assert found.freedom == 6
+    assert found.standard_error == pytest.approx(sqrt((8 - 16 / 42) / 6 / 8))

@@ -208,3 +208,18 @@ def test_it_comes_to_an_end(buffer: int) -> None:
 def test_a_buffer_that_is_never_full_is_refused() -> None:
     with pytest.raises(RecipeError, match="FedBuff\\(buffer=4\\)"):
         rounds_of(Buffered(buffer=5), 4)
+
+
+def test_the_deadline_of_an_old_task_does_not_end_the_devices_new_task() -> None:
+    policy = WithinDeadline(10.0)
+    hand = ByHand(rounds_of(Buffered(fraction=1.0, buffer=1), 2, round_seconds=10.0, selection=policy))
+    hand.ask(0, 1)
+    hand.wait_until(8.0)
+    hand.report(0)
+    hand.ask(0)
+    assert hand.training == [0, 1]
+    hand.wait_until(10.0)
+    assert 0 in hand.training, "its new task began at 8 s"
+    assert 0 not in policy.seconds or policy.seconds[0] < 10.0
+    hand.wait_until(18.0)
+    assert policy.seconds.get(0) == 10.0 or 0 in policy.seconds

@@ -127,3 +127,12 @@ def test_a_half_of_liars_is_refused(bad: float) -> None:
         TrimmedMean(share=bad)
     with pytest.raises(ValueError, match=r"below a half, not .* write MultiKrum"):
         MultiKrum(outliers=bad)
+
+
+def test_rows_that_are_not_finite_count_as_outliers_of_krum() -> None:
+    """Of seven, two may be outliers: one is not finite, so only one more is left out."""
+    rows, _ = cohort(6, 6)
+    given = torch.cat([rows, torch.full((1, 6), nan, dtype=rows.dtype)])
+    found = MultiKrum(outliers=2 / 7).combine(given, torch.ones(7, dtype=torch.float64))
+    assert torch.allclose(found, krum(rows, 1 / 6), rtol=0, atol=1e-12)
+    assert not torch.allclose(found, krum(rows, 2 / 6))

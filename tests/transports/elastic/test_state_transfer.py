@@ -85,3 +85,15 @@ def tensor(**changes):
 def test_what_describes_no_value_is_refused(text):
     with pytest.raises(MalformedError, match="another rank's state"):
         broadcast_value(Telling(text), 0, None)
+
+
+@pytest.mark.parametrize("view", [torch.conj, lambda each: each.conj().imag], ids=["conjugate", "negative"])
+def test_lazily_conjugated_and_negated_tensors_arrive_with_their_values(view):
+    value = view(torch.tensor([1 + 2j, 3 - 4j]))
+    assert value.is_conj() or value.is_neg()
+
+    def act(rank):
+        return hand_over_value(group.transports[rank], [0], [1], value if rank == 0 else None)
+
+    with StandaloneGroup(2) as group:
+        assert torch.equal(group.all(act)[1], value.resolve_conj().resolve_neg())

@@ -298,3 +298,25 @@ def test_a_run_that_was_not_told_to_encrypt_needs_none(monkeypatch: pytest.Monke
 def test_every_cipher_is_there() -> None:
     for cipher in CIPHERS:
         assert all(sealing.cipher_functions(cipher))
+
+
+@pytest.mark.parametrize("other", [0, 1], ids=["called", "caller"])
+def test_keys_depend_on_the_nonces_of_both_ends(tls, monkeypatch, other: int) -> None:
+    """With one end's nonce fixed, keys differ from handshake to handshake by the nonce of the other end."""
+    seen: list[bytes] = []
+    derive = sealing.derive_key
+
+    def spy(token: bytes, nonces: bytes, *rest: object) -> bytes:
+        seen.append(nonces)
+        return derive(token, nonces, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sealing, "derive_key", spy)
+    keys(hands(socket.socketpair(), (tls, TOKEN, CONTEXT)))
+    half = sealing.TOLD.size
+    assert {len(each) for each in seen} == {2 * half}
+    assert len({*seen}) == 1, "both ends derive their keys from the same nonces, in the same order"
+    assert seen[0][:half] != seen[0][half:]
+    halves = [seen[0][:half], seen[0][half:]]
+    halves[other] = bytes(half)
+    arguments = (CONTEXT, (1, 0), AES, b"caller")
+    assert derive(TOKEN, b"".join(halves), *arguments) != derive(TOKEN, seen[0], *arguments)
