@@ -16,11 +16,13 @@ from gossamer.compressors.sharded import is_owed, settle
 from gossamer.core.aggregation import AggregationContext, AggregationResult, State
 from gossamer.core.layout import FlatTensors
 from gossamer.core.ops import AllGather, CollectiveOp, Script
+from gossamer.environment.roll_call import RollCall
 from gossamer.errors import LayoutError, MismatchError
 from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.runtime.runner import run_script
 from gossamer.runtime.transport import Transport
 from gossamer.session.group_calls import newest_group
+from gossamer.session.named_values import gathered, survivor_calls
 from gossamer.session.recipe_choice import compressor_alone
 from gossamer.session.transport_setup import group_transport
 from gossamer.transports.mesh.collective_selector import requested_collective
@@ -154,8 +156,10 @@ def average_(
     compressor: one, as it is, or its text, completed as in a recipe; `gossamer run --recipe` does not replace it.
     state: an empty dict at first, and the same one at every later call, for compressors that remember (Feedback,
     PowerSGD). A number that is not finite on one rank makes the tensors of its dtype NaN on all of them and leaves the
-    state as it was. Raises ValueError where a state is needed and missing, and RecipeError for a recipe with a strategy
-    or a topology, which would be dropped.
+    state as it was. Under a recipe that outlives the loss of a worker (parameter servers of their own, pairwise gossip)
+    the means are over the workers that are left, and the tensors travel whole, without the compressor: it would need
+    answers from all workers. Raises ValueError where a state is needed and missing, and RecipeError for a recipe with a
+    strategy or a topology, which would be dropped.
     """
     named = _by_name(tensors)
     world = current()
@@ -164,7 +168,8 @@ def average_(
         return
     if strange := {str(tensor.dtype) for tensor in named.values() if not _adds_up(tensor.dtype)}:
         raise TypeError(f"average_ averages real numbers, not {', '.join(strange)}: pass tensor.float() instead")
-    lane = CallLane.of_this_process("average_")
+    calls = survivor_calls(world)
+    lane = CallLane.of_this_process("average_") if calls is None else None
     kinds: dict[str, dict[str, Tensor]] = {}
     for name, tensor in named.items():
         kinds.setdefault(f"{tensor.device} {tensor.dtype}", {})[name] = tensor.detach()
@@ -175,14 +180,35 @@ def average_(
                 f"{chosen!r} remembers something between calls and has nowhere to keep it. Write `state = {{}}` once, "
                 "and gossamer.average_(tensors, compressor, state=state) each time."
             )
-        memory = (state if state is not None else {}).setdefault(kind, AverageState(chosen, lane.transport))
-        if memory.compressor != chosen:
-            raise ValueError(f"this state belongs to {memory.compressor!r}: begin with an empty one for {chosen!r}")
-        memory.run, memory.kept = lane.run, KeptInputs() if lane.keeps else None
-        memory.average_(packed)
-        memory.step += 1
+        if calls is not None:
+            _average_whole(calls, packed)
+        elif lane is not None:
+            _average_compressed(lane, chosen, packed, kind, {} if state is None else state)
         for name, view in packed.items():
             group[name].copy_(view)
+
+
+def _average_compressed(
+    lane: CallLane, chosen: Compressor, packed: FlatTensors, kind: str, state: dict[str, AverageState]
+) -> None:
+    memory = state.setdefault(kind, AverageState(chosen, lane.transport))
+    if memory.compressor != chosen:
+        raise ValueError(f"this state belongs to {memory.compressor!r}: begin with an empty one for {chosen!r}")
+    memory.run, memory.kept = lane.run, KeptInputs() if lane.keeps else None
+    memory.average_(packed)
+    memory.step += 1
+
+
+def _average_whole(calls: RollCall, x: FlatTensors) -> None:
+    """Overwrite x with the exact mean over the ranks that are left, or with NaN where one of them is not finite."""
+    found = gathered(calls, "average_", dict(x.items()))
+    for name, view in x.items():
+        total = torch.zeros(view.shape, dtype=torch.float64, device="cpu")
+        for each in found:
+            total += each[name].cpu()
+        view.copy_(total / len(found))
+    if not torch.isfinite(x.flat).all():
+        x.flat.fill_(torch.nan)
 
 
 def _by_name(tensors: Iterable[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:

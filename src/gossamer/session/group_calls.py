@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from gossamer.core.ops import Script
+from gossamer.environment.roll_call import RollCall
 from gossamer.errors import CheckpointError, LoopError
 from gossamer.runtime import flight_recorder
 from gossamer.runtime.comm_thread import CommThread
@@ -30,9 +31,12 @@ class GroupCalls:
     def __init__(self, transport: Transport, comm_thread: CommThread) -> None:
         self.transport, self.comm_thread, self.pid = transport, comm_thread, os.getpid()
         self.worker = current_worker()
+        self.roll_call: Callable[[], RollCall | None] = lambda: None
 
-    def publish(self) -> None:
-        """The session is open: from now on calls without one travel here, too."""
+    def publish(self, roll_call: Callable[[], RollCall | None]) -> None:
+        """The session is open: from now on calls without one travel here, too, or by `roll_call` where there is one,
+        since the recipe outlives the loss of a rank."""
+        self.roll_call = roll_call
         _open.append(weakref.ref(self))
 
     @property

@@ -117,7 +117,7 @@ class Session:
             *self.status.watch(model, optimizer),
         ]
         open_sessions.register(self)
-        self._group.publish()
+        self._group.publish(lambda: self._synchronizer.roll_call)
 
     def __repr__(self) -> str:
         return self.status.text(self._parameters.values())
