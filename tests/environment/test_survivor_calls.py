@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.pairwise_sessions import die, still
+from support.pairwise_sessions import PATIENCE_SECONDS, die, still
 from support.virtual_workers import Worker, cluster, notices
 from torch.distributed import HashStore
 
@@ -49,13 +50,18 @@ def called(rank: int) -> tuple[float, list[int], list[float]]:
 
 @pytest.mark.usefixtures("store")
 def test_calls_run_over_the_workers_that_are_left() -> None:
+    """The lost one falls silent, and nobody says that it has ended."""
+    done = threading.Semaphore(0)
+
     def work(worker: Worker) -> Any:
         session, *_ = still(worker, [1.0])
         before = called(worker.rank)
         if worker.rank == 2:
             die(session)
+            assert all(done.acquire(timeout=PATIENCE_SECONDS) for _ in range(2))
             return before
         after = called(worker.rank)
+        done.release()
         session.close()
         return before, after
 
