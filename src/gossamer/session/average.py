@@ -10,14 +10,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from gossamer.checkpoint.files import MALFORMED
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.compressors.sharded import is_owed, settle
 from gossamer.core.aggregation import AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors
+from gossamer.core.layout import FlatTensors, Layout, Slot
 from gossamer.core.ops import AllGather, CollectiveOp, Script
 from gossamer.environment.roll_call import RollCall
-from gossamer.errors import LayoutError, MismatchError
+from gossamer.errors import CheckpointError, LayoutError, MismatchError
 from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.runtime.runner import run_script
 from gossamer.runtime.transport import Transport
@@ -48,6 +49,47 @@ class AverageState:
         elif state:
             self._states[x.layout.fingerprint()] = staged.next_state.after(state)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the compressor remembers on this rank, by tensor name: copies. Each rank saves its own.
+
+        Returns:
+            Text, numbers, lists and tensors only, so torch.load(..., weights_only=True) reads it.
+        """
+        return {
+            "compressor": repr(self.compressor),
+            "rank": self.transport.rank,
+            "world": self.transport.world,
+            "step": self.step,
+            "remembered": [
+                {key: {"slots": _slots(packed.layout), "flat": packed.flat.clone()} for key, packed in state.items()}
+                for state in self._states.values()
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` of the same rank gave; tensors may lie in other buckets, or on another device, now.
+
+        Raises:
+            CheckpointError: another compressor, rank or number of workers wrote it, or it is incomplete.
+        """
+        mine = {"compressor": repr(self.compressor), "rank": self.transport.rank, "world": self.transport.world}
+        for key, value in mine.items():
+            if state.get(key) != value:
+                raise CheckpointError(
+                    f"this state has the {key} {state.get(key)!r}, and this run has {value!r}. Load what the same rank "
+                    "saved with the same compressor and number of workers, or begin without a saved state."
+                )
+        try:
+            loaded = [State({key: _packed(each) for key, each in saved.items()}) for saved in state["remembered"]]
+            self.step = int(state["step"])
+        except MALFORMED as error:
+            raise CheckpointError(
+                f"this state is damaged or incomplete ({type(error).__name__}: {error}). Load a complete one, or begin "
+                "without a saved state."
+            ) from error
+        # Keys of no layout: the next call moves each tensor to where it lies then
+        self._states = {f"loaded {number}": each for number, each in enumerate(loaded)}
+
     def _script(self, x: FlatTensors) -> Script:
         if self.kept is not None:
             self.kept.keep(0, x.flat)
@@ -72,6 +114,18 @@ class AverageState:
                     self._states[f"{other} without {key}"] = _without(names, old)
             self._states[key] = state
         return self._states[key]
+
+
+def _slots(layout: Layout) -> list[list[Any]]:
+    return [[slot.name, list(slot.shape), slot.offset, list(slot.stride)] for slot in layout]
+
+
+def _packed(saved: Mapping[str, Any]) -> FlatTensors:
+    slots = tuple(Slot(name, tuple(shape), offset, tuple(stride)) for name, shape, offset, stride in saved["slots"])
+    layout, flat = Layout(slots), saved["flat"].clone()
+    if len(flat) < layout.numel:
+        raise ValueError(f"{len(flat)} of {layout.numel} entries are there")
+    return FlatTensors(flat, layout)
 
 
 def _names(state: State) -> set[str]:
@@ -149,17 +203,18 @@ class CallLane:
 def average_(
     tensors: Iterable[Tensor] | Mapping[str, Tensor],
     compressor: Compressor | str,
-    state: dict[str, AverageState] | None = None,
+    state: dict[str, Any] | None = None,
 ) -> None:
     """Overwrite `tensors` with their means over all workers; every rank must call it with the same shapes.
 
     compressor: one, as it is, or its text, completed as in a recipe; `gossamer run --recipe` does not replace it.
     state: an empty dict at first, and the same one at every later call, for compressors that remember (Feedback,
-    PowerSGD). A number that is not finite on one rank makes the tensors of its dtype NaN on all of them and leaves the
-    state as it was. Under a recipe that outlives the loss of a worker (parameter servers of their own, pairwise gossip)
-    the means are over the workers that are left, and the tensors travel whole, without the compressor: it would need
-    answers from all workers. Raises ValueError where a state is needed and missing, and RecipeError for a recipe with a
-    strategy or a topology, which would be dropped.
+    PowerSGD). Each rank saves its own as {kind: each.state_dict() for kind, each in state.items()}, and passes that as
+    `state` to go on from it. A number that is not finite on one rank makes the tensors of its dtype NaN on all of them
+    and leaves the state as it was. Under a recipe that outlives the loss of a worker (parameter servers of their own,
+    pairwise gossip) the means are over the workers that are left, and the tensors travel whole, without the compressor:
+    it would need answers from all workers. Raises ValueError where a state is needed and missing, and RecipeError for a
+    recipe with a strategy or a topology, which would be dropped.
     """
     named = _by_name(tensors)
     world = current()
@@ -189,9 +244,13 @@ def average_(
 
 
 def _average_compressed(
-    lane: CallLane, chosen: Compressor, packed: FlatTensors, kind: str, state: dict[str, AverageState]
+    lane: CallLane, chosen: Compressor, packed: FlatTensors, kind: str, state: dict[str, Any]
 ) -> None:
     memory = state.setdefault(kind, AverageState(chosen, lane.transport))
+    if isinstance(memory, Mapping):  # as saved
+        saved, memory = memory, AverageState(chosen, lane.transport)
+        memory.load_state_dict(saved)
+        state[kind] = memory
     if memory.compressor != chosen:
         raise ValueError(f"this state belongs to {memory.compressor!r}: begin with an empty one for {chosen!r}")
     memory.run, memory.kept = lane.run, KeptInputs() if lane.keeps else None
