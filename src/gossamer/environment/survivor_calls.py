@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 from weakref import WeakKeyDictionary
 
+from gossamer import events
 from gossamer.environment.rendezvous import comebacks, group_store
 from gossamer.environment.roll_call import RollCall
 from gossamer.environment.run_settings import encrypts
@@ -39,6 +40,7 @@ def process_calls(rank: int, size: int) -> RollCall | None:
         registry = registry_store()
         if registry is None:
             return None
+        events.emit(events.WithoutSession(trains=False))
         exited = partial(has_exited, registry)
         _outside[worker] = RollCall(registry, "outside", rank, size, restart=comebacks(), replays=True, exited=exited)
     return _outside[worker]

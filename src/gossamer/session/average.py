@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from gossamer import events
 from gossamer.checkpoint.files import MALFORMED
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
@@ -168,6 +169,7 @@ def _shared_transport() -> Transport:
     """One group for all such calls of this worker while no session is open."""
     world = current()
     if world not in _shared:
+        events.emit(events.WithoutSession(trains=False))
         _shared[world] = world.own_transport() or group_transport(world, requested_collective())
     return _shared[world]
 

@@ -71,6 +71,7 @@ def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, 
             "by torch's process group; only the gradients that the hook averages are. Write gossamer.attach(model, "
             "optimizer) in DDP's place, or keep to a network that you trust"
         )
+    events.emit(events.WithoutSession(trains=True))
     alone = compressor_alone(chosen_recipe(compressor, world), world, "ddp_hook")
     # a lambda, since DDP compares annotations with the classes themselves, not with their names
     return DdpState(model, alone), lambda state, bucket: _ddp_average(state, bucket)
