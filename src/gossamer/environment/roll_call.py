@@ -32,7 +32,7 @@ class RollEntry(NamedTuple):
     caller: str
     form: str  # names, dtypes and shapes of the value
     restart: int
-    in_turn: bool  # False for a restarted rank that does not know yet which call the others make
+    in_turn: bool  # False for a restarted rank, which may make fewer calls than the others
     pieces: int
 
     @property
@@ -58,8 +58,9 @@ class RollCall:
     - a rank that has ended this scope, or whose process has ended for good;
     - a rank that the recipe's own protocol does not hear (`silent`), for SURE_SECONDS.
 
-    A rank that was late receives the values that the others agreed on, and stays in step with them. A restarted rank
-    joins the first open call that has the same caller and form as its own.
+    A rank that was late receives the values that the others agreed on, and stays in step with them. A restarted rank is
+    counted only in calls of the same caller and form as its own: its loop may begin elsewhere. Until then it waits, and
+    no other rank waits for it.
 
     Args:
         store: shared by all ranks.
@@ -87,8 +88,8 @@ class RollCall:
         self.rank, self.size = rank, size
         self._store = PrefixStore(f"calls/{scope}", store)
         self._restart, self._silent, self._exited, self._clock = restart, silent, exited, clock
-        self._in_turn = restart == 0 or replays
-        self._next: int | None = 0 if self._in_turn else None
+        self._in_turn, self._replays = restart == 0, replays
+        self._next: int | None = 0 if restart == 0 or replays else None
         self._silent_since: dict[int, float] = {}
         self._left_out: list[int] = []
         self._written: deque[StoredValue] = deque()
@@ -97,7 +98,7 @@ class RollCall:
         """The values of the ranks that were counted, by rank, ascending; the same on every rank.
 
         Args:
-            caller: the function that the user called, for messages.
+            caller: the function that the user called, such as gossamer.mean.
             form: names, dtypes and shapes of the value.
             value: of this rank.
 
@@ -111,7 +112,7 @@ class RollCall:
                 pass
         except RuntimeError as problem:
             raise ConnectError(
-                f"gossamer.{caller} found no answer at the store of this run ({str(problem).splitlines()[0]}). The "
+                f"{caller} found no answer at the store of this run ({str(problem).splitlines()[0]}). The "
                 "launcher keeps it, or rank 0 where the workers were started by hand. Look at the log of that process."
             ) from problem
         return found
@@ -139,14 +140,15 @@ class RollCall:
             return None
         expected = next((each for each in entries.values() if each.in_turn), next(iter(entries.values()))).asked
         counted = [rank for rank, each in entries.items() if each.in_turn or each.asked == expected]
-        if not self._in_turn and (self.rank not in counted or entries[self.rank].restart != self._restart):
-            return None
+        if not self._in_turn:
+            mine = self.rank in counted and entries[self.rank].restart == self._restart
+            if not mine and not (self._replays and (caller, form) == expected):
+                return None
         values = {rank: self._value(number, rank, entries[rank]) for rank in counted}
         found = {rank: each for rank, each in values.items() if each is not None}
         if len(found) < len(values):
             self._resynchronize()
             return None
-        self._in_turn = True
         _check_callers({rank: entries[rank].caller for rank in counted} | {self.rank: caller})
         self._notify(caller, counted)
         self._forget(number, counted)
@@ -204,7 +206,7 @@ class RollCall:
         """Wait until the members of this call are agreed on; False where that was so long ago that they are deleted."""
         agreed, everyone = f"{number}/members", [f"{number}/{rank}" for rank in range(self.size)]
         expected = [f"{number}/{rank}" for rank in range(self.size) if rank not in self._left_out]
-        progress = WaitProgress(self.rank, f"gossamer.{caller}", timeout_seconds(), clock=self._clock)
+        progress = WaitProgress(self.rank, f"{caller}", timeout_seconds(), clock=self._clock)
         pause, check_at, checked = FIRST_PAUSE_SECONDS, self._clock() + FIRST_CHECK_SECONDS, False
         while not self._store.check([agreed]):
             if self._store.check(everyone):
@@ -229,8 +231,8 @@ class RollCall:
             self._propose(number, present)
         elif progress.over:
             raise PeerLost(
-                f"rank {self.rank} waited {duration(progress.seconds)} in gossamer.{caller} for {named_ranks(awaited)} "
-                f"of {self.size}. The other ranks are running, but did not call it. Call gossamer.{caller} on every "
+                f"rank {self.rank} waited {duration(progress.seconds)} in {caller} for {named_ranks(awaited)} "
+                f"of {self.size}. The other ranks are running, but did not call it. Call {caller} on every "
                 "rank at the same place, not only where world.is_first."
             )
         else:
@@ -256,8 +258,8 @@ class RollCall:
         left_out = [rank for rank in range(self.size) if rank not in counted]
         if left_out and left_out != self._left_out and self.rank in (min(counted), *left_out):
             events.notice(
-                f"gossamer.{caller} is over {named_ranks(counted)}, without {named_ranks(left_out)}: lost, ended, or "
-                "not heard in time. So are later calls, until the missing ranks are heard again"
+                f"{caller} is over {named_ranks(counted)}, without {named_ranks(left_out)}: lost, ended, late, "
+                "or back from a restart and at another call. This is said again once other ranks are missing"
             )
         self._left_out = left_out
 
@@ -268,6 +270,6 @@ def _check_callers(callers: Mapping[int, str]) -> None:
     for rank, caller in callers.items():
         if caller != callers[first]:
             raise MismatchError(
-                f"rank {first} called gossamer.{callers[first]} while rank {rank} called gossamer.{caller}. Make the "
+                f"rank {first} called {callers[first]} while rank {rank} called {caller}. Make the "
                 "same calls in the same order on every rank."
             )
