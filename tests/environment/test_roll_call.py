@@ -209,6 +209,15 @@ def test_a_restarted_rank_replays_the_calls_of_its_first_start() -> None:
     assert ranks.gather(0, 1, 2, form="text") == [of(0, 1, 2, form="text")] * 3
 
 
+def test_a_restarted_rank_replays_no_call_that_it_does_not_make() -> None:
+    ranks = Ranks(replays=True)
+    ranks.silent.add(2)
+    ranks.gather(0, 1, form="text")
+    ranks.silent.clear()
+    ranks.calls[2] = ranks.begun(2, restart=1)
+    assert ranks.gather(0, 1, 2) == [of(0, 1, 2)] * 3
+
+
 def test_ranks_that_call_different_functions_are_told_on_every_rank() -> None:
     ranks = Ranks(2)
     failed: list[str] = []

@@ -217,7 +217,7 @@ class UpdatePolicy(ABC):
                 return each.sender.number in shard.left and not shard.members and not self._coming_back(shard)
             case "left":
                 return each.sender.number in shard.left
-            case "state" | "silent":
+            case "state":
                 return True
             case "together":
                 return not self._coming_back(shard)
