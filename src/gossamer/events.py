@@ -28,6 +28,13 @@ class Joined(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WithoutSession(Event):
+    """This worker communicates by Gossamer, and has not called gossamer.attach. Emitted once for each such means."""
+
+    trains: bool  # by remote modules, pipeline boundaries or a hook of DDP, which need no session
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attached(Event):
     """A session begins. Emitted before anything is sent, so a listener may still stop it by raising."""
 

@@ -60,6 +60,19 @@ def test_a_recipe_that_costs_nothing_is_said_to() -> None:
     assert "no difference in loss after as many steps beyond noise" in found.cost
 
 
+def test_a_loss_that_is_lower_is_not_made_up_for() -> None:
+    found = answered({"Int8()": Planted(step_seconds=0.25, efficiency=1.3)})
+    assert found.change
+    assert found.cost.startswith("-0.")
+    assert found.cost.endswith("): lower than with Dense()")
+
+
+def test_a_loss_that_is_higher_is_made_up_for() -> None:
+    found = answered({"TopK(density=0.01)": WINNER})
+    assert found.cost.startswith("+0.")
+    assert found.cost.endswith("which the gain has made up for")
+
+
 def test_what_is_slower_never_came_there() -> None:
     found = answered({"R": Planted(step_seconds=1.0, efficiency=0.3)})
     assert not found.change

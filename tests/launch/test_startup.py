@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.events import Attached, Joined, LeftRun, Logged, ResidualTold
+from gossamer.events import Attached, Joined, LeftRun, Logged, ResidualTold, WithoutSession
 from gossamer.launch.job import Job
 from gossamer.launch.logs.run_files import RunFiles, Stage, read_json
 from gossamer.launch.startup import StageMarks, Startup
@@ -44,6 +44,20 @@ def test_each_line_says_who_is_where(files: RunFiles) -> None:
     assert after(7) == "starting 2 workers · all joined, 1 of 2 attached (gossamer.attach) · 7 s"
     StageMarks(files, 3, 0)(ATTACHED)
     assert after(9) == "2 workers attached, before the first step · 9 s"
+
+
+def test_workers_that_need_no_session_are_not_told_to_attach(files: RunFiles) -> None:
+    startup = Startup(Job(script=Path("train.py"), workers=1, logs=Path("logs")), files, lambda: 0.0)
+    files.report_start(0, 0, 4711)
+    files.mark(Stage.ENTERED, 0, 0)
+    marks = StageMarks(files, 0, 0)
+    marks(Joined())
+    marks(WithoutSession(trains=False))
+    assert str(startup) == "starting 1 worker · all joined, 0 of 1 attached (gossamer.attach) · 0 s"
+    marks(WithoutSession(trains=True))
+    assert str(startup) == "1 worker joined, without a session (gossamer.attach) so far · 0 s"
+    marks(ATTACHED)
+    assert str(startup) == "1 worker attached, before the first step · 0 s"
 
 
 def test_a_worker_that_is_started_again_begins_anew(files: RunFiles) -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from support.virtual_workers import heard
 
+from gossamer import events
 from gossamer.compressors import Int8
 from gossamer.errors import RecipeError
 from gossamer.parallel import boundary
@@ -19,6 +21,12 @@ def test_codecs_of_one_size_are_taken(codec: str) -> None:
     assert carrier.is_meta
     assert carrier.requires_grad  # or torch would send no gradient back
     assert carrier.shape == (edge.format.numel,)
+
+
+def test_a_boundary_needs_no_session_and_says_so() -> None:
+    with heard(events.WithoutSession) as told:
+        boundary("Int8()", shape=SHAPE)
+    assert [event.trains for event in told] == [True]
 
 
 def test_carriers_are_as_small_as_their_codec() -> None:

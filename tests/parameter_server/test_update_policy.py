@@ -10,11 +10,11 @@ import pytest
 from support.direct_server import DirectServer
 from torch.optim import Adam
 
-from gossamer.core.peer_ops import SERVER, Answer, Peer, Push, Receipt, Stamp
+from gossamer.core.peer_ops import SERVER, WORKER, Answer, Peer, PeerJoined, Pull, Push, Receipt, Stamp
 from gossamer.errors import MalformedError
 from gossamer.parameter_server.client.requests import check
 from gossamer.parameter_server.deduplication import LATE
-from gossamer.parameter_server.update_policy import GRADIENT, JOIN, LEAVE
+from gossamer.parameter_server.update_policy import GRADIENT, JOIN, LEAVE, SILENT
 
 COLUMNS = "ParameterServer('async', push=Route(Feedback(OneBit(columns=True)), smallest=0))"
 FAR = 2**40
@@ -114,3 +114,21 @@ def test_hyperparameters_that_no_optimizer_takes_are_refused(options: dict[str, 
     header["groups"][0].update(options)
     assert refused(server.say(0, replace(push, about=json.dumps(header))))
     check_goes_on(server)
+
+
+# -- workers that are not heard ---------------------------------------------------------------------------------------
+
+
+def silent(server: DirectServer) -> list[int]:
+    (answer,) = server.say(0, Pull(of=Peer(SERVER, 0), key=SILENT))
+    return list(json.loads(answer.about)["silent"])
+
+
+@pytest.mark.parametrize("recipe", ["ParameterServer('async')", "ParameterServer('sync')"])
+def test_a_server_names_the_workers_that_it_does_not_hear(recipe: str) -> None:
+    server = DirectServer(recipe, world=3)
+    assert silent(server) == []
+    server.lose(2)
+    assert silent(server) == [2]
+    server.hear(PeerJoined(moment=0.0, peer=Peer(WORKER, 2)))
+    assert silent(server) == []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.processes import run_workers
 from support.sessions import sgd
-from support.virtual_workers import Worker, cluster, network, train_step
+from support.virtual_workers import Worker, cluster, network, notices, train_step
 
 from gossamer.compressors import Dense
 from gossamer.core.layout import FlatTensors
@@ -18,6 +18,7 @@ from gossamer.errors import GossamerError, LoopError, MismatchError
 from gossamer.session.average import AverageState
 from gossamer.session.group_calls import newest_group
 from gossamer.session.session import Session
+from gossamer.transports.detached import DetachedTransport
 
 RECIPES = [
     "Dense()",
@@ -113,6 +114,58 @@ def test_the_newest_open_group_is_taken() -> None:
         assert newest_group() is sessions[0]._group
         sessions[0].close()
         assert newest_group() not in [session._group for session in sessions]
+
+    cluster(work, 1)
+
+
+# -- with a worker that was lost --------------------------------------------------------------------------------------
+
+
+class Answered:
+    """A roll call of three ranks that is answered by some of them."""
+
+    def __init__(self, found: dict[int, bytes]) -> None:
+        self.found = found
+
+    def gather(self, caller: str, form: str, value: bytes) -> dict[int, bytes]:
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("found", "lacks"),
+    [
+        ({0: b"", 1: b"", 2: b""}, ""),
+        ({0: b"", 1: b""}, "Lost, or back from a restart: rank 2."),
+        ({0: b"", 1: b"detached", 2: b""}, "Lost, or back from a restart: rank 1."),
+    ],
+)
+def test_nothing_is_saved_once_a_worker_is_lost(found: dict[int, bytes], lacks: str, tmp_path: Path) -> None:
+    """Where the recipe outlives the loss: the run goes on, and one notice says so."""
+
+    def work(worker: Worker) -> int:
+        *_, session = worker.start(network(0), sgd)
+        session._group.roll_call = lambda: Answered(found)  # type: ignore[assignment,return-value]
+        for _ in range(2):
+            session.save(tmp_path)
+        return len(list(tmp_path.glob("step-*")))
+
+    with notices() as told:
+        counts = cluster(work, 3)
+    assert counts == [0 if lacks else 1] * 3
+    assert [lacks in each for each in told if "session.save saves nothing" in each] == [True] * bool(lacks)
+
+
+def test_a_worker_that_came_back_alone_puts_no_server_back(tmp_path: Path) -> None:
+    """It is told what the script saved, and keeps the parameters that it began with."""
+
+    def work(worker: Worker) -> None:
+        model, _, session = worker.start(network(0), sgd)
+        session.save(tmp_path, step=7)
+        with torch.no_grad():
+            model[0].weight.fill_(3.0)  # type: ignore[index,union-attr,operator]
+        session._group.transport = DetachedTransport(0, 1)  # type: ignore[assignment]
+        assert session.load(tmp_path) == {"step": 7}
+        assert (model[0].weight == 3.0).all()  # type: ignore[index,union-attr]
 
     cluster(work, 1)
 

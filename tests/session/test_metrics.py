@@ -34,7 +34,7 @@ def among(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def surround(*others: Any) -> None:
         named = [value if isinstance(value, dict) else {"": value} for value in others]
-        world = type("World", (), {"size": 1 + len(others)})
+        world = type("World", (), {"rank": 0, "size": 1 + len(others)})
         monkeypatch.setattr(metrics, "current", world)
         monkeypatch.setattr(metrics.CallLane, "of_this_process", lambda caller: _Lane(named))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from support.served_training import ROUNDS, begun, check_joined, step
-from support.virtual_workers import Worker, batch, cluster, heard, network, parameters
+from support.virtual_workers import Worker, batch, cluster, heard, network, notices, parameters
 from torch.nn.functional import mse_loss
 
 from gossamer import events
@@ -237,3 +238,22 @@ def test_the_sessions_seed_decides_what_is_drawn() -> None:
 
     assert torch.equal(trained(1), trained(1))
     assert not torch.equal(trained(1), trained(-2))
+
+
+def test_parameters_that_differ_on_purpose_are_not_reported_at_a_save(tmp_path: Path) -> None:
+    """On arrival each worker has what it pulled last: rank 0 before rank 1 has made any step."""
+    first_is_done = threading.Event()
+
+    def run(worker: Worker) -> torch.Tensor:
+        model, optimizer, session = begun(worker, "ParameterServer('async')")
+        assert worker.rank == 0 or first_is_done.wait(20)
+        step(model, optimizer, 0, worker.rank)
+        with session.merged(model):  # its pull has landed
+            first_is_done.set()
+        session.save(tmp_path)
+        return parameters(model)
+
+    with notices() as told:
+        first, second = cluster(run, 2)
+    assert not torch.equal(first, second)
+    assert [each for each in told if "differ in the checkpoint" in each] == []

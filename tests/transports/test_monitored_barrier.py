@@ -10,7 +10,7 @@ from support.virtual_workers import notices
 
 from gossamer.environment.wait_progress import WaitProgress
 from gossamer.errors import ConnectError, PeerLost
-from gossamer.transports.monitored_barrier import LONGEST_POLL_SECONDS, ArrivalRoll, monitored_barrier
+from gossamer.transports.monitored_barrier import BUSY, LONGEST_POLL_SECONDS, ArrivalRoll, monitored_barrier
 
 
 class Store:
@@ -80,12 +80,15 @@ def test_who_still_loads_its_data_is_waited_for_aloud(store: Store, time: Time, 
     assert 25 <= time.now < 25.2
     assert said == [
         "rank 0 has waited 10 s for ranks 1 and 3 to come to gossamer.attach(), and waits for 30 min at most "
-        "(GOSSAMER_TIMEOUT=1800). Such a rank still loads data or builds its model, or has failed: look at its own "
-        "output.",
+        f"(GOSSAMER_TIMEOUT=1800). {BUSY}",
         "rank 0 has waited 20 s for rank 3 to come to gossamer.attach(), and waits for 30 min at most "
         "(GOSSAMER_TIMEOUT=1800).",
         "rank 0 goes on: all have come to gossamer.attach(), after 25 s",
     ]
+
+
+def test_a_rank_that_is_alone_in_attach_names_the_line_that_every_rank_needs() -> None:
+    assert "Every rank must call it, not only where world.is_first" in BUSY
 
 
 @pytest.mark.parametrize(("rank", "speaks"), [(2, True), (3, False)])

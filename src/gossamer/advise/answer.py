@@ -130,7 +130,10 @@ def _cost(best: Contender, race: RaceResult) -> str:
         return f"what it costs in {where} could not be told: too few steps"
     if not lost.excludes_zero:
         return f"no difference in {where} beyond noise: {lost.value:+.3g} ({_between(lost, '+.3g')})"
-    return f"{lost.value:+.3g} in {where} ({_between(lost, '+.3g')}), which the gain has made up for"
+    text = f"{lost.value:+.3g} in {where} ({_between(lost, '+.3g')})"
+    if lost.value < 0:
+        return f"{text}: lower than with {race.baseline.recipe}"
+    return f"{text}, which the gain has made up for"
 
 
 def _nothing_gained(race: RaceResult) -> str:

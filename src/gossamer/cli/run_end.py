@@ -15,6 +15,7 @@ from gossamer.events import Ended
 from gossamer.launch.failure import Failure, Origin, Outcome
 from gossamer.launch.job import Job
 from gossamer.launch.logs.follow import log_path
+from gossamer.launch.logs.run_files import RunFiles, Stage
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.plot import plot
@@ -24,6 +25,10 @@ USAGE_ERROR = 2  # the exit code of argparse and click for unknown arguments
 NEVER_ATTACHED = (
     "{script} never called gossamer.attach, so there are no numbers to show. Add this line before the "
     "training loop: session = gossamer.attach(model, optimizer)"
+)
+WITHOUT_SESSION = (
+    "{script} ran without a session, so there are no numbers to show: they come from gossamer.attach(model, "
+    "optimizer), which remote modules, pipeline boundaries and gossamer.ddp_hook do not need"
 )
 NOT_WRITTEN = (
     "the record could not be written to {file} ({reason}), so this table is all there is of it yet. What was logged is "
@@ -51,7 +56,8 @@ def report(
     ranks = records.read_ranks(directory)
     if not ranks:
         if ended == "finished":
-            terminal.note(NEVER_ATTACHED.format(script=job.script))
+            text = WITHOUT_SESSION if _communicated(job, directory) else NEVER_ATTACHED
+            terminal.note(text.format(script=job.script))
         records.discard_logs(directory)
         return None
     record = records.merge(ranks, network, ended)
@@ -68,6 +74,12 @@ def report(
         files["picture"] = str(plot_file)
     terminal.table(record, files)
     return record
+
+
+def _communicated(job: Job, directory: Path) -> bool:
+    """Whether a worker of this machine used Gossamer without a session."""
+    files, stages = RunFiles(directory), (Stage.OTHERWISE, Stage.CALLED)
+    return any(files.has_ever_reached(stage, rank) for stage in stages for rank in job.local_ranks)
 
 
 def explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | None) -> None:

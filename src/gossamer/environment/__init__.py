@@ -13,7 +13,8 @@ meeting_place.py       where the meeting is, and torch's store for the group
 listening.py           a listening socket at one address of this machine
 network_interfaces.py  IPv4 interfaces, and the one that leads to the other workers
 store.py               a key-value store at the rendezvous, before any process group
-worker_registry.py     addresses of workers, for those that come back
+worker_registry.py     addresses and ends of workers, for those that come back
+roll_call.py           values of the ranks that are left, agreed on through a store; survivor_calls.py: this process's
 run_settings.py        servers, TLS and names from GOSSAMER_* variables
 run_token.py           the run's secret: made, checked and read
 rank_environment.py    versions, platform and settings of this process, without secrets

@@ -1,4 +1,4 @@
-"""Worker registry: addresses of a run's workers in the launcher's store, for restarted workers to find."""
+"""Worker registry: addresses and ends of a run's workers in the launcher's store."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gossamer.environment.run_settings import Address, restarts_alone
 from gossamer.errors import ConnectError
 
 STORE_SECONDS = 10.0
-PLACES, ENDED, ENDS_WITH, TRAINS = "gossamer/places", "ended", "ends-with-", "trains-"
+PLACES, ENDED, ENDS_WITH, TRAINS, EXITED = "gossamer/places", "ended", "ends-with-", "trains-", "exited-"
 
 
 def publish(rank: int, place: Address) -> None:
     """Enter this worker's address; does nothing where the launcher keeps no registry."""
-    store = _store()
+    store = registry_store()
     if store is not None:
         store.set(str(rank), json.dumps(place))
 
 
 def published(world: int) -> dict[int, Address]:
     """Each worker's latest address, by rank, of those that have one. Raises ConnectError."""
-    store = _store()
+    store = registry_store()
     if store is None:
         raise ConnectError(
             "Nobody knows where the other workers listen, so this one cannot come back. Start the run by `gossamer run "
@@ -40,7 +40,7 @@ def claim_end(number: int, text: str) -> str | None:
 
     None where the launcher keeps no registry. Raises ConnectError where it does and cannot be asked.
     """
-    store = _store()
+    store = registry_store()
     if store is None:
         return None
     try:
@@ -55,20 +55,20 @@ def claim_end(number: int, text: str) -> str | None:
 def mark_end() -> None:
     """Mark that this worker has finished, and with it the run."""
     with suppress(ConnectError, RuntimeError):  # the launcher is gone, and no worker will come back
-        store = _store()
+        store = registry_store()
         if store is not None:
             store.set(ENDED, "1")
 
 
 def has_ended() -> bool:
     """Whether a worker has finished, so that none trains any more."""
-    store = _store()
+    store = registry_store()
     return store is not None and store.check([ENDED])
 
 
 def mark_training(rank: int, attempt: int) -> None:
     """Mark that this worker has parameters to go on from and is connected to the others."""
-    store = _store()
+    store = registry_store()
     if store is not None:
         store.set(f"{TRAINS}{rank}", str(attempt))
 
@@ -79,8 +79,18 @@ def trains(store: Store, rank: int, attempt: int) -> bool:
     return store.check([key]) and int(store.get(key)) == attempt
 
 
-def _store() -> Store | None:
-    """The launcher's store, where it restarts lost workers one by one."""
+def mark_exited(store: Store, rank: int) -> None:
+    """Mark that this worker's process has ended and is not started again. store: the launcher's own."""
+    PrefixStore(PLACES, store).set(f"{EXITED}{rank}", "1")
+
+
+def has_exited(store: Store, rank: int) -> bool:
+    """Whether `mark_exited` was called for this worker. store: as `registry_store` gives it."""
+    return store.check([f"{EXITED}{rank}"])
+
+
+def registry_store() -> Store | None:
+    """The launcher's store, where it restarts lost workers one by one; else None. Raises ConnectError."""
     if not restarts_alone() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -88,6 +88,7 @@ class Partner:
         refuse_loss(self._compressor)
         self.version = self.declined = self.abandoned = 0
         self._gone: set[int] = set()  # not asked until they are here again
+        self._left: set[int] = set()  # those of them that were here
         self._asked: dict[int, PairRequest] = {}
         self._answered: dict[int, PairAnswer] = {}
         self._incarnations: dict[int, int] = {}
@@ -217,9 +218,22 @@ class Partner:
         with self._lock:
             self._gone.update(peers)
 
+    def mark_left(self, peer: int) -> None:
+        """A worker that was here is not heard any more."""
+        with self._lock:
+            self._gone.add(peer)
+            self._left.add(peer)
+
     def mark_here(self, peer: int) -> None:
         with self._lock:
             self._gone.discard(peer)
+            self._left.discard(peer)
+
+    @property
+    def left(self) -> frozenset[int]:
+        """The workers that were here and are not heard any more."""
+        with self._lock:
+            return frozenset(self._left)
 
     def is_gone(self, peer: int) -> bool:
         return peer in self._gone  # without the lock: an exchange holds it for long

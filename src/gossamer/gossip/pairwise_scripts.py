@@ -42,6 +42,6 @@ def answering(partner: Partner) -> PeerScript:
             case Arrived(token=token, op=Pull(known=known)):
                 yield Reply(token=token, answer=partner.snapshot(known))
             case PeerLeft(peer=Peer(kind, number)) if kind == WORKER:
-                partner.mark_gone(number)
+                partner.mark_left(number)
             case PeerJoined(peer=Peer(kind, number)) if kind == WORKER:
                 partner.mark_here(number)

@@ -57,9 +57,9 @@ def launch_peers(
         endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
         token = check_token_file(job.token_file) if job.token_file else make_token_file(directory)
         shared_environment = _shared_environment(job, directory, store_endpoint, endpoints, token)
-        trains = partial(worker_registry.trains, store)
+        trains, exited = partial(worker_registry.trains, store), partial(worker_registry.mark_exited, store)
         supervisor = Supervisor(
-            job, serving, RunFiles(directory), orphan_reaper, shared_environment, trains, show, note
+            job, serving, RunFiles(directory), orphan_reaper, shared_environment, trains, exited, show, note
         )
 
         def look() -> None:
@@ -71,7 +71,7 @@ def launch_peers(
                 return supervisor.run(stop)
         finally:
             supervisor.close()
-            del store, trains  # no process is left to ask it
+            del store, trains, exited  # no process is left to ask it
 
 
 def _host(job: Job) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from gossamer.events import Attached, Event, Joined, LeftRun, ResidualTold
+from gossamer.events import Attached, Event, Joined, LeftRun, ResidualTold, WithoutSession
 from gossamer.launch.job import Job
 from gossamer.launch.logs.run_files import RunFiles, Stage, write_json
 
@@ -28,6 +28,8 @@ class StageMarks:
     def __call__(self, event: Event) -> None:
         if (stage := BY_EVENT.get(type(event))) is not None:
             self._files.mark(stage, self._rank, self._attempt)
+        elif isinstance(event, WithoutSession):
+            self._files.mark(Stage.OTHERWISE if event.trains else Stage.CALLED, self._rank, self._attempt)
         elif isinstance(event, ResidualTold):
             with suppress(OSError):  # a full disk ends no training
                 path = self._files.residual(self._rank, self._attempt)
@@ -47,9 +49,14 @@ class Startup:
         waited = f"{self._clock() - self._began:.0f} s"
         if self._job.nodes > 1 and not any(self._files.newest_start(rank) for rank in self._job.local_ranks):
             return f"waiting for the other machines · {waited}"
+        if self._any_is(Stage.OTHERWISE) and not self._any_is(Stage.ATTACHED):
+            return f"{workers} joined, without a session (gossamer.attach) so far · {waited}"
         for stage, text in REACHED.items():
             reached = sum(self._files.has_reached(stage, rank) for rank in self._job.local_ranks)
             if reached < count:
                 where = text.format(reached=reached, count=count, script=self._job.script.name)
                 return f"starting {workers} · {where} · {waited}"
         return f"{workers} attached, before the first step · {waited}"
+
+    def _any_is(self, stage: Stage) -> bool:
+        return any(self._files.has_reached(stage, rank) for rank in self._job.local_ranks)

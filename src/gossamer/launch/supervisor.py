@@ -27,7 +27,8 @@ STRANDED = "it was lost while no other worker trained, so there is nothing that 
 class Supervisor:
     """Supervises one run's processes. They are numbered: workers by rank, then servers.
 
-    trains(rank, attempt): whether this start of a worker has parameters that another could go on from.
+    trains(rank, attempt): whether this start of a worker has parameters that another could go on from. exited(rank):
+    called once a worker has ended and is not started again.
     """
 
     def __init__(
@@ -38,13 +39,14 @@ class Supervisor:
         orphan_reaper: OrphanReaper,
         shared_environment: Mapping[str, str],
         trains: Callable[[int, int], bool],
+        exited: Callable[[int], None],
         show: Show,
         note: Callable[[str], None],
     ) -> None:
         self._job = job
         self._files = files
         self._orphan_reaper = orphan_reaper
-        self._trains = trains
+        self._trains, self._exited = trains, exited
         self._note = note
         self._endpoints = shared_environment["GOSSAMER_SERVERS"].split(",")
         self._workers = [self._worker(rank, shared_environment) for rank in range(job.workers)]
@@ -91,6 +93,8 @@ class Supervisor:
         for worker in self._workers:
             if (exit_code := worker.ended()) is not None:
                 self._worker_ended(worker, exit_code)
+                if not worker.lives:
+                    self._exited(worker.number)
         for server, process in enumerate(self._servers):
             if (exit_code := process.ended()) is not None:
                 self._server_ended(server, process, exit_code)

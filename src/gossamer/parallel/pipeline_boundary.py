@@ -11,6 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from gossamer import events
 from gossamer.compressors import Compressor, Dense
 from gossamer.compressors.distortion import relative_error
 from gossamer.core.aggregation import AggregationContext
@@ -97,6 +98,7 @@ def boundary(
         codec=terms[0], shape=tuple(shape), dtype=dtype, feedback=feedback, samples=samples if feedback else 0
     )
     _check(found, samples)
+    events.emit(events.WithoutSession(trains=True))
     return found
 
 

@@ -10,7 +10,7 @@ import weakref
 from gossamer import world
 from gossamer.environment.run_settings import LARGEST_FRAME_BYTES, returns
 from gossamer.errors import LoopError, PeerLost
-from gossamer.events import notice
+from gossamer.events import WithoutSession, emit, notice
 from gossamer.parallel.remote_hub import RemoteHub
 from gossamer.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.synchronizers.peer_endpoints import SLACK_BYTES, connect_workers
@@ -25,6 +25,7 @@ def current_hub() -> RemoteHub:
     worker = current_worker()
     if worker not in _hubs:
         _hubs[worker] = hub = _opened()
+        emit(WithoutSession(trains=True))
         atexit.register(_end, hub, os.getpid())
     return _hubs[worker]
 

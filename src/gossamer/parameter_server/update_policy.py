@@ -37,6 +37,7 @@ PARAMETERS, EXACT = "parameters", "exact"  # keys of pulls: by the recipe's code
 LEFT, END = "left", "end"  # uncompressed, once all have left, and once all have for good
 STATE = "state"  # of pushes and pulls: a piece of the shard's state; of pulls the one that `at_least` numbers
 AGREED, TOGETHER = "agreed", "together"  # the settings all workers share; once all workers that left are back
+SILENT = "silent"  # of pulls: the numbers of the workers that are not heard now
 
 FORGOT = json.dumps({"forgot": True})
 STEPS = 2**53  # a worker makes fewer
@@ -253,6 +254,9 @@ def _pulled(shard: ServerShard, worker: int, pull: Pull) -> Pulled:
         return replace(answer, about=json.dumps({**json.loads(answer.about), **told})) if told else answer
     if pull.key == STATE:
         return _told(shard, pull.at_least)
+    if pull.key == SILENT:
+        silent = sorted(peer.number for peer in shard.lost if peer.kind == WORKER)
+        return Pulled(version=shard.version, about=json.dumps({"silent": silent}))
     if pull.key in (AGREED, TOGETHER):
         return Pulled(version=shard.version, about=shard.spec.agreed_settings())
     about = {

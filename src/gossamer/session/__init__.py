@@ -45,4 +45,5 @@ reporting.py           whether progress and record are this session's, its launc
 scalars.py             numbers that the loop tells: metrics and weights; deferred_metrics.py: those on a GPU
 average.py, ddp_hook.py  gossamer.average_ and gossamer.ddp_hook, without a session
 metrics.py             gossamer.mean and gossamer.gather: numbers, texts and small tensors of all workers
+named_values.py        how these travel, by collectives or by a roll call of the workers that are left
 """

@@ -10,17 +10,21 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from gossamer import events
+from gossamer.checkpoint.files import MALFORMED
 from gossamer.compressors import Compressor
 from gossamer.compressors.base import aggregate_finite
 from gossamer.compressors.sharded import is_owed, settle
 from gossamer.core.aggregation import AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors
+from gossamer.core.layout import FlatTensors, Layout, Slot
 from gossamer.core.ops import AllGather, CollectiveOp, Script
-from gossamer.errors import LayoutError, MismatchError
+from gossamer.environment.roll_call import RollCall
+from gossamer.errors import CheckpointError, LayoutError, MismatchError
 from gossamer.reducer.kept_inputs import KeptInputs
 from gossamer.runtime.runner import run_script
 from gossamer.runtime.transport import Transport
 from gossamer.session.group_calls import newest_group
+from gossamer.session.named_values import gathered, survivor_calls
 from gossamer.session.recipe_choice import compressor_alone
 from gossamer.session.transport_setup import group_transport
 from gossamer.transports.mesh.collective_selector import requested_collective
@@ -46,6 +50,47 @@ class AverageState:
         elif state:
             self._states[x.layout.fingerprint()] = staged.next_state.after(state)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the compressor remembers on this rank, by tensor name: copies. Each rank saves its own.
+
+        Returns:
+            Text, numbers, lists and tensors only, so torch.load(..., weights_only=True) reads it.
+        """
+        return {
+            "compressor": repr(self.compressor),
+            "rank": self.transport.rank,
+            "world": self.transport.world,
+            "step": self.step,
+            "remembered": [
+                {key: {"slots": _slots(packed.layout), "flat": packed.flat.clone()} for key, packed in state.items()}
+                for state in self._states.values()
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` of the same rank gave; tensors may lie in other buckets, or on another device, now.
+
+        Raises:
+            CheckpointError: another compressor, rank or number of workers wrote it, or it is incomplete.
+        """
+        mine = {"compressor": repr(self.compressor), "rank": self.transport.rank, "world": self.transport.world}
+        for key, value in mine.items():
+            if state.get(key) != value:
+                raise CheckpointError(
+                    f"this state has the {key} {state.get(key)!r}, and this run has {value!r}. Load what the same rank "
+                    "saved with the same compressor and number of workers, or begin without a saved state."
+                )
+        try:
+            loaded = [State({key: _packed(each) for key, each in saved.items()}) for saved in state["remembered"]]
+            self.step = int(state["step"])
+        except MALFORMED as error:
+            raise CheckpointError(
+                f"this state is damaged or incomplete ({type(error).__name__}: {error}). Load a complete one, or begin "
+                "without a saved state."
+            ) from error
+        # Keys of no layout: the next call moves each tensor to where it lies then
+        self._states = {f"loaded {number}": each for number, each in enumerate(loaded)}
+
     def _script(self, x: FlatTensors) -> Script:
         if self.kept is not None:
             self.kept.keep(0, x.flat)
@@ -70,6 +115,18 @@ class AverageState:
                     self._states[f"{other} without {key}"] = _without(names, old)
             self._states[key] = state
         return self._states[key]
+
+
+def _slots(layout: Layout) -> list[list[Any]]:
+    return [[slot.name, list(slot.shape), slot.offset, list(slot.stride)] for slot in layout]
+
+
+def _packed(saved: Mapping[str, Any]) -> FlatTensors:
+    slots = tuple(Slot(name, tuple(shape), offset, tuple(stride)) for name, shape, offset, stride in saved["slots"])
+    layout, flat = Layout(slots), saved["flat"].clone()
+    if len(flat) < layout.numel:
+        raise ValueError(f"{len(flat)} of {layout.numel} entries are there")
+    return FlatTensors(flat, layout)
 
 
 def _names(state: State) -> set[str]:
@@ -112,6 +169,7 @@ def _shared_transport() -> Transport:
     """One group for all such calls of this worker while no session is open."""
     world = current()
     if world not in _shared:
+        events.emit(events.WithoutSession(trains=False))
         _shared[world] = world.own_transport() or group_transport(world, requested_collective())
     return _shared[world]
 
@@ -147,15 +205,18 @@ class CallLane:
 def average_(
     tensors: Iterable[Tensor] | Mapping[str, Tensor],
     compressor: Compressor | str,
-    state: dict[str, AverageState] | None = None,
+    state: dict[str, Any] | None = None,
 ) -> None:
     """Overwrite `tensors` with their means over all workers; every rank must call it with the same shapes.
 
     compressor: one, as it is, or its text, completed as in a recipe; `gossamer run --recipe` does not replace it.
     state: an empty dict at first, and the same one at every later call, for compressors that remember (Feedback,
-    PowerSGD). A number that is not finite on one rank makes the tensors of its dtype NaN on all of them and leaves the
-    state as it was. Raises ValueError where a state is needed and missing, and RecipeError for a recipe with a strategy
-    or a topology, which would be dropped.
+    PowerSGD). Each rank saves its own as {kind: each.state_dict() for kind, each in state.items()}, and passes that as
+    `state` to go on from it. A number that is not finite on one rank makes the tensors of its dtype NaN on all of them
+    and leaves the state as it was. Under a recipe that outlives the loss of a worker (parameter servers of their own,
+    pairwise gossip) the means are over the workers that are left, and the tensors travel whole, without the compressor:
+    it would need answers from all workers. Raises ValueError where a state is needed and missing, and RecipeError for a
+    recipe with a strategy or a topology, which would be dropped.
     """
     named = _by_name(tensors)
     world = current()
@@ -164,7 +225,8 @@ def average_(
         return
     if strange := {str(tensor.dtype) for tensor in named.values() if not _adds_up(tensor.dtype)}:
         raise TypeError(f"average_ averages real numbers, not {', '.join(strange)}: pass tensor.float() instead")
-    lane = CallLane.of_this_process("average_")
+    calls = survivor_calls(world)
+    lane = CallLane.of_this_process("average_") if calls is None else None
     kinds: dict[str, dict[str, Tensor]] = {}
     for name, tensor in named.items():
         kinds.setdefault(f"{tensor.device} {tensor.dtype}", {})[name] = tensor.detach()
@@ -175,14 +237,39 @@ def average_(
                 f"{chosen!r} remembers something between calls and has nowhere to keep it. Write `state = {{}}` once, "
                 "and gossamer.average_(tensors, compressor, state=state) each time."
             )
-        memory = (state if state is not None else {}).setdefault(kind, AverageState(chosen, lane.transport))
-        if memory.compressor != chosen:
-            raise ValueError(f"this state belongs to {memory.compressor!r}: begin with an empty one for {chosen!r}")
-        memory.run, memory.kept = lane.run, KeptInputs() if lane.keeps else None
-        memory.average_(packed)
-        memory.step += 1
+        if calls is not None:
+            _average_whole(calls, packed)
+        elif lane is not None:
+            _average_compressed(lane, chosen, packed, kind, {} if state is None else state)
         for name, view in packed.items():
             group[name].copy_(view)
+
+
+def _average_compressed(
+    lane: CallLane, chosen: Compressor, packed: FlatTensors, kind: str, state: dict[str, Any]
+) -> None:
+    memory = state.setdefault(kind, AverageState(chosen, lane.transport))
+    if isinstance(memory, Mapping):  # as saved
+        saved, memory = memory, AverageState(chosen, lane.transport)
+        memory.load_state_dict(saved)
+        state[kind] = memory
+    if memory.compressor != chosen:
+        raise ValueError(f"this state belongs to {memory.compressor!r}: begin with an empty one for {chosen!r}")
+    memory.run, memory.kept = lane.run, KeptInputs() if lane.keeps else None
+    memory.average_(packed)
+    memory.step += 1
+
+
+def _average_whole(calls: RollCall, x: FlatTensors) -> None:
+    """Overwrite x with the exact mean over the ranks that are left, or with NaN where one of them is not finite."""
+    found = gathered(calls, "average_", dict(x.items()))
+    for name, view in x.items():
+        total = torch.zeros(view.shape, dtype=torch.float64, device="cpu")
+        for each in found:
+            total += each[name].cpu()
+        view.copy_(total / len(found))
+    if not torch.isfinite(x.flat).all():
+        x.flat.fill_(torch.nan)
 
 
 def _by_name(tensors: Iterable[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:

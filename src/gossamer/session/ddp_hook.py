@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,7 +25,14 @@ from gossamer.world import current
 
 
 class DdpState:
-    """The hook's state: parameter names, the compressor's state and a communication thread."""
+    """The hook's state: parameter names, the compressor's state and a communication thread.
+
+    DDP's own state_dict has nothing of it. To resume with the residuals, each rank saves its own between two steps, and
+    loads it before the first step:
+
+        torch.save(state.state_dict(), f"hook-{rank}.pt")
+        state.load_state_dict(torch.load(f"hook-{rank}.pt", weights_only=True))
+    """
 
     def __init__(self, model: nn.Module, compressor: Compressor) -> None:
         parameters = trainable(model)
@@ -37,12 +45,22 @@ class DdpState:
         self.memory = AverageState(compressor, group_transport(current(), requested_collective()))
         self.comm_thread = CommThread([parameter.device for parameter in parameters.values()])
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the compressor remembers on this rank, such as residuals, and the step. Call it between two steps."""
+        return self.memory.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` of the same rank gave. Raises CheckpointError where another compressor, rank or
+        number of workers wrote it."""
+        self.memory.load_state_dict(state)
+
 
 def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, Any]:
     """State and hook that compress for DDP: ddp.register_comm_hook(*gossamer.ddp_hook(model, compressor)).
 
-    State is kept by parameter name, so it survives DDP's regrouping of buckets after the first step. With a GradScaler
-    residuals would be in units of its changing scale: use gossamer.attach(..., scaler=scaler) instead of DDP there.
+    State is kept by parameter name, so it survives DDP's regrouping of buckets after the first step. DDP's state_dict
+    has no residuals: each rank saves state.state_dict() as well, see DdpState. With a GradScaler residuals would be in
+    units of its changing scale: use gossamer.attach(..., scaler=scaler) instead of DDP there.
     `gossamer run --recipe` beats `compressor`. Raises RecipeError for a recipe with a strategy or a topology: DDP
     averages in every step among all workers.
     """
@@ -53,6 +71,7 @@ def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, 
             "by torch's process group; only the gradients that the hook averages are. Write gossamer.attach(model, "
             "optimizer) in DDP's place, or keep to a network that you trust"
         )
+    events.emit(events.WithoutSession(trains=True))
     alone = compressor_alone(chosen_recipe(compressor, world), world, "ddp_hook")
     # a lambda, since DDP compares annotations with the classes themselves, not with their names
     return DdpState(model, alone), lambda state, bucket: _ddp_average(state, bucket)

@@ -12,13 +12,17 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
+from gossamer import events
 from gossamer.core.ops import Script
+from gossamer.environment.roll_call import RollCall
+from gossamer.environment.wait_progress import named_ranks
 from gossamer.errors import CheckpointError, LoopError
 from gossamer.runtime import flight_recorder
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.runner import broadcast, run_script
 from gossamer.runtime.transport import Transport
 from gossamer.runtime.worker_scope import current_worker
+from gossamer.transports.detached import DetachedTransport
 
 T = TypeVar("T")
 _open: list[weakref.ref[GroupCalls]] = []  # of the sessions of this process, in the order of attach
@@ -30,9 +34,13 @@ class GroupCalls:
     def __init__(self, transport: Transport, comm_thread: CommThread) -> None:
         self.transport, self.comm_thread, self.pid = transport, comm_thread, os.getpid()
         self.worker = current_worker()
+        self._missing: list[int] = []  # at the last call of lacks_ranks
+        self.roll_call: Callable[[], RollCall | None] = lambda: None
 
-    def publish(self) -> None:
-        """The session is open: from now on calls without one travel here, too."""
+    def publish(self, roll_call: Callable[[], RollCall | None]) -> None:
+        """The session is open: from now on calls without one travel here, too, or by `roll_call` where there is one,
+        since the recipe outlives the loss of a rank."""
+        self.roll_call = roll_call
         _open.append(weakref.ref(self))
 
     @property
@@ -44,6 +52,28 @@ class GroupCalls:
         """The result of one worker's script. Where another rank makes a step meanwhile, both are told at once, since
         its operations come to the same place."""
         return self.together(lambda: run_script(script(), self.transport)).result
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether this worker was lost and came back alone: the group has gone on without it."""
+        return isinstance(self.transport, DetachedTransport)
+
+    def lacks_ranks(self, caller: str) -> bool:
+        """Whether some rank is lost, or came back alone, so that what needs all ranks cannot be done: the same on every
+        rank that is left, which all call it. False under recipes that do not outlive losses."""
+        calls = self.roll_call()
+        if calls is None or self.alone:
+            return False
+        here = calls.gather(caller, "", b"detached" if self.is_detached else b"")
+        there = [rank for rank, told in here.items() if not told]
+        missing = [rank for rank in range(self.transport.world) if rank not in there]
+        if missing and missing != self._missing and self.transport.rank == min(here):
+            events.notice(
+                f"{caller} saves nothing from now on: a checkpoint needs the parts of all ranks. Lost, or back from a "
+                f"restart: {named_ranks(missing)}. Training goes on"
+            )
+        self._missing = missing
+        return bool(missing)
 
     def all_gather_text(self, text: str) -> list[str]:
         """Every rank's text, by rank."""

@@ -6,22 +6,29 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
-from math import prod
 from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core.layout import dtype_name, dtype_of
 from gossamer.core.ops import AllGather, CollectiveOp
-from gossamer.errors import MismatchError
 from gossamer.session.average import CallLane
+from gossamer.session.named_values import (
+    Header,
+    Named,
+    Scalar,
+    check_alike,
+    described,
+    flat_bytes,
+    form_of,
+    gathered,
+    opened,
+    shown,
+    survivor_calls,
+)
 from gossamer.world import current
 
-Scalar = bool | int | float | str
-Named = Mapping[str, Scalar | Tensor]
-Header = dict[str, Any]  # by name: the scalar itself, or [dtype, shape] of a tensor
 T = TypeVar("T", bound=Scalar | Tensor | Named)
 
 
@@ -29,7 +36,9 @@ def gather(value: T) -> list[T]:
     """`value` of every worker, by rank: a number, a text, a tensor, or a dict of these by name.
 
     Every rank must call it at the same place. Tensors have the same shape and dtype on every rank; they come back on
-    the device of this rank's own. Raises MismatchError on every rank where they differ, TypeError for other types.
+    the device of this rank's own. Under a recipe that outlives the loss of a worker (parameter servers of their own,
+    pairwise gossip) the list is of the workers that are left, without those that are lost: gossamer.gather(world.rank)
+    names them. Raises MismatchError on every rank where they differ, TypeError for other types.
     """
     return _everyones(value, "gather")
 
@@ -49,12 +58,14 @@ def mean(value: float | Tensor | Mapping[str, float | Tensor]) -> float | Tensor
         found = gossamer.mean({"correct": correct, "seen": seen})
         accuracy = found["correct"] / found["seen"]
 
-    Every rank must call it at the same place. For large tensors there is `average_`. Raises MismatchError on every rank
+    Every rank must call it at the same place. Under a recipe that outlives the loss of a worker (parameter servers of
+    their own, pairwise gossip) the mean is over the workers that are left, and a notice names the missing ranks once.
+    For large tensors there is `average_`. Raises MismatchError on every rank
     where names, shapes or dtypes differ, TypeError for what has no mean.
     """
     for name, each in _named(value).items():
         if isinstance(each, str):
-            raise TypeError(f"{_shown(name)}{each!r} is a text and has no mean: write gossamer.gather({each!r})")
+            raise TypeError(f"{shown(name)}{each!r} is a text and has no mean: write gossamer.gather({each!r})")
     heard = _everyones(value, "mean")
     if isinstance(value, Mapping):
         return {name: _mean([each[name] for each in heard]) for name in value}
@@ -74,10 +85,13 @@ def _mean(values: Sequence[Any]) -> float | Tensor:
 def _everyones(value: Any, caller: str) -> list[Any]:
     named = {name: _checked(name, each, caller) for name, each in _named(value).items()}
     found: list[Any] = [named]
-    if current().size > 1:
-        headers, parts = CallLane.of_this_process(caller).run(partial(exchange, named))
-        _check_alike(headers, caller)
-        found = [_opened(header, flat, named) for header, flat in zip(headers, parts, strict=True)]
+    if (world := current()).size > 1:
+        if (calls := survivor_calls(world)) is not None:
+            found = gathered(calls, caller, named)
+        else:
+            headers, parts = CallLane.of_this_process(caller).run(partial(exchange, named))
+            check_alike(dict(enumerate(headers)), caller)
+            found = [opened(header, flat, named) for header, flat in zip(headers, parts, strict=True)]
     return found if isinstance(value, Mapping) else [each[""] for each in found]
 
 
@@ -94,7 +108,7 @@ def _checked(name: str, value: Any, caller: str) -> Scalar | Tensor:
     if type(value) not in (bool, int, float, str) or type(name) is not str:
         raise TypeError(
             f"gossamer.{caller} takes numbers, tensors{', texts' * (caller == 'gather')} and dicts of them by name, "
-            f"and {_shown(name)}{type(value).__name__} is none: other objects would have to be unpickled where they "
+            f"and {shown(name)}{type(value).__name__} is none: other objects would have to be unpickled where they "
             "arrive. Pass what they consist of."
         )
     return value  # type: ignore[no-any-return]
@@ -104,69 +118,13 @@ def exchange(
     named: Mapping[str, Scalar | Tensor],
 ) -> Generator[CollectiveOp, Any, tuple[list[Header], list[Tensor]]]:
     """Every rank's scalars and forms of tensors, and the bytes of its tensors, if all have the same forms."""
-    said = json.dumps({name: _header(named[name]) for name in sorted(named)}).encode()
+    said = described(named)
     lengths = [int(length) for (length,) in (yield AllGather((torch.tensor([len(said)], device="cpu"),)))]
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     padded[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
     heard = yield AllGather((padded,))
     headers = [json.loads(bytes(text[:length].tolist())) for (text,), length in zip(heard, lengths, strict=True)]
-    tensors = [each for _, each in sorted(named.items()) if isinstance(each, Tensor) and each.numel()]
-    flat = torch.cat([_bytes(each) for each in tensors]) if tensors else torch.empty(0, dtype=torch.uint8, device="cpu")
-    if not len(flat) or any(_form(header) != _form(headers[0]) for header in headers):
+    flat = flat_bytes(named)
+    if not len(flat) or any(form_of(header) != form_of(headers[0]) for header in headers):
         return headers, [flat] * len(headers)
     return headers, [part.clone() for (part,) in (yield AllGather((flat,)))]
-
-
-def _header(value: Scalar | Tensor) -> Any:
-    return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, Tensor) else value
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.cpu().contiguous().view(-1).view(torch.uint8)
-
-
-def _form(header: Header) -> dict[str, Any]:
-    """What has to be the same on every rank: the names, and dtypes and shapes of tensors."""
-    return {name: each if isinstance(each, list) else None for name, each in header.items()}
-
-
-def _check_alike(headers: Sequence[Header], caller: str) -> None:
-    first = _form(headers[0])
-    for rank, header in enumerate(headers):
-        other = _form(header)
-        differing = [name for name in sorted({*first, *other}) if first.get(name, ...) != other.get(name, ...)]
-        if differing:
-            name = differing[0]
-            raise MismatchError(
-                f"gossamer.{caller} was given {_shown(name)}{_told(headers[0], name)} on rank 0 and "
-                f"{_told(header, name)} on rank {rank}, which do not fit together. Give the same names, shapes and "
-                "dtypes on every rank: where they saw different numbers of samples, sums and counts."
-            )
-
-
-def _told(header: Header, name: str) -> str:
-    if name not in header:
-        return "nothing"
-    each = header[name]
-    return f"a tensor of shape {tuple(each[1])} and {each[0]}" if isinstance(each, list) else repr(each)
-
-
-def _shown(name: object) -> str:
-    return f'"{name}": ' if name != "" else ""
-
-
-def _opened(header: Header, flat: Tensor, own: Mapping[str, Scalar | Tensor]) -> dict[str, Any]:
-    """One rank's values, in this rank's order of names and on this rank's devices."""
-    found: dict[str, Any] = {}
-    begin = 0
-    for name, each in header.items():
-        if isinstance(each, list):
-            kind, shape = dtype_of(each[0]), each[1]
-            end = begin + prod(shape) * kind.itemsize
-            mine = own[name]
-            assert isinstance(mine, Tensor)  # or its form would be another
-            found[name] = flat[begin:end].clone().view(kind).view(shape).to(mine.device)
-            begin = end
-        else:
-            found[name] = each
-    return {name: found[name] for name in own}

@@ -117,7 +117,7 @@ class Session:
             *self.status.watch(model, optimizer),
         ]
         open_sessions.register(self)
-        self._group.publish()
+        self._group.publish(lambda: self._synchronizer.roll_call)
 
     def __repr__(self) -> str:
         return self.status.text(self._parameters.values())
@@ -317,10 +317,13 @@ class Session:
         `keep` stay. Where the directory holds steps of a run that this one did not load, they are set aside.
         asynchronous: return once all is copied in memory, and write it beside the next steps; the next save, load or
         close waits for the rest, and raises what went wrong. replicas: other machines that keep each part, too, where
-        `directory` is one of each machine's own; `load` fetches what a machine lacks.
+        `directory` is one of each machine's own; `load` fetches what a machine lacks. With parameter servers of their
+        own nothing is saved once a worker is lost: a notice says so, and training goes on.
         """
+        if self._group.lacks_ranks("session.save"):
+            return
         self._synchronizer.meet_to_save()
-        if not self._stages.now.local_parameters:
+        if self._synchronizer.in_step and not self._stages.now.local_parameters:
             session_checkpoint.compare_parameters(self._check, self._group, self.steps)
         save = partial(self._checkpoints.save, directory, keep=keep, replicas=replicas, asynchronous=asynchronous)
         self._group.whole(lambda: save(self.state_dict(), mine))
@@ -341,6 +344,8 @@ class Session:
         found = self._checkpoints.load(directory)
         if found is None:
             return {}
+        if self._group.is_detached:  # the servers have what was learned since, and are not put back
+            return dict(found.tree["mine"])
         self._parts.refuse_other_shards(found)
         with self._checkpoints.taking_up(directory, found) as put_back_parts:
             self.load_state_dict(*found.sessions)
@@ -358,15 +363,8 @@ class Session:
         """Forget what is remembered about these parameters: after resizing them, all at once, on every rank."""
         self._parts.refuse("session.reset()")
         self._form.refuse_unnamed(names, now := trainable(self.model))
-        self._synchronizer, self._layout = laid_out_anew(
-            self._synchronizer,
-            names,
-            now,
-            self._stages,
-            self._group,
-            self._at(),
-            lambda: self._adopt(WholeParameters(now)),
-        )
+        old = (self._synchronizer, names, now, self._stages, self._group, self._at())
+        self._synchronizer, self._layout = laid_out_anew(*old, lambda: self._adopt(WholeParameters(now)))
 
     def close(self) -> None:
         """Leave the loop as it was found; the model and the optimizer stay as they are."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from gossamer.compressors import Compressor
 from gossamer.compressors.sharded import is_unsent
 from gossamer.core.aggregation import NO_MOMENTS, AggregationContext, Moments
+from gossamer.environment.roll_call import RollCall
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.pending_reduction import StepContext
@@ -97,6 +98,7 @@ class Synchronizer(ABC):
 
     judges_latest_pass = False  # whether what was not finite came from the latest backward pass
     in_step = True  # whether all ranks come to an epoch's end together
+    roll_call: RollCall | None = None  # for calls outside of steps, where the recipe outlives the loss of a rank
 
     def __init__(self, controls: LoopControls | None = None) -> None:
         self.controls = controls or LoopControls()
@@ -158,6 +160,11 @@ class Synchronizer(ABC):
     def merge(self) -> Mapping[str, Tensor] | None:
         """`agreed`, gathered from all ranks where no rank has it: every rank calls it after the same step."""
         return self.agreed
+
+    def end_calls(self) -> None:
+        """This rank makes no more calls outside of steps, so that no other rank waits for them. Idempotent."""
+        if self.roll_call is not None:
+            self.roll_call.end()
 
     def end_run(self) -> None:  # noqa: B027 - most have nothing left to agree on
         """The session ends without a failure: take what all ranks agree on, if the others are there."""

@@ -18,6 +18,7 @@ from gossamer import events
 from gossamer.core.layout import FlatTensors, first_nonfinite
 from gossamer.core.peer_ops import PeerScript
 from gossamer.environment import comebacks
+from gossamer.environment.survivor_calls import session_calls
 from gossamer.environment.worker_registry import claim_end, mark_end, mark_training
 from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost
 from gossamer.gossip.final_mean import FinalMean
@@ -91,6 +92,7 @@ class PairwiseGossip(Synchronizer):
         else:
             self._go_on_from(found)
         mark_training(self._rank, incarnation)
+        self.roll_call = session_calls(self._rank, self._world, lambda: self._partner.left)
         self._sent_bytes = self._all_sent_bytes()
         self._local = LocalSteps(self.controls, loop, self._rank, buckets, self._count)
 
@@ -202,6 +204,7 @@ class PairwiseGossip(Synchronizer):
     @torch.no_grad()
     def end_run(self) -> None:
         """Wait until all workers that are here have come to the end, and take the mean of all."""
+        self.end_calls()
         for peer, talk in self._talks.items():
             self._end(talk, peer)
         self._drain()
@@ -214,6 +217,7 @@ class PairwiseGossip(Synchronizer):
             averaged_state.replace(agreed.payload[1], 0.0)
 
     def close(self) -> None:
+        self.end_calls()
         self._local.close()
         self._leave()
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 
 from gossamer import events
 from gossamer.core.layout import Layout
-from gossamer.errors import AttachError, CheckpointError, LoopError
+from gossamer.environment.run_settings import dedicated_servers
+from gossamer.environment.survivor_calls import session_calls
+from gossamer.errors import AttachError, CheckpointError, LoopError, PeerLost
 from gossamer.parameter_server.client.client import Client, RunTotals, StepResult
 from gossamer.parameter_server.client.partition import servers_for
 from gossamer.parameter_server.client.shard_client import ShardClient
@@ -71,6 +73,8 @@ class ServerSynchronizer(Synchronizer):
         self._close = weakref.finalize(self, close_now, self._endpoints, os.getpid())  # at exit, too
         try:
             self._client = self._begin(transport, optimizer, recipe, context.seed)
+            if dedicated_servers():  # others are lost with their worker
+                self.roll_call = session_calls(transport.rank, transport.world, self._silent)
         except BaseException:  # or a server would stay that no worker trains with
             self._close()
             raise
@@ -98,6 +102,14 @@ class ServerSynchronizer(Synchronizer):
     @property
     def buckets(self) -> Sequence[Bucket]:
         return self._buckets
+
+    def _silent(self) -> Collection[int]:
+        """The workers that the first server does not hear; none where it does not answer."""
+        try:
+            silent: Collection[int] = run_peer_script(self._client.silent(), self._endpoints.me)
+        except PeerLost:
+            return ()
+        return silent
 
     def merge(self) -> Mapping[str, Tensor]:
         """The servers' parameters as they are now, uncompressed."""
@@ -183,6 +195,7 @@ class ServerSynchronizer(Synchronizer):
 
     def end_run(self) -> None:
         """Wait until all workers are done, and take over their common parameters."""
+        self.end_calls()
         self._apply_pull()
         totals: RunTotals = run_peer_script(self._client.end(), self._endpoints.me)
         self._client.apply_final()
@@ -195,6 +208,7 @@ class ServerSynchronizer(Synchronizer):
         self._endpoints.drain()
 
     def close(self) -> None:
+        self.end_calls()
         self._close()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------

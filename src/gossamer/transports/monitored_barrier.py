@@ -10,7 +10,10 @@ from gossamer.environment.wait_progress import Missing, WaitProgress, named_rank
 from gossamer.environment.wait_timeout import VARIABLE, duration
 from gossamer.errors import ConnectError, PeerLost
 
-BUSY = "Such a rank still loads data or builds its model, or has failed: look at its own output."
+BUSY = (
+    "Such a rank still loads data or builds its model, has failed, or never calls it: look at its own output. Every "
+    "rank must call it, not only where world.is_first; a rank that trains in an earlier session waits for this one."
+)
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.002, 0.1
 
 

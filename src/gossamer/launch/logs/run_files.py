@@ -15,11 +15,13 @@ RUN_DIRECTORY = "GOSSAMER_RUN_DIRECTORY"
 
 
 class Stage(StrEnum):
-    """Stages of a worker, in order: three before its first step, and one that few reach."""
+    """Stages of a worker, in order: three before its first step, and some that few reach."""
 
     ENTERED = "entered"  # it has imported what it needs, and the script begins
     JOINED = "joined"  # the group of all workers
     ATTACHED = "attached"
+    OTHERWISE = "otherwise"  # it trains by means that need no session, such as remote modules
+    CALLED = "called"  # gossamer.mean, gather or average_ outside of a session
     LEFT = "left"  # a run that goes on without it: no error, and not the end of training
 
 

@@ -22,9 +22,11 @@ from gossamer.parameter_server.from_recipe import push_pull_codecs
 from gossamer.parameter_server.shard_message import ShardMessage
 from gossamer.parameter_server.shard_spec import Options, options_of
 from gossamer.parameter_server.shard_state import count_of, described, file_of, state_of
-from gossamer.parameter_server.update_policy import BEGIN, EXACT, GRADIENT, PARAMETERS, STATE
+from gossamer.parameter_server.update_policy import BEGIN, EXACT, GRADIENT, PARAMETERS, SILENT, STATE
 from gossamer.recipes.recipe import Recipe
 from gossamer.strategies.parameter_server import ASYNC
+
+ANSWER_SECONDS = 5.0  # for a server that runs to say which workers it does not hear
 
 __all__ = ["Client", "RunTotals", "StepResult"]
 
@@ -209,6 +211,14 @@ class Client:
         totals = yield from self._membership.barrier()
         yield from self.pull(self._clock)
         return totals
+
+    def silent(self) -> PeerScript:
+        """The workers that the first server does not hear. May run beside another script. Raises PeerLost where the
+        server does not answer in time."""
+        request = replace(self._requests.pull(self.shard_clients[0], SILENT), known=-1, within_seconds=ANSWER_SECONDS)
+        answer = yield request
+        check([answer], MalformedError)
+        return frozenset(about(answer)["silent"])
 
     # -- a step's pushes
 
