@@ -21,6 +21,7 @@ from gossamer.cli.options import check_parent, check_recipe, output_option
 from gossamer.cli.servers import check_certificates, check_token
 from gossamer.environment.run_token import check_token_file, make_token, read_token
 from gossamer.errors import ConnectError
+from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling
 
 if TYPE_CHECKING:
     from gossamer.federated.secure.roster import IdentityRoster
@@ -322,7 +323,7 @@ def _stopping(stop: Callable[[], None]) -> Iterator[None]:
         stop()
         signal.signal(number, signal.SIG_DFL)
 
-    with _handling(told):
+    with handling(told, *STOP_SIGNALS):
         yield
 
 
@@ -346,18 +347,8 @@ def _interrupting() -> Iterator[None]:
     before = signal.set_wakeup_fd(writing)
     threading.Thread(target=end_soon, name="gossamer leaving", daemon=True).start()
     try:
-        with _handling(told):
+        with handling(told, *STOP_SIGNALS):
             yield
     finally:
         signal.set_wakeup_fd(before)
         os.close(writing)
-
-
-@contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

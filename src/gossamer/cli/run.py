@@ -47,12 +47,12 @@ from gossamer.cli.watch import check_watch, page_beside
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
-from gossamer.launch import parent_watchdog, stack_dumps
+from gossamer.launch import parent_watchdog
 from gossamer.launch.failure import Outcome
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.member_launcher import Elasticity
-from gossamer.launch.process import on_signal
+from gossamer.launch.signal_forwarding import FORWARDED, SignalForwarder
 from gossamer.launch.stack_dumps import StackRequests
 from gossamer.launch.startup import Startup
 from gossamer.launch.worker_range import WorkerRange
@@ -61,6 +61,7 @@ from gossamer.observe import record as records
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib
 from gossamer.observe.terminal import Terminal
+from gossamer.runtime.signal_handlers import handling
 from gossamer.telemetry import Collector
 from gossamer.tracing.step_range import StepRange
 from gossamer.transports.mesh.collective_selector import WISHES
@@ -227,32 +228,35 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
         live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
         terminal = Terminal(live, console, aside)
         facts = _facts(job, around)
-        try:
-            with (
-                machine_links(job, around.elasticity, terminal.note) as links,
-                Collector(job.logs, directory, facts, terminal.note, links.others, links.uplink) as collector,
-                emulate(around.network, around.planned, terminal.note) as emulation,
-            ):
-                faults = schedule(around.faults, emulation, directory, terminal.note)
-                start = (
-                    elastic_starter(job, around.elasticity, emulation, live, links.others)
-                    if around.elasticity is not None
-                    else starter(job, around.serving, emulation, links.met)
-                )
-                stacks = StackRequests(RunFiles(directory), job.logs, terminal.note)
-                outcome = _launch(start, directory, terminal, collector, live, emulation, faults, stacks)
-                network = emulation.record()
-                collector.ended(_ended(outcome))
-        except PeerLost as lost:  # a server that no restart brings back
-            report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
-            say(f"\n{lost}", error=True)
-            say_how_to_go_on(live.progress.checkpoint)
-            return 1
-        record = report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
-        if record is not None and (told := verdict(around.forecast, record)):
-            terminal.note(told)
-        if outcome.exit_code:
-            explain_end(job, outcome, live.progress.checkpoint)
+        stacks = StackRequests(RunFiles(directory), job.logs, terminal.note)
+        forwarder = SignalForwarder(RunFiles(directory), stacks, terminal.note)
+        with handling(forwarder, *FORWARDED):
+            try:
+                with (
+                    machine_links(job, around.elasticity, terminal.note) as links,
+                    Collector(job.logs, directory, facts, terminal.note, links.others, links.uplink) as collector,
+                    emulate(around.network, around.planned, terminal.note) as emulation,
+                ):
+                    faults = schedule(around.faults, emulation, directory, terminal.note)
+                    start = (
+                        elastic_starter(job, around.elasticity, emulation, live, links.others)
+                        if around.elasticity is not None
+                        else starter(job, around.serving, emulation, links.met)
+                    )
+                    outcome = _launch(start, directory, terminal, collector, live, emulation, faults, forwarder)
+                    stacks.keep()
+                    network = emulation.record()
+                    collector.ended(_ended(outcome))
+            except PeerLost as lost:  # a server that no restart brings back
+                report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
+                say(f"\n{lost}", error=True)
+                say_how_to_go_on(live.progress.checkpoint)
+                return 1
+            record = report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
+            if record is not None and (told := verdict(around.forecast, record)):
+                terminal.note(told)
+            if outcome.exit_code:
+                explain_end(job, outcome, live.progress.checkpoint)
     return outcome.exit_code
 
 
@@ -264,18 +268,17 @@ def _launch(
     live: LiveView,
     emulation: Emulation,
     faults: Schedule,
-    stacks: StackRequests,
+    forwarder: SignalForwarder,
 ) -> Outcome:
     def tick() -> None:
         terminal.tick()
-        stacks.tick()
+        forwarder.tick()
         seconds = emulation.training_seconds(live.progress.attached is not None)
         if seconds is not None:
             faults.tick(seconds)
 
-    with terminal.progress(), on_signal(stack_dumps.SIGNAL, stacks):
+    with terminal.progress():
         outcome = start(directory, show=terminal.line, note=collector.heard(terminal.note), tick=tick)
-    stacks.keep()
     for text in faults.not_begun:
         terminal.note(f"{text} never happened: training was over before.")
     return outcome
