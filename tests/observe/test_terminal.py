@@ -153,6 +153,12 @@ def test_one_machine_of_several_does_not_claim_to_know_the_others(plain: Shown) 
     assert "workers agree             unknown" in plain.out.getvalue()
 
 
+def test_ranks_whose_numbers_a_full_disk_cut_off_are_named(plain: Shown) -> None:
+    plain.terminal.table(RECORD | {"workers_agree": None, "truncated": [0, 2]}, {})
+    assert "incomplete                ranks 0, 2: the disk was full" in plain.out.getvalue()
+    assert "unknown: the disk was full, so the final parameters of ranks 0, 2" in plain.out.getvalue()
+
+
 def test_of_a_run_that_did_not_finish_it_says_so_and_nothing_of_agreement(plain: Shown) -> None:
     plain.terminal.table({**RECORD, "ended": "interrupted", "workers_agree": None}, {})
     said = plain.out.getvalue()

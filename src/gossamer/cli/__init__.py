@@ -2,6 +2,7 @@
 
 main.py               the entry point
 run.py                gossamer run: a script on several workers, recorded; worker.py: the program of each worker
+log_folder.py         the folder of a run's logs, which one run uses at a time
 run_end.py            the end of a run: its record, table and picture, and what to do after a failure
 elastic.py            the options of a run whose workers come and go; resize.py: how many it may have from now on
 foretold.py           what a run is compared with: a forecast of gossamer explain

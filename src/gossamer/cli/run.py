@@ -5,10 +5,6 @@ from __future__ import annotations
 import platform
 import socket
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +24,7 @@ from gossamer.cli.elastic import (
 )
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.foretold import Forecast, foretold_option, read_forecast, verdict
+from gossamer.cli.log_folder import new_logs, private_directory
 from gossamer.cli.machine_links import machine_links
 from gossamer.cli.options import (
     Machines,
@@ -47,7 +44,6 @@ from gossamer.cli.watch import check_watch, page_beside
 from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
-from gossamer.launch import parent_watchdog
 from gossamer.launch.failure import Outcome
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.run_files import RunFiles
@@ -184,7 +180,7 @@ def run(
         check_matplotlib()
     planned = enter(network, faults)
     check_emulation(elasticity, planned)
-    logs = logs or _new_logs()
+    logs = logs or new_logs()
     job = Job(
         **vars(program),
         workers=first_workers(workers),
@@ -224,7 +220,7 @@ class Surroundings:
 
 def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path | None) -> int:
     console, aside = Console(highlight=False), Console(stderr=True, highlight=False)
-    with _private_directory(job.logs) as directory:
+    with private_directory(job.logs) as directory:
         live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
         terminal = Terminal(live, console, aside)
         facts = _facts(job, around)
@@ -301,39 +297,3 @@ def _ended(outcome: Outcome) -> Ended:
     if outcome.signal is not None or outcome.resumable:
         return "interrupted"
     return "failed" if outcome.exit_code else "finished"
-
-
-def _new_logs() -> Path:
-    """Make a directory for this run's logs: runs/TIME, with a number where two runs start in the same second."""
-    stem = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    names = [stem, *(stem.with_name(f"{stem.name}_{number}") for number in range(2, 100))]
-    for name in names:
-        try:
-            name.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise _nowhere(name, error) from error
-        return name
-    raise click.ClickException(f"There are already {len(names)} directories like {stem}. Name another: --logs DIR")
-
-
-def _nowhere(logs: Path, error: OSError) -> click.UsageError:
-    return click.UsageError(
-        f"the logs and the record of this run would go into {logs}, and nothing can be written there "
-        f"({error.strerror}). Name a place for them: write --logs DIRECTORY"
-    )
-
-
-@contextmanager
-def _private_directory(logs: Path) -> Iterator[Path]:
-    """On the same disk as the logs, because it holds as much; gone at the end, but for event logs without a record."""
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=".run-", dir=logs)).resolve()
-    except OSError as error:
-        raise _nowhere(logs, error) from error
-    try:
-        yield directory
-    finally:
-        parent_watchdog.remove(directory)
