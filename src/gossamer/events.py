@@ -227,6 +227,9 @@ class Closed(Event):
 
 
 Listener = Callable[[Event], None]
+# Left out of notices, which may quote other machines: all control characters but the end of a line and the tabulator
+CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})
+
 _listeners: list[Listener] = []
 _silent: list[Listener] = []  # those of them that show no notice
 _samplers: list[Listener] = []  # those of them that take samples
@@ -277,6 +280,7 @@ def emit(event: Event) -> None:
 
 def notice(message: str) -> None:
     """Tell the user something in one sentence: by an event, or in the log while nothing that listens shows it."""
+    message = message.translate(CONTROLS)
     emit(Noticed(message=message))
     if all(listener in _silent for listener in _listeners):
         logging.getLogger("gossamer").warning(message)

@@ -32,6 +32,7 @@ from gossamer.doctor import (
 )
 from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.job import Job
+from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.units import bytes_text, seconds_text
 from gossamer.version import __version__
 
@@ -82,7 +83,7 @@ def doctor(
         )
         with emulate(network, planned, say) as emulation:
             report = _examine(emulation.place(job), Path(folder), say)
-    _show(report, Console(highlight=False))
+    _show(report, SafeConsole(highlight=False))
     if json_file is not None:
         json_file.write_text(json.dumps(_record(report, emulation), indent=1) + "\n", encoding="utf-8")
     sys.exit(0 if report.healthy else 1)

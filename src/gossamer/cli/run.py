@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from gossamer.cli.console import say
 from gossamer.cli.elastic import (
@@ -54,6 +53,7 @@ from gossamer.launch.startup import Startup
 from gossamer.launch.worker_range import WorkerRange
 from gossamer.network import Network
 from gossamer.observe import record as records
+from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib
 from gossamer.observe.terminal import Terminal
@@ -219,7 +219,7 @@ class Surroundings:
 
 
 def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path | None) -> int:
-    console, aside = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, aside = SafeConsole(highlight=False), SafeConsole(stderr=True, highlight=False)
     with private_directory(job.logs) as directory:
         live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
         terminal = Terminal(live, console, aside)

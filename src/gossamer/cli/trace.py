@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from gossamer.cli.console import echo
 from gossamer.cli.options import check_parent
 from gossamer.errors import GossamerError
 from gossamer.session.operator_profile import PROFILED, read_ranks
@@ -135,11 +136,11 @@ def trace_command(run: Path, steps: StepRange | None, output: Path) -> None:
     content = WRITERS[str(suffix(output))](timeline)
     write(output, content)
     slices = sum(1 for _ in timeline.slices())
-    click.echo(f"{output}: {len(timeline.processes)} processes, {slices} slices, {timeline.arrows} arrows")
+    echo(f"{output}: {len(timeline.processes)} processes, {slices} slices, {timeline.arrows} arrows")
     for line in (*describe(timeline.clocks, processes), *_lacks(processes)):
-        click.echo(line)
+        echo(line)
     if output.suffix != ".png":
-        click.echo(OPEN_IT)
+        echo(OPEN_IT)
 
 
 def _lacks(processes: list[ProcessSpans]) -> list[str]:

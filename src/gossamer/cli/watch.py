@@ -7,10 +7,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from gossamer.cli.console import say
+from gossamer.cli.console import echo, say
 from gossamer.errors import GossamerError
+from gossamer.observe.control_sequences import SafeConsole
 from gossamer.watch.ingestion import ingesting, writable
 from gossamer.watch.runs import WatchedRun, find_runs
 from gossamer.watch.server import PageServer, check_installed
@@ -48,7 +48,7 @@ def watch_command(
             _in_terminal(runs)
             return
         server = PageServer(runs, host, port, names)
-        click.echo(f"{', '.join(run.name for run in runs)}: {server.link}")
+        echo(f"{', '.join(run.name for run in runs)}: {server.link}")
         say("Ctrl-C ends the page; the runs go on.")
         if opened:
             click.launch(server.link)
@@ -57,7 +57,7 @@ def watch_command(
 
 def _in_terminal(runs: tuple[WatchedRun, ...]) -> None:
     try:
-        watch_in_terminal(runs, Console(highlight=False))
+        watch_in_terminal(runs, SafeConsole(highlight=False))
     except KeyboardInterrupt:
         say("The runs go on.")
 

@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.observe.control_sequences import without_controls
+from gossamer.observe.control_sequences import in_one_line, without_controls
 from gossamer.observe.live import LiveView
 from gossamer.observe.record import Record
 from gossamer.observe.units import bytes_text, count_text, seconds_text, share_text, short
@@ -85,7 +85,7 @@ class Terminal:
             self._console.print(_grid(record, files))
             return
         for name, value in rows(record, files):
-            self._console.print(f"{name:<26}{value}", soft_wrap=True, markup=False)
+            self._console.print(without_controls(f"{name:<26}{value}"), soft_wrap=True, markup=False)
 
     @property
     def _bar(self) -> Text | None:
@@ -134,7 +134,7 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield "by the interface's count", bytes_text(record["bytes_sent_per_step"]["interface"])
     yield "peak memory", bytes_text(memory["peak_resident"])
     for name, value in record["final"].items():
-        yield f"final {name}", short(value) if value is not None else "not a number"
+        yield f"final {in_one_line(name)}", short(value) if value is not None else "not a number"
     apart = APART if record["workers_agree"] is True and record.get("workers_hold_merged") is False else ""
     truncated = ranks_text(record.get("truncated", ()))
     if truncated:
@@ -157,5 +157,5 @@ def _grid(record: Record, files: Mapping[str, str]) -> Table:
     shown.add_column(overflow="fold")
     for name, value in rows(record, files):
         alarm = (name, value) == ("workers agree", "no")
-        shown.add_row(name, Text(value, style="bold red" if alarm else ""))
+        shown.add_row(name, Text(without_controls(value), style="bold red" if alarm else ""))
     return shown
