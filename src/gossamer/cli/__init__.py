@@ -27,5 +27,6 @@ options.py            options that several commands share
 console.py            text that breaks at words, progress lines and tables that several commands print
 servers.py            dedicated parameter servers of a run
 emulation.py          a run on an emulated network, with faults
+resource_errors.py    too many open files, and a full disk, as a sentence
 terminal_encoding.py  output where the terminal's encoding lacks a character
 """

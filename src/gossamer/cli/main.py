@@ -19,6 +19,7 @@ from gossamer.cli.recipes import recipes
 from gossamer.cli.record import record_command
 from gossamer.cli.rehearse import rehearse
 from gossamer.cli.resize import resize_command
+from gossamer.cli.resource_errors import out_of_resources
 from gossamer.cli.run import run
 from gossamer.cli.simulate import simulate_command
 from gossamer.cli.stacks import stacks_command
@@ -69,4 +70,9 @@ def main() -> None:
         sys.exit("Aborted!")
     except GossamerError as error:
         say("\n".join([f"Error: {error}", *getattr(error, "__notes__", ())]))
+        sys.exit(1)
+    except OSError as error:
+        if (told := out_of_resources(error)) is None:
+            raise
+        say(f"Error: {told}")
         sys.exit(1)
