@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gossamer.core.layout import Layout
 from gossamer.errors import Stopped
+
+if TYPE_CHECKING:
+    from gossamer.core.layout import Layout  # which imports torch
 
 Ended = Literal["finished", "failed", "interrupted"]  # how a run did
 

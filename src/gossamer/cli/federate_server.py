@@ -17,8 +17,7 @@ import click
 
 from gossamer.cli.console import echo, say
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
-from gossamer.cli.options import check_parent, check_recipe, output_option
-from gossamer.cli.servers import check_certificates, check_token
+from gossamer.cli.options import check_certificates, check_parent, check_recipe, check_token, output_option
 from gossamer.environment.run_token import check_token_file, make_token, read_token
 from gossamer.errors import ConnectError
 from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling

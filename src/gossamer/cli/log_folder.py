@@ -24,9 +24,14 @@ IN_USE = (
 )
 
 
+def next_logs() -> Path:
+    """Where a run that starts now would write its logs."""
+    return Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+
+
 def new_logs() -> Path:
     """Make a directory for this run's logs: runs/TIME, with a number where two runs start in the same second."""
-    stem = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    stem = next_logs()
     names = [stem, *(stem.with_name(f"{stem.name}_{number}") for number in range(2, 100))]
     for name in names:
         try:

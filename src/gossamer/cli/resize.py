@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from gossamer.cli.console import echo
-from gossamer.cli.elastic import read_address
-from gossamer.cli.servers import check_certificates
+from gossamer.cli.elastic_options import read_address
+from gossamer.cli.options import check_certificates
 from gossamer.environment.run_settings import run_tls, tls_contexts
 from gossamer.environment.run_token import check_token_file
 from gossamer.errors import ConnectError

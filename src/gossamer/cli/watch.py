@@ -9,11 +9,10 @@ from pathlib import Path
 import click
 
 from gossamer.cli.console import echo, say
-from gossamer.errors import GossamerError
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.watch.ingestion import ingesting, writable
 from gossamer.watch.runs import WatchedRun, find_runs
-from gossamer.watch.server import PageServer, check_installed
+from gossamer.watch.server import PageServer
 from gossamer.watch.terminal_view import watch_in_terminal
 
 OPENED = "watch this run at {link} (with its token, the link lets in whoever has it)"
@@ -60,16 +59,6 @@ def _in_terminal(runs: tuple[WatchedRun, ...]) -> None:
         watch_in_terminal(runs, SafeConsole(highlight=False))
     except KeyboardInterrupt:
         say("The runs go on.")
-
-
-def check_watch(context: click.Context, option: click.Parameter, wanted: bool) -> bool:
-    """Refuse a page that could not be served before the run, not beside it."""
-    if wanted:
-        try:
-            check_installed()
-        except GossamerError as error:
-            raise click.UsageError(str(error)) from None
-    return wanted
 
 
 @contextmanager
