@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ def refuse_unpickling(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(refuse_unpickling)
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script's `pytest &`; what tests start would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STARTS_PROCESSES, IN_TURN = ("processes", "namespaces"), ("measures", "namespaces")
 EAGER = str(Path(__file__).parent / "eager")

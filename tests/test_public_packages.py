@@ -1,9 +1,11 @@
-"""Packages that few runs need: there with their first use, and not before."""
+"""Public names and packages: imported with their first use, and not before."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +25,23 @@ def test_they_are_imported_by_their_first_use() -> None:
 def test_what_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'gossamer' has no attribute 'paralel'"):
         _ = gossamer.paralel  # type: ignore[attr-defined]
+
+
+def test_every_public_name_has_a_place_and_the_type_checker_knows_the_same() -> None:
+    tree = ast.parse(Path(gossamer.__file__).read_text())
+    (typed, _) = (node for node in tree.body if isinstance(node, ast.If))
+    imported = {
+        alias.name: node.module for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imported == gossamer.PLACES  # type: ignore[attr-defined]
+    assert {*imported, "__version__"} == {*gossamer.__all__} <= {*dir(gossamer)}
+
+
+def test_a_package_that_a_public_name_needs_and_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(place: str) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(gossamer, "import_module", missing)
+    monkeypatch.delitem(vars(gossamer), "attach", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="torch"):
+        _ = gossamer.attach

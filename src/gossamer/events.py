@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gossamer.core.layout import Layout
 from gossamer.errors import Stopped
+
+if TYPE_CHECKING:
+    from gossamer.core.layout import Layout  # which imports torch
 
 Ended = Literal["finished", "failed", "interrupted"]  # how a run did
 
@@ -234,6 +236,9 @@ class Closed(Event):
 
 
 Listener = Callable[[Event], None]
+# Left out of notices, which may quote other machines: all control characters but the end of a line and the tabulator
+CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})
+
 _listeners: list[Listener] = []
 _silent: list[Listener] = []  # those of them that show no notice
 _samplers: list[Listener] = []  # those of them that take samples
@@ -284,6 +289,7 @@ def emit(event: Event) -> None:
 
 def notice(message: str) -> None:
     """Tell the user something in one sentence: by an event, or in the log while nothing that listens shows it."""
+    message = message.translate(CONTROLS)
     emit(Noticed(message=message))
     if all(listener in _silent for listener in _listeners):
         logging.getLogger("gossamer").warning(message)

@@ -173,3 +173,15 @@ def test_without_matplotlib_a_page_is_drawn_and_a_plot_refused_first(
     assert (code, trained) == (1, [])
     assert 'pip install "gossamer[plot]"' in said
     assert "--page" in said
+
+
+def test_a_line_that_a_script_prints_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Markup of the console in it, such as a closing tag, is no error."""
+    real = compare.subprocess.Popen
+
+    def prints(command: list[str], **options: Any) -> Any:
+        return real(["/bin/sh", "-c", "echo '[/INST] a [/dim] line'; exit 3"], **options)
+
+    monkeypatch.setattr(compare.subprocess, "Popen", prints)
+    with pytest.raises(click.ClickException, match=r"\[/INST\] a \[/dim\] line"):
+        compare.train_for_record("Dense()", 2, None, {}, ["train.py"], compare.wide_console(80))

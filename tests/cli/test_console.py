@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from io import StringIO
 
 import pytest
 from click.testing import CliRunner
+from support.paths import ROOT
 
 from gossamer.cli import console
-from gossamer.cli.console import FILE_COLUMNS, beside, columns, say, wrapped
+from gossamer.cli.console import FILE_COLUMNS, beside, columns, echo, say, wrapped
 from gossamer.cli.main import main
 from gossamer.cli.recipes import recipes
 
@@ -26,6 +28,20 @@ def test_lines_break_between_words_and_go_on_below_their_beginning(width: int) -
     blank = lines.index("")
     assert all(line.startswith("    ") for line in lines[blank + 1 :])
     assert not any(line.startswith(" ") for line in lines[:blank])
+
+
+def test_what_commands_print_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("Error: client \x1b[2J7\x07 said: bad data")
+    echo("round 1, \x1b]0;title\x07clients 1\x1b[1A")
+    said = capsys.readouterr()
+    assert said.err == "Error: client 7 said: bad data\n"
+    assert said.out == "round 1, clients 1\n"
+
+
+def test_commands_use_the_console_that_leaves_control_sequences_out() -> None:
+    sources = [*(ROOT / "src/gossamer/cli").glob("*.py"), *(ROOT / "src/gossamer/watch").glob("*.py")]
+    assert sources
+    assert [path.name for path in sources if re.search(r"(?<![A-Za-z])Console\(", path.read_text())] == []
 
 
 def test_a_word_that_is_longer_stays_whole() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.command_line import refusal
 from gossamer.cli import doctor as module
 from gossamer.doctor import DoctorReport, HostReport, PairReport
 from gossamer.emulation import EmulationPlan, plan
+from gossamer.kernels import library
 from gossamer.network import read_network
 
 PLAN = plan(read_network("100mbit,20ms", 3))
@@ -108,6 +110,19 @@ def test_differing_versions_stand_out_and_problems_are_told() -> None:
     assert broken.problems[0] in lines
     assert lines[-1] == "2 hosts, no pair could be measured, pair 0-1 cannot talk, versions of torch differ"
     assert "\x1b[1;33m2.12.0" in shown(report, color=True)
+
+
+def test_missing_kernels_are_told_once_with_the_line_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "LIBRARY", Path("nowhere.so"))
+    monkeypatch.setattr(library, "wanted_kernels", lambda: None)
+    monkeypatch.setattr(library, "library", lambda: None)
+    missing = library.missing_kernels()
+    hosts = [replace(host(rank, "2.13.0"), missing_kernels=missing if rank else None) for rank in range(3)]
+    told = [
+        line for line in shown(DoctorReport(hosts=tuple(hosts), pairs=(), seconds=1.0)).splitlines() if "built" in line
+    ]
+    assert told == [f"ranks 1, 2: {missing}"]
+    assert "pip install" in told[0]
 
 
 def test_equal_versions_take_no_columns() -> None:

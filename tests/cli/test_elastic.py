@@ -10,7 +10,8 @@ import click
 import pytest
 from support.command_line import refusal
 
-from gossamer.cli.elastic import WorkerCount, check_emulation, elastic_starter, read_address, read_elasticity
+from gossamer.cli.elastic import check_emulation, elastic_starter, read_elasticity
+from gossamer.cli.elastic_options import WorkerCount, read_address
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.options import Machines
 from gossamer.emulation import EmulationPlan

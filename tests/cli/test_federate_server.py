@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import click
@@ -18,6 +20,8 @@ from support.deployed_federations import Command, commands, join, port, program,
 
 from gossamer.cli.federate_server import (
     INTERRUPTED,
+    _interrupting,
+    _stopping,
     enroll_command,
     join_command,
     read_bind,
@@ -48,6 +52,20 @@ def joining(folder: Path, at: int, number: int, **options: object) -> list[objec
     chosen = {"token-file": folder / "token", "number": number, "state": folder / f"device-{number}", **options}
     flags = [word for key, value in chosen.items() for word in (f"--{key}", value)]
     return ["join", folder / "program.py", "--server", f"127.0.0.1:{at}", *flags]
+
+
+@pytest.mark.parametrize("block", [lambda: _stopping(lambda: pytest.fail("stopped")), _interrupting])
+def test_servers_and_devices_ignore_signals_that_they_were_started_to_ignore(
+    block: Callable[[], AbstractContextManager[None]],
+) -> None:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        with block():
+            for number in before:
+                os.kill(os.getpid(), number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def is_serving(text: str) -> bool:

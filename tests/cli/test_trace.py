@@ -12,7 +12,8 @@ from support.perfetto_readers import ReadTrace, check_read_back, read_back
 from support.processes import succeed
 from support.virtual_traces import CLOCKS, Rounds
 
-from gossamer.cli.trace import check_profiled, trace_command, trace_settings, write
+from gossamer.cli.trace import trace_command, write
+from gossamer.cli.trace_options import check_profiled, trace_settings
 from gossamer.errors import GossamerError
 from gossamer.session.operator_profile import PROFILED
 from gossamer.trace.span_files import read_run
@@ -133,7 +134,7 @@ def test_operators_that_there_will_not_be_are_refused_before_anything_is_made(
         *two, "1,7,2"
     )
     assert "Write --torch-profiler 0,1, or all" in refused(*two, "2")
-    monkeypatch.setattr("gossamer.cli.run._run", lambda *about: 0)
+    monkeypatch.setattr("gossamer.cli.run_training._run", lambda *about: 0)
     with pytest.raises(AssertionError):  # ranks that there are lead to a run
         refusal("run", *two, "0,1", str(script))
 

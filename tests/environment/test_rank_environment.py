@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 from gossamer.environment.rank_environment import rank_environment
+from gossamer.kernels import library
 
 
 def test_versions_platform_and_settings_are_told() -> None:
@@ -23,3 +26,8 @@ def test_no_secret_is_told() -> None:
     assert not set(secret) & set(told)
     assert not set(secret.values()) & set(told.values())
     assert any(name.startswith("GOSSAMER_") for name in secret)  # what the twin tells
+
+
+def test_missing_kernels_are_described_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "LIBRARY", Path("nowhere.so"))
+    assert rank_environment({})["kernels"] == "plain torch"

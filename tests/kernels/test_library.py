@@ -105,6 +105,34 @@ def test_without_a_library_one_warning_and_the_same_result(
     assert "C++ compiler" in str(heard[0].message)
 
 
+def test_what_is_missing_is_told_with_the_line_to_write_and_then_warned_of_no_more(
+    choose: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY", ROOT / "nowhere.so")
+    choose(None)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        assert not library.are_built()
+        told = library.missing_kernels()
+        assert kernels.largest(torch.arange(5.0), [5], [2])[0].tolist() == [3, 4]
+    assert heard == []
+    assert told is not None
+    assert told.startswith(
+        "nowhere.so was not built when Gossamer was installed: encoding takes 10 to 130 times as long"
+    )
+    assert "C++ compiler" in told
+    for name in ("reference", "triton"):
+        choose(name)
+        assert library.missing_kernels() is None
+
+
+@built
+def test_nothing_is_said_of_kernels_that_are_there(choose: Callable[[str | None], None]) -> None:
+    choose(None)
+    assert library.are_built()
+    assert library.missing_kernels() is None
+
+
 def test_without_a_library_a_wish_for_it_is_refused(
     choose: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.processes import engine_files_left_open, eventually, has_ended
+from support.signals import check_ignored_hangup
 
 from gossamer.errors import ConnectError
 from gossamer.launch.elastic_launcher import launch
@@ -254,6 +255,15 @@ def test_sigterm_is_sigterm_to_the_scripts(run: Run) -> None:
     )
     assert outcome.exit_code == 143
     assert sorted(run.lines) == [(rank, text) for rank in (0, 1) for text in ("here", "saved")]
+
+
+def test_a_sighup_that_is_ignored_ends_nothing(run: Run) -> None:
+    script = """
+        print("here")
+        while not os.path.exists(os.path.join(os.path.dirname(__file__), "hung-up")):
+            time.sleep(0.01)
+        """
+    check_ignored_hangup(run, lambda: run(script, workers=1))
 
 
 def test_helpers_of_workers_last_until_these_have_saved_and_no_longer(run: Run) -> None:

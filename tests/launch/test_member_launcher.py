@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.member_launches import MemberRun
+from support.signals import check_ignored_hangup
 
 from gossamer.launch.coordinator_link import RUN_CARD, read_run_card
 from gossamer.launch.failure import Outcome
@@ -105,6 +106,11 @@ signal.signal(signal.SIGTERM, end)
 reach("entered"), tell(f"ready-{place}")
 signal.pause()
 """
+
+
+def test_a_sighup_that_is_ignored_ends_nothing(run: MemberRun) -> None:
+    script = "reach('attached')\nprint('here', flush=True)\nwait_for('hung-up')"
+    check_ignored_hangup(run, lambda: run(script, workers=1))
 
 
 def stop_when_ready(run: MemberRun, workers: int) -> None:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from support.peer_launches import Run
+from support.signals import check_ignored_hangup
 
 from gossamer.launch import process
 from gossamer.launch.failure import Outcome
@@ -148,6 +149,11 @@ def test_a_signal_ends_everyone(run: Run, first: str, monkeypatch: pytest.Monkey
     outcome = run(f"{first}\nprint('here', flush=True)\ntime.sleep(60)", server=first, grace_seconds=grace_seconds)
     assert (outcome.exit_code, outcome.failure) == (143, None)
     assert run.notes == (["killed, since they had not ended by then: rank 0, rank 1"] if first else [])
+
+
+def test_a_sighup_that_is_ignored_ends_nothing(run: Run) -> None:
+    """As under nohup, when the terminal closes."""
+    check_ignored_hangup(run, lambda: run("print('here', flush=True)\nwait_for('hung-up')", workers=1))
 
 
 def test_who_asks_twice_does_not_wait_for_the_patient(run: Run) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import signal
 import threading
 
 import pytest
 
 from gossamer.launch.periodic import PeriodicTask
+from gossamer.runtime.signal_handlers import handling
 
 
 def test_it_acts_beside_the_block_and_once_more_at_its_end() -> None:
@@ -34,3 +36,24 @@ def test_an_error_interrupts_the_block_and_is_raised() -> None:
 
     with pytest.raises(BrokenPipeError, match="nobody reads"):
         block()
+
+
+def test_an_error_interrupts_a_process_that_ignores_sigint() -> None:
+    inside, interrupted = threading.Event(), threading.Event()
+
+    def act() -> None:
+        assert inside.wait(10)
+        raise BrokenPipeError("nobody reads")
+
+    def block() -> None:
+        with PeriodicTask(0.001, act):
+            inside.set()
+            interrupted.wait(10)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with handling(lambda *_: interrupted.set(), signal.SIGTERM), pytest.raises(BrokenPipeError):
+            block()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert interrupted.is_set()

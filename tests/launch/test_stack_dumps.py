@@ -13,6 +13,7 @@ import pytest
 from gossamer.events import Stalled, StepEnded
 from gossamer.launch import stack_dumps
 from gossamer.launch.logs.run_files import RunFiles
+from gossamer.launch.signal_forwarding import SignalForwarder
 from gossamer.launch.stack_dumps import SIGNAL, DumpOnSignal, StackRequests, ask
 
 STALLED = Stalled(rank=0, seconds=60.0, waits_for=(1,))
@@ -108,10 +109,11 @@ def test_all_are_asked_once_a_silence(files: RunFiles, worker: DumpOnSignal, mon
 
 def test_the_launcher_hands_the_signal_on(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = Launcher(files, monkeypatch)
-    launcher.requests(SIGNAL)
+    forwarder = SignalForwarder(files, launcher.requests, launcher.said.append)
+    forwarder(SIGNAL)
     assert launcher.asked == 0  # not within the handler
-    launcher.requests.tick()
-    launcher.requests.tick()
+    forwarder.tick()
+    forwarder.tick()
     assert launcher.asked == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import sys
 from pathlib import Path
@@ -62,3 +63,16 @@ def test_sessions_that_the_script_left_open_are_closed_at_its_end(
     assert capsys.readouterr().out.split() == ["closed"] * closed
     for session in open_sessions.open_sessions():
         open_sessions.unregister(session)
+
+
+def test_an_error_that_a_full_disk_keeps_from_the_launcher_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(worker, "write_json", full)
+    assert worker.FailureReporter(RunFiles(tmp_path), 0).raised(ValueError("bad data")) == 1
+    said = capsys.readouterr().err
+    assert "ValueError: bad data" in said
+    assert "no report of this error ([Errno 28] No space left on device)" in said

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
-import pytest
+import io
 
-from gossamer.observe.control_sequences import without_controls
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from gossamer.observe.control_sequences import SafeConsole, in_one_line, without_controls
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,27 @@ def test_nothing_but_text_is_left(text: str, shown: str) -> None:
 def test_colors_stay_where_they_are_wanted() -> None:
     assert without_controls("\x1b[31mred\x1b[0m\x1b[2K\x1b[3A", colors=True) == "\x1b[31mred\x1b[0m"
     assert without_controls("\x1b[31\x07m", colors=True) == "m"
+
+
+def test_a_name_stays_in_its_line() -> None:
+    assert in_one_line("loss\nworkers agree  yes\x1b[2J\r") == "loss workers agree  yes"
+
+
+HOSTILE = "loss\x1b[2J\x1b]0;title\x07\x08"
+
+
+@pytest.mark.parametrize("kind", ["text", "styled", "cell"])
+def test_no_text_on_a_safe_console_steers_the_terminal(kind: str) -> None:
+    table = Table("name", box=None)
+    table.add_row(HOSTILE)
+    shown = {"text": HOSTILE, "styled": Text(HOSTILE, style="red"), "cell": table}[kind]
+    out = io.StringIO()
+    console = SafeConsole(file=out, force_terminal=True, color_system="standard", width=60, highlight=False)
+    with console.status("waiting") as status:
+        console.print(shown, markup=False)
+        status.update(Text(HOSTILE))
+    said = out.getvalue()
+    assert "loss" in said
+    assert not any(sequence in said for sequence in ("\x1b[2J", "\x1b]0", "title", "\x07", "\x08"))
+    assert said.count("\x1b[2K") > 1, "Rich erases its own line, before others and at the end"
+    assert ("\x1b[31m" in said) == (kind == "styled")

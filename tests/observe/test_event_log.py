@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,28 +78,6 @@ def test_lines_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
     file.append({"number": 1})
     assert numbered(tmp_path / "events") == [1]
     file.close()
-
-
-@pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
-    """Says how many bytes the disk still takes; None: all."""
-    write, left = os.write, [None]
-
-    def scarce(file: int, content: bytes) -> int:
-        if left[0] is None:
-            return write(file, content)
-        if left[0] == 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written = write(file, content[: left[0]])
-        left[0] -= written
-        return written
-
-    monkeypatch.setattr(os, "write", scarce)
-
-    def say(count: int | None) -> None:
-        left[0] = count
-
-    return say
 
 
 def test_a_full_disk_is_said_once_and_nothing_is_lost_when_there_is_room_again(

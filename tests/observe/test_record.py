@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gossamer.events import Ended
+from gossamer.events import Attached, Closed, Ended, StepEnded
 from gossamer.observe.rank_record import RankRecord
 from gossamer.observe.record import merge, read_ranks, write
+from gossamer.observe.recorder import Recorder
+
+ATTACHED = Attached(
+    moment=0.0, recipe="Dense()", layouts=(), parameters=3, buffer_bytes=0, control_bytes=0, rank=0, world=2
+)
 
 
 def ranked(rank: int, **changes: Any) -> RankRecord:
@@ -24,7 +31,7 @@ def ranked(rank: int, **changes: Any) -> RankRecord:
 def test_the_record_has_exactly_the_promised_fields() -> None:
     merged = merge([ranked(0), ranked(1)])
     assert set(merged) == {
-        "gossamer", "recipe", "workers", "ended", "lost", "left", "lost_residuals", "network", "emulation",
+        "gossamer", "recipe", "workers", "ended", "lost", "left", "truncated", "lost_residuals", "network", "emulation",
         "parameters", "steps", "resumed_at", "skipped_steps", "seconds", "seconds_per_step", "compute_seconds_per_step",
         "waiting_seconds_per_step", "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes",
         "metrics", "final", "checkpoints", "switches", "collectives", "servers", "workers_agree", "workers_hold_merged",
@@ -87,6 +94,39 @@ def test_whoever_a_finished_run_has_lost_is_named_and_left_out() -> None:
 def test_a_rank_that_was_lost_before_it_attached_is_named() -> None:
     survived = merge([ranked(rank, world=3, lost=(2,)) for rank in (0, 1)])
     assert (survived["lost"], survived["workers_agree"]) == ([2], True)
+
+
+@pytest.mark.parametrize(("other", "agree"), [("a", None), ("b", False), (None, False)])
+def test_agreement_is_unknown_where_a_full_disk_truncated_a_rank_s_log(other: str | None, agree: bool | None) -> None:
+    cut = ranked(0, world=3, digest=None, complete=False, truncated=(0,))
+    others = [ranked(rank, world=3, digest=digest, truncated=(0,)) for rank, digest in ((1, "a"), (2, other))]
+    merged = merge([cut, *others])
+    assert (merged["workers_agree"], merged["truncated"], merged["lost"]) == (agree, [0], [])
+    assert merge([replace(cut, world=1)])["workers_agree"] is None, "no rank has a hash"
+    killed = ranked(2, world=3, digest=None, complete=False)
+    beside = merge([replace(each, lost=(2,)) for each in (replace(cut, metrics={"loss": [(1, 0.1, 2.0)]}), killed)])
+    assert (beside["lost"], beside["final"]) == ([2], {"loss": 2.0})
+
+
+def test_a_rank_that_ended_on_a_full_disk_is_not_lost(tmp_path: Path, room: Callable[[int | None], None]) -> None:
+    killed, cut = Recorder(tmp_path, 0), Recorder(tmp_path, 1)
+    for rank, recorder in enumerate((killed, cut)):
+        recorder(replace(ATTACHED, rank=rank))
+        recorder(StepEnded(moment=0.1, step=1, seconds=0.1))
+    room(0)
+    cut(Closed(steps=1, digest="a", residual_bytes=0, bucket_bytes=0))
+    cut.close()
+    second = read_ranks(tmp_path)[1]
+    assert (second.lost, second.truncated, second.digest) == ((0,), (1,), None)
+    room(None)
+    again = Recorder(tmp_path, 1)  # another start, on a disk that has room
+    again(replace(ATTACHED, rank=1))
+    again(StepEnded(moment=0.1, step=1, seconds=0.1))
+    second = read_ranks(tmp_path)[1]
+    assert (second.lost, second.truncated) == ((0, 1), ()), "as if it was killed now"
+    again.close()
+    assert read_ranks(tmp_path)[1].complete
+    killed.close()
 
 
 def test_who_left_a_finished_run_is_named_and_neither_disagrees_nor_counts() -> None:
@@ -169,3 +209,16 @@ def test_what_is_not_a_number_is_null_in_the_file(tmp_path: Path) -> None:
 
 def test_no_record_where_nobody_attached(tmp_path: Path) -> None:
     assert read_ranks(tmp_path) == []
+
+
+def test_a_record_that_a_full_disk_does_not_take_leaves_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, text: str, **options: object) -> int:
+        self.write_bytes(b"{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "record.json", merge([ranked(0), ranked(1)]))
+    assert list(tmp_path.iterdir()) == []

@@ -31,6 +31,12 @@ def test_a_terminal_s_line_is_overwritten() -> None:
     assert shown(Terminal(), 4) == "".join(f"{ERASE}gossamer: at {second}" for second in (2, 2, 3, 3))
 
 
+def test_a_sentence_does_not_steer_the_terminal() -> None:
+    stream = Terminal()
+    StatusLine(0.0, lambda: stream).say("step 3 was skipped: layer\x1b[2J")
+    assert stream.getvalue() == "gossamer: step 3 was skipped: layer\n"
+
+
 def test_a_line_that_stays_takes_the_place_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     stream = Terminal()

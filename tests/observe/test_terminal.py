@@ -83,6 +83,17 @@ def test_nothing_that_a_worker_prints_steers_the_terminal(tmp_path: Path, plain:
     assert plain.err.getvalue() == "gossamer: server 0: cleared\n"
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_names_of_metrics_neither_steer_the_terminal_nor_forge_lines(tmp_path: Path, is_terminal: bool) -> None:
+    name = "loss\x1b[2J\nworkers agree  yes"
+    shown = Shown(tmp_path, is_terminal)
+    shown.terminal.table(RECORD | {"workers_agree": False, "final": {name: 0.5}, "recipe": "Dense()\x1b[2J"}, {})
+    said = shown.out.getvalue() + shown.err.getvalue()
+    assert "\x1b[2J" not in said
+    assert not [line for line in said.splitlines() if line.startswith("workers agree  yes")]
+    assert "loss workers agree  yes" in said
+
+
 def test_a_bar_of_the_first_rank_moves_above_the_line_of_progress(tmp_path: Path) -> None:
     shown = Shown(tmp_path, is_terminal=True)
     with shown.terminal.progress():
@@ -151,6 +162,12 @@ def test_agreement_on_a_merged_model_is_not_said_of_each_worker_s_own(plain: Sho
 def test_one_machine_of_several_does_not_claim_to_know_the_others(plain: Shown) -> None:
     plain.terminal.table(RECORD | {"workers_agree": None}, {})
     assert "workers agree             unknown" in plain.out.getvalue()
+
+
+def test_ranks_whose_numbers_a_full_disk_cut_off_are_named(plain: Shown) -> None:
+    plain.terminal.table(RECORD | {"workers_agree": None, "truncated": [0, 2]}, {})
+    assert "incomplete                ranks 0, 2: the disk was full" in plain.out.getvalue()
+    assert "unknown: the disk was full, so the final parameters of ranks 0, 2" in plain.out.getvalue()
 
 
 def test_of_a_run_that_did_not_finish_it_says_so_and_nothing_of_agreement(plain: Shown) -> None:

@@ -78,6 +78,15 @@ def ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_a_sigint_that_is_ignored_stays_ignored(timers: Timers) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        Interruption().install(10.0, lambda: False, timers)
+        ctrl_c()  # raises nothing
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_without_a_session_it_is_immediate(interruption: Interruption) -> None:
     with pytest.raises(KeyboardInterrupt):
         ctrl_c()

@@ -26,6 +26,8 @@ import gossamer
 from gossamer.errors import AttachError, GossamerError, RecipeError
 from gossamer.recipes.recipe import resolve
 from gossamer.runtime.open_sessions import open_sessions
+from gossamer.session import attach as attaching
+from gossamer.world import World
 
 CHECKS = SUPPORT / "attach_checks.py"
 REFUSED = "says_how_it_was_refused"
@@ -329,3 +331,21 @@ def test_two_real_workers(tmp_path: Path) -> None:
     *_, of_peer = findings(said[0])
     assert of_peer["seconds"] < AT_ONCE_SECONDS
     assert "`with session.epoch():`" in of_peer["message"]
+
+
+@pytest.mark.parametrize(
+    ("size", "local_rank", "missing", "told"),
+    [(2, 0, "not built", ["not built"]), (2, 1, "not built", []), (1, 0, "not built", []), (2, 0, None, [])],
+)
+def test_missing_kernels_are_told_once_a_machine_where_workers_exchange_anything(
+    size: int, local_rank: int, missing: str | None, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(rank=1 if local_rank else 0, size=size, local_rank=local_rank, device=torch.device("cpu"))
+    monkeypatch.setattr(attaching, "current", lambda: world)
+    asked: list[int] = []
+    monkeypatch.setattr(attaching, "missing_kernels", lambda: asked.append(local_rank) or missing)
+    monkeypatch.setattr(attaching, "transport_for", lambda *_: pytest.fail("far enough"))
+    with notices() as said, pytest.raises(pytest.fail.Exception, match="far enough"):
+        attach(nn.Linear(3, 2))
+    assert said == told
+    assert asked, "this rank would warn of them when it encodes"

@@ -7,7 +7,7 @@ import pytest
 from support.synthetic_store import SyntheticRun, extend, fill
 
 from gossamer.errors import StoreError
-from gossamer.telemetry import insert, open_store
+from gossamer.telemetry import insert, open_store, store
 from gossamer.telemetry.schema import SCHEMA_VERSION
 
 TABLES = {"run", "rank", "step", "metric", "vital", "tensor", "link", "log", "failure", "event", "finding", "source"}
@@ -79,3 +79,12 @@ def test_the_made_up_run_has_something_in_every_table(tmp_path: Path) -> None:
     slow = db.execute("SELECT rank FROM step GROUP BY rank ORDER BY SUM(compute) DESC").fetchone()
     assert slow["rank"] == 1
     db.close()
+
+
+def test_a_store_on_a_full_disk_is_not_said_to_be_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(db: sqlite3.Connection) -> int:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(store, "_create", full)
+    with pytest.raises(StoreError, match=r"cannot be used as a run's store \(database or disk is full\)\.$"):
+        open_store(tmp_path / "run.sqlite")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import signal
 import socket
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,6 +13,7 @@ import pytest
 from support.watched_runs import KINDS, made
 
 from gossamer.errors import GossamerError
+from gossamer.runtime.signal_handlers import handling
 from gossamer.watch import server as servers
 from gossamer.watch.server import PageServer, check_installed
 
@@ -40,6 +43,36 @@ def test_a_page_is_served_streams_and_ends(tmp_path: Path) -> None:
         connection.close()
     with pytest.raises(OSError):  # noqa: PT011  refused, or reset
         socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=5)
+
+
+def test_the_page_outlives_a_sigint_that_is_ignored_and_ends_by_sigterm(tmp_path: Path) -> None:
+    """As `gossamer watch RUN &` does in a shell script."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    server, statuses, ended = PageServer([made(tmp_path, KINDS["live"])]), list[int](), list[int]()
+    address, handlers = urlsplit(server.link), list[object]()
+
+    def visit() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)
+            connection.request("GET", "/?token=wrong")
+            statuses.append(connection.getresponse().status)
+            connection.close()
+            handlers.append(signal.getsignal(signal.SIGINT))
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    visitor = threading.Thread(target=visit)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with handling(lambda number, frame: ended.append(number), signal.SIGTERM):
+            visitor.start()
+            server.serve()
+            visitor.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert statuses == [403, 403]
+    assert handlers == [signal.SIG_IGN] * 2
+    assert ended == [signal.SIGTERM]
 
 
 def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gossamer.advise.measured_links import HOW, contradictions, read_links
 from gossamer.advise.page import write_advice_page
 from gossamer.advise.racing.race import RaceResult
 from gossamer.cli.compare import target_option, train_for_record
-from gossamer.cli.console import columns, progress, wide_console, wrapped
+from gossamer.cli.console import columns, echo, progress, wide_console, wrapped
 from gossamer.cli.options import output_option
 from gossamer.cli.program import with_misplaced_options
 from gossamer.cli.worker import SECONDS, UNTIL
@@ -118,21 +118,21 @@ def _advised(
         facts = advisor.check()
         say("profiling a step without a network")
         measured = advisor.profile()
-        click.echo(
+        echo(
             f"profile   {facts.model.parameters:,} parameters, {seconds_text(measured.compute_seconds)} computing a "
             f"step, {facts.optimizer_type.__name__}"
         )
         foretold = advisor.foretell()
         left = [each for each in foretold if each.excluded is None]
         best = min(left, key=lambda each: each.expected_seconds)
-        click.echo(
+        echo(
             f"foretell  {len(foretold)} recipes for {setting.workers} workers on {network.text}: {len(left)} are worth "
             f"a race, first {best.recipe}, {seconds_text(best.step_seconds)} a step; {left[0].recipe} "
             f"{seconds_text(left[0].step_seconds)}"
         )
         result = advisor.race()
         steps = sum(each.steps for each in result.contenders)
-        click.echo(
+        echo(
             f"race      {seconds_text(result.seconds)} of virtual time, {steps:,} steps of all workers: "
             + ", ".join(f"{len(rung.names) - 1}" for rung in result.rungs)
             + f" recipes a rung; {result.baseline.recipe} made {result.baseline.steps} steps"
@@ -144,13 +144,13 @@ def _advised(
 def _show(advice: Advice) -> None:
     width = columns(sys.stdout)
     for line in ("", advice.use, advice.gain, advice.cost, "", f"    {advice.command}", ""):
-        click.echo(line if line.startswith(" ") else wrapped(line, width))
+        echo(line if line.startswith(" ") else wrapped(line, width))
     if advice.would_change:
-        click.echo("Who is expected to be first elsewhere:")
+        echo("Who is expected to be first elsewhere:")
         for line in advice.would_change:
-            click.echo(wrapped(f"  {line}", width))
+            echo(wrapped(f"  {line}", width))
     for line in advice.remarks:
-        click.echo(wrapped(f"note: {line}", width))
+        echo(wrapped(f"note: {line}", width))
 
 
 def _confirm(result: RaceResult, setting: Setting, seconds: float) -> tuple[ConfirmedRow, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import Command, output_option, session_recipe
@@ -170,7 +171,7 @@ def train_for_record(
         ) as run:
             for line in run.stdout or ():
                 tail = [*tail[-40:], line]
-                status.update(f"{recipe}{where}  [dim]{line.strip()[:100]}")
+                status.update(Text.assemble(f"{recipe}{where}  ", (line.strip()[:100], "dim")))
         if run.returncode or not file.exists():
             by_hand = ["gossamer", "run", "--workers", str(workers), "--recipe", recipe, *training]
             told = [line.rstrip() for line in tail if folder not in line]  # its logs are gone when this is read

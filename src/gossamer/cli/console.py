@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gossamer.observe.control_sequences import SafeConsole, without_controls
+
 Say = Callable[[str], None]
 FILE_COLUMNS = 240  # of text that goes into a file or a pipe
 NARROWEST = 24  # columns for a sentence beside a term; where there are fewer it stands below
@@ -22,7 +24,7 @@ NARROWEST = 24  # columns for a sentence beside a term; where there are fewer it
 
 def wide_console(width: int) -> Console:
     """Standard output; `width` is a table's that goes into a file."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else width)
+    return SafeConsole(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
 def columns(stream: TextIO) -> int:
@@ -52,9 +54,17 @@ def beside(terms: Sequence[tuple[str, str]], width: int, indent: str = "  ") -> 
             yield first + _wrapped_line(" " * column + sentence, width)[column:]
 
 
+def echo(text: str) -> None:
+    """Print to standard output, without control sequences."""
+    click.echo(without_controls(text), file=sys.stdout)  # or click writes UTF-8 where that is ASCII
+
+
 def say(text: str, *, error: bool = False) -> None:
-    """Print to standard error, broken between words. error: what went wrong, in red where there are colors."""
-    lines = wrapped(text, columns(sys.stderr))
+    """Print to standard error, broken between words, without control sequences.
+
+    error: what went wrong, in red where there are colors.
+    """
+    lines = wrapped(without_controls(text), columns(sys.stderr))
     click.secho(lines, fg="red" if error else None, bold=error, err=True)
 
 
@@ -75,7 +85,7 @@ def _wrapped_line(line: str, width: int) -> str:
 @contextmanager
 def progress(first: str, plain_seconds: float = 0.0) -> Iterator[Say]:
     """One line that changes, at first `first`; without a terminal, a line every `plain_seconds`."""
-    aside = Console(stderr=True, highlight=False)
+    aside = SafeConsole(stderr=True, highlight=False)
     if not aside.is_terminal:
         yield _now_and_then(aside, plain_seconds)
         return

@@ -32,6 +32,8 @@ from gossamer.doctor import (
 )
 from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.job import Job
+from gossamer.observe.control_sequences import SafeConsole
+from gossamer.observe.terminal import ranks_text
 from gossamer.observe.units import bytes_text, seconds_text
 from gossamer.version import __version__
 
@@ -82,7 +84,7 @@ def doctor(
         )
         with emulate(network, planned, say) as emulation:
             report = _examine(emulation.place(job), Path(folder), say)
-    _show(report, Console(highlight=False))
+    _show(report, SafeConsole(highlight=False))
     if json_file is not None:
         json_file.write_text(json.dumps(_record(report, emulation), indent=1) + "\n", encoding="utf-8")
     sys.exit(0 if report.healthy else 1)
@@ -108,6 +110,8 @@ def _show(report: DoctorReport, console: Console) -> None:
     console.print()
     console.print(_hosts(report.hosts))
     console.print(f"\nAll run {_alike(report.hosts)}.", style="dim", soft_wrap=True)
+    for sentence, ranks in _missing_kernels(report.hosts).items():
+        console.print(Text(f"{ranks_text(ranks)}: {sentence}", style="yellow"), soft_wrap=True)
     for pair in report.pairs:
         for problem in pair.problems:
             console.print(Text(problem, style="red"), soft_wrap=True)
@@ -160,6 +164,15 @@ def _cells(host: HostReport) -> dict[str, str]:
         "gpus": ", ".join(host.gpus),
         "clock": "" if clock is None or host.rank == 0 else f"{1000 * clock:+.2f} ms",
     }
+
+
+def _missing_kernels(hosts: Sequence[HostReport]) -> dict[str, list[int]]:
+    """Why kernels are missing, and the ranks where they are."""
+    found: dict[str, list[int]] = {}
+    for host in hosts:
+        if host.missing_kernels:
+            found.setdefault(host.missing_kernels, []).append(host.rank)
+    return found
 
 
 def _alike(hosts: Sequence[HostReport]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,12 +16,10 @@ from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.environment import interfaces
 from gossamer.launch.job import Job
 from gossamer.launch.member_launcher import LOOPBACK, Elasticity, coordinate_run, launch_members
-from gossamer.launch.worker_range import MOST_WORKERS, WorkerRange, read_worker_range
+from gossamer.launch.worker_range import MOST_WORKERS, WorkerRange
 from gossamer.observe.live import LiveView
 from gossamer.telemetry import MachineDesk
 
-HOST_PORT = "{text!r} is no address of a coordinator. Write HOST:PORT, such as 10.0.0.1:29600"
-EVERYWHERE = ("0.0.0.0", "::", "*")
 NO_TOKEN = (
     "--join takes the run's token, by which its workers know each other: copy the file that the first launcher names "
     "(mode 0600), and add --token-file FILE."
@@ -43,49 +40,6 @@ EMULATED = "--network emulates all hosts on this machine, and nobody from outsid
 PACED = (
     "--network can only be approximate here ({reason}), and what workers of an elastic run say to each other is not "
     "slowed then. Leave out --network, or run as root."
-)
-
-
-class WorkerCount(click.ParamType[int | WorkerRange]):
-    """A whole number, or for an elastic run MIN:MAX or MIN:MAX:FIRST, as a WorkerRange."""
-
-    name = "N or MIN:MAX"
-    fixed = click.IntRange(1)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | WorkerRange:
-        if isinstance(value, str) and ":" in value:
-            try:
-                return read_worker_range(value)
-            except ValueError as error:
-                self.fail(str(error), param, ctx)
-        return self.fixed.convert(value, param, ctx)
-
-
-def read_address(text: str) -> tuple[str, int]:
-    """HOST and PORT. Raises BadParameter."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65535:
-        raise click.BadParameter(HOST_PORT.format(text=text))
-    return host.strip("[]"), int(port)
-
-
-def check_address(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, int] | None:
-    address = None if text is None else read_address(text)
-    if address is not None and address[0] in EVERYWHERE:
-        raise click.BadParameter(
-            f"{address[0]} is no address by which other machines reach this one. Write its own, such as 10.0.0.1:29600"
-        )
-    return address
-
-
-join_option = click.option(
-    "--join", metavar="HOST:PORT", callback=check_address, help="Add workers to an elastic run; needs --token-file."
-)
-listen_option = click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    callback=check_address,
-    help="Where an elastic run is joined from other machines.  [default: the interface's address, or loopback]",
 )
 
 
@@ -123,14 +77,6 @@ def read_elasticity(
     if token_file is None:
         raise click.UsageError(NO_TOKEN)
     return Elasticity(range=WorkerRange(least=1, most=MOST_WORKERS, initial=workers), listen=None, coordinator=join)
-
-
-def first_workers(workers: int | WorkerRange) -> int:
-    return workers if isinstance(workers, int) else workers.initial
-
-
-def most_workers(workers: int | WorkerRange) -> int:
-    return workers if isinstance(workers, int) else workers.most
 
 
 def elastic_starter(

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from gossamer.cli.console import progress, say, table, wide_console
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
 from gossamer.cli.options import output_option
+from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.record import write
 from gossamer.observe.units import bytes_text, seconds_text, short
 from gossamer.version import __version__
@@ -155,7 +155,7 @@ def peak_memory_bytes() -> int:
 @contextmanager
 def _bar(rounds: int) -> Iterator[Tell]:
     """A bar of rounds with a sentence beside it; without a terminal, a line now and then."""
-    aside = Console(stderr=True, highlight=False)
+    aside = SafeConsole(stderr=True, highlight=False)
     if not aside.is_terminal:
         with progress("", TOLD_EVERY_SECONDS) as told:
             yield lambda done, sentence: told(f"round {done} of {rounds}, {sentence}")

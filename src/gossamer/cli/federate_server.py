@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gossamer.cli.console import say
+from gossamer.cli.console import echo, say
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
-from gossamer.cli.options import check_parent, check_recipe, output_option
-from gossamer.cli.servers import check_certificates, check_token
+from gossamer.cli.options import check_certificates, check_parent, check_recipe, check_token, output_option
 from gossamer.environment.run_token import check_token_file, make_token, read_token
 from gossamer.errors import ConnectError
+from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling
 
 if TYPE_CHECKING:
     from gossamer.federated.secure.roster import IdentityRoster
@@ -153,34 +153,34 @@ def serve_command(
             tls=_tls(tls),
             journal=journal,
             identities=_identities(roster),
-            say=click.echo,
+            say=echo,
         )
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     host, port = server.address
     if server.resumed:
-        click.echo(f"going on from version {server.rounds.model.version} of {plan.rounds}, as {journal} says")
-    click.echo(f"serving {plan.clients} clients at {host}:{port}; devices join by:")
+        echo(f"going on from version {server.rounds.model.version} of {plan.rounds}, as {journal} says")
+    echo(f"serving {plan.clients} clients at {host}:{port}; devices join by:")
     also = {"--tls DIRECTORY": tls, "--roster FILE --identity FILE": roster, shlex.join(("--", *arguments)): arguments}
     words = [f"--server {'ADDRESS' if host in ('0.0.0.0', '::') else host}:{port}", f"--token-file {token_file.name}"]
     words += ["--state DIRECTORY", *(word for word, given in also.items() if given)]
-    click.echo(f"  gossamer federate join {script} {' '.join(words)}")
+    echo(f"  gossamer federate join {script} {' '.join(words)}")
     try:
         with _stopping(server.stop):
             ended = server.run()
     finally:  # also of a federation that failed
         version = server.rounds.model.version
         if save_file is not None and version:
-            click.echo(saved(server.model(), save_file))
+            echo(saved(server.model(), save_file))
         if json_file is not None:
             server.record(json_file)
     if ended == "finished":
-        click.echo(f"all {plan.rounds} rounds are made")
+        echo(f"all {plan.rounds} rounds are made")
         return
     if ended != "stopped":
-        click.echo(f"ended at version {version} of {plan.rounds}: {server.why}")
+        echo(f"ended at version {version} of {plan.rounds}: {server.why}")
         return
-    click.echo(f"stopped at version {version} of {plan.rounds}; {_how_to_go_on(journal, save_file)}")
+    echo(f"stopped at version {version} of {plan.rounds}; {_how_to_go_on(journal, save_file)}")
     sys.exit(INTERRUPTED)
 
 
@@ -267,19 +267,19 @@ def join_command(
         identity=None if identity is None else Identity.kept_at(identity),
         recipe=recipe,
         options=DeviceOptions(give_up_seconds=give_up_seconds),
-        say=click.echo,
+        say=echo,
     )
     try:
         with _interrupting():
             counted = device.run()
     except KeyboardInterrupt:
         device.leave()
-        click.echo("left" + ("; start the same command again to go on" if state is not None else ""))
+        echo("left" + ("; start the same command again to go on" if state is not None else ""))
         sys.stdout.flush()
         os._exit(INTERRUPTED)  # whatever threads the user's code has
     finally:
         device.close()
-    click.echo(f"the federation has ended; {counted} contributions of this start were counted")
+    echo(f"the federation has ended; {counted} contributions of this start were counted")
 
 
 @click.command("enroll")
@@ -322,7 +322,7 @@ def _stopping(stop: Callable[[], None]) -> Iterator[None]:
         stop()
         signal.signal(number, signal.SIG_DFL)
 
-    with _handling(told):
+    with handling(told, *STOP_SIGNALS):
         yield
 
 
@@ -346,18 +346,8 @@ def _interrupting() -> Iterator[None]:
     before = signal.set_wakeup_fd(writing)
     threading.Thread(target=end_soon, name="gossamer leaving", daemon=True).start()
     try:
-        with _handling(told):
+        with handling(told, *STOP_SIGNALS):
             yield
     finally:
         signal.set_wakeup_fd(before)
         os.close(writing)
-
-
-@contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gossamer.core.json_text import read_json
-from gossamer.observe.record import Record
 from gossamer.observe.units import range_text, seconds_text, share_text
+
+if TYPE_CHECKING:
+    from gossamer.observe.record import Record  # which imports NumPy
 
 WRITE = "Write gossamer explain --network SPEC --json FILE RECIPE SCRIPT, and then --foretold FILE"
 

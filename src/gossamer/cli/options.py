@@ -1,4 +1,7 @@
-"""Options that several commands share, and their checks."""
+"""Options that several commands share, and their checks.
+
+What needs torch is imported where an option is checked, so that a command's help is there at once.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,13 @@ from typing import Any
 
 import click
 
-from gossamer.errors import AttachError, RecipeError
+from gossamer.errors import AttachError, ConnectError, GossamerError, RecipeError
 from gossamer.exporters.destination import FORMS, read_destination
 from gossamer.launch.job import interfaces
-from gossamer.launch.rendezvous import split_endpoint
 from gossamer.network import Network, read_network
-from gossamer.recipes.advice_reference import read_recipe
-from gossamer.recipes.recipe import resolve
-from gossamer.strategies import FederatedStage
-from gossamer.transports.mesh.collective_selector import AUTO, check_wish
 
 Command = Callable[..., Any]
+CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
 
 
 def check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
@@ -33,6 +32,9 @@ def check_recipe(context: click.Context, option: click.Parameter, text: str | No
 
 def readable_recipe(text: str) -> str:
     """A recipe's text, of which workers are told; read from the advice where it is @FILE. Raises click.BadParameter."""
+    from gossamer.recipes.advice_reference import read_recipe
+    from gossamer.recipes.recipe import resolve
+
     try:
         text = read_recipe(text)
         resolve(text)
@@ -48,6 +50,9 @@ def check_session_recipe(context: click.Context, option: click.Parameter, text: 
 
 def session_recipe(text: str) -> str:
     """As readable_recipe, and refused where it is for devices to which no session is attached."""
+    from gossamer.recipes.recipe import resolve
+    from gossamer.strategies import FederatedStage
+
     text = readable_recipe(text)
     stage = resolve(text).strategy.steady_stage
     if isinstance(stage, FederatedStage):
@@ -59,6 +64,8 @@ def session_recipe(text: str) -> str:
 
 
 def check_collective(context: click.Context, option: click.Parameter, wish: str | None) -> str | None:
+    from gossamer.transports.mesh.collective_selector import AUTO, check_wish
+
     try:
         check_wish(wish or AUTO)
     except ValueError as error:
@@ -87,6 +94,40 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
     if path is not None and not os.access(path.parent, os.W_OK):
         raise click.BadParameter(f"{path.parent} cannot be written, so there would be no {path.name}: name another")
     return path
+
+
+def check_token(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a token file that would protect nothing before anything starts."""
+    if path is not None:
+        from gossamer.environment.run_token import check_token_file
+
+        try:
+            return check_token_file(path)
+        except ConnectError as error:
+            raise click.BadParameter(str(error)) from None
+    return path
+
+
+def check_certificates(context: click.Context, option: click.Parameter, folder: Path | None) -> Path | None:
+    """Refuse a folder without certificates before anything starts."""
+    if folder is not None and (missing := [name for name in CERTIFICATES if not (folder / name).is_file()]):
+        raise click.BadParameter(
+            f"{', '.join(missing)} missing in {folder}. It needs this machine's certificate and key, and its "
+            "authority's certificate: cert.pem, key.pem, ca.pem."
+        )
+    return folder if folder is None else folder.resolve()
+
+
+def check_watch(context: click.Context, option: click.Parameter, wanted: bool) -> bool:
+    """Refuse a page that could not be served before the run, not beside it."""
+    if wanted:
+        from gossamer.watch.server import check_installed as check_page
+
+        try:
+            check_page()
+        except GossamerError as error:
+            raise click.UsageError(str(error)) from None
+    return wanted
 
 
 def check_installed(*packages: str) -> None:
@@ -137,6 +178,8 @@ class Machines:
                 f"--node-rank counts from 0 to {self.nodes - 1} for --nnodes {self.nodes}, not {self.node_rank}."
             )
         if self.rendezvous is not None:
+            from gossamer.launch.rendezvous import split_endpoint
+
             split_endpoint(self.rendezvous)
 
     def emulated(self, network_text: str | None, hosts: int) -> Network | None:

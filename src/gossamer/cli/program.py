@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 UNBUFFERED = "-u"  # as workers run anyway
@@ -42,6 +43,7 @@ def program_argument(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.UNPROCESSED,
         callback=_read,
         metavar="SCRIPT [ARGUMENTS]...",
+        shell_complete=lambda context, argument, incomplete: [CompletionItem(incomplete, type="file")],
     )(command)
 
 

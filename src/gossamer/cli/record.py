@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from gossamer.cli.options import output_option
+from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.event_log import LOG_SUFFIX
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.record import Record, recover, write
@@ -40,7 +40,7 @@ def record_command(path: Path, json_file: Path | None, plot_file: Path | None) -
     if plot_file is not None:
         plot([record], plot_file)
         files["picture"] = str(plot_file)
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     for name, value in rows(record, files):
         console.print(f"{name:<26}{value}", soft_wrap=True, markup=False)
 

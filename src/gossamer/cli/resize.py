@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.elastic import read_address
-from gossamer.cli.servers import check_certificates
+from gossamer.cli.console import echo
+from gossamer.cli.elastic_options import read_address
+from gossamer.cli.options import check_certificates
 from gossamer.environment.run_settings import run_tls, tls_contexts
 from gossamer.environment.run_token import check_token_file
 from gossamer.errors import ConnectError
@@ -45,7 +46,7 @@ def resize_command(run: str, workers: int, token_file: Path | None, tls_folder: 
     said = resize(card.address, token, workers, seconds=SECONDS, tls=tls)
     if said.startswith(("refused", "the run is over")):
         raise click.ClickException(said)
-    click.echo(said)
+    echo(said)
 
 
 def find_run(run: str, token_file: Path | None) -> RunCard:

@@ -1,72 +1,34 @@
-"""`gossamer run`: runs a script on several workers, records it, and explains a failure."""
+"""`gossamer run`: runs a script on several workers, records it, and explains a failure.
+
+This is the command with its options; run_training.py does the work, and imports torch.
+"""
 
 from __future__ import annotations
 
-import platform
-import socket
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console
 
-from gossamer.cli.console import say
-from gossamer.cli.elastic import (
-    WorkerCount,
-    check_emulation,
-    elastic_starter,
-    first_workers,
-    join_option,
-    listen_option,
-    most_workers,
-    read_elasticity,
-)
-from gossamer.cli.emulation import Emulation, emulate, enter, schedule
-from gossamer.cli.foretold import Forecast, foretold_option, read_forecast, verdict
-from gossamer.cli.machine_links import machine_links
+from gossamer.cli.elastic_options import WorkerCount, join_option, listen_option
+from gossamer.cli.foretold import foretold_option
 from gossamer.cli.options import (
-    Machines,
+    check_certificates,
     check_collective,
-    check_installed,
     check_session_recipe,
+    check_token,
+    check_watch,
     emulation_option,
     log_to_option,
     machine_options,
     output_option,
 )
-from gossamer.cli.program import TrainingProgram, program_argument
-from gossamer.cli.run_end import explain_end, report, say_how_to_go_on
-from gossamer.cli.servers import Start, check_certificates, check_token, read_serving, starter
-from gossamer.cli.trace import check_profiled, trace_options, trace_settings
-from gossamer.cli.watch import check_watch, page_beside
-from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
-from gossamer.errors import PeerLost
-from gossamer.events import Ended
-from gossamer.launch import parent_watchdog, stack_dumps
-from gossamer.launch.failure import Outcome
-from gossamer.launch.job import Job, Serving
-from gossamer.launch.logs.run_files import RunFiles
-from gossamer.launch.member_launcher import Elasticity
-from gossamer.launch.process import on_signal
-from gossamer.launch.stack_dumps import StackRequests
-from gossamer.launch.startup import Startup
-from gossamer.launch.worker_range import WorkerRange
-from gossamer.network import Network
-from gossamer.observe import record as records
-from gossamer.observe.live import LiveView
-from gossamer.observe.plot import check_matplotlib
-from gossamer.observe.terminal import Terminal
-from gossamer.telemetry import Collector
-from gossamer.tracing.step_range import StepRange
-from gossamer.transports.mesh.collective_selector import WISHES
-from gossamer.version import __version__
+from gossamer.cli.program import program_argument
+from gossamer.cli.trace_options import trace_options
+from gossamer.collectives import COLLECTIVES
 
-WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not
+WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -87,7 +49,7 @@ WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not
     "ends with an error or an exit code still ends all.",
 )
 @click.option("--recipe", callback=check_session_recipe, help="How the workers talk; beats the script's own.")
-@click.option("--collective", callback=check_collective, help=f"How means are taken: {', '.join(WISHES)}.")
+@click.option("--collective", callback=check_collective, help=f"How means are taken: {WAYS}.")
 @output_option("json", "Write the run's record there.")
 @output_option("plot", "Draw the run's curves (PNG).")
 @log_to_option
@@ -129,32 +91,10 @@ WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not
 @join_option
 @listen_option
 @trace_options
+@click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
 @machine_options
 @program_argument
-def run(
-    workers: int | WorkerRange,
-    servers: int,
-    recipe: str | None,
-    collective: str | None,
-    json_file: Path | None,
-    plot_file: Path | None,
-    log_to: str | None,
-    logs: Path | None,
-    max_restarts: int,
-    grace_seconds: float,
-    token_file: Path | None,
-    tls: Path | None,
-    watch: bool,
-    foretold: Path | None,
-    network_text: str | None,
-    fault_texts: tuple[str, ...],
-    join: tuple[str, int] | None,
-    listen: tuple[str, int] | None,
-    trace: StepRange | None,
-    torch_profiler: str | None,
-    machines: Machines,
-    program: TrainingProgram,
-) -> None:
+def run(**options: Any) -> None:
     """Run SCRIPT on several workers. What follows SCRIPT belongs to it. For a module write -m package.train.
 
     With --network each worker and server has a host of its own on an emulated network. Faults (cut, slow, stop, kill)
@@ -164,173 +104,6 @@ def run(
     `gossamer resize` changes MAX. Fewer than MIN wait for others as long as GOSSAMER_TIMEOUT says; then the run ends
     with exit code 75, and may be resumed.
     """
-    elasticity = read_elasticity(
-        workers,
-        machines,
-        join=join,
-        listen=listen,
-        token_file=token_file,
-        servers=servers,
-        network_text=network_text,
-    )
-    fixed = isinstance(workers, int) and elasticity is None
-    check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
-    forecast, serving = read_forecast(foretold), read_serving(servers, machines)
-    faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
-    network = machines.emulated(network_text, most_workers(workers) + servers)
-    check_installed(*WORKERS_NEED)
-    if plot_file is not None:
-        check_matplotlib()
-    planned = enter(network, faults)
-    check_emulation(elasticity, planned)
-    logs = logs or _new_logs()
-    job = Job(
-        **vars(program),
-        workers=first_workers(workers),
-        **vars(machines),
-        recipe=recipe,
-        token_file=token_file,
-        max_restarts=max_restarts,
-        grace_seconds=grace_seconds,
-        logs=logs,
-        worker_module="gossamer.cli.worker",
-        settings=_settings(GOSSAMER_COLLECTIVE=collective, GOSSAMER_TLS=tls, GOSSAMER_LOG_TO=log_to)
-        | trace_settings(trace, torch_profiler, logs),
-    )
-    with page_beside(job.logs, watch):
-        exit_code = _run(
-            job, Surroundings(network, planned, faults, serving, elasticity, forecast), json_file, plot_file
-        )
-    sys.exit(exit_code)
+    from gossamer.cli.run_training import run_training
 
-
-def _settings(**told: object) -> dict[str, str]:
-    """Variables for the workers, of the options that were given."""
-    return {name: str(value) for name, value in told.items() if value}
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Network, faults, servers and elasticity of a run."""
-
-    network: Network | None  # to emulate, if any
-    planned: EmulationPlan | None  # how
-    faults: tuple[Fault, ...]
-    serving: Serving | None  # dedicated servers, if any
-    elasticity: Elasticity | None  # how workers come and go, if they do
-    forecast: Forecast  # empty where none was given
-
-
-def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path | None) -> int:
-    console, aside = Console(highlight=False), Console(stderr=True, highlight=False)
-    with _private_directory(job.logs) as directory:
-        live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
-        terminal = Terminal(live, console, aside)
-        facts = _facts(job, around)
-        try:
-            with (
-                machine_links(job, around.elasticity, terminal.note) as links,
-                Collector(job.logs, directory, facts, terminal.note, links.others, links.uplink) as collector,
-                emulate(around.network, around.planned, terminal.note) as emulation,
-            ):
-                faults = schedule(around.faults, emulation, directory, terminal.note)
-                start = (
-                    elastic_starter(job, around.elasticity, emulation, live, links.others)
-                    if around.elasticity is not None
-                    else starter(job, around.serving, emulation, links.met)
-                )
-                stacks = StackRequests(RunFiles(directory), job.logs, terminal.note)
-                outcome = _launch(start, directory, terminal, collector, live, emulation, faults, stacks)
-                network = emulation.record()
-                collector.ended(_ended(outcome))
-        except PeerLost as lost:  # a server that no restart brings back
-            report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
-            say(f"\n{lost}", error=True)
-            say_how_to_go_on(live.progress.checkpoint)
-            return 1
-        record = report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
-        if record is not None and (told := verdict(around.forecast, record)):
-            terminal.note(told)
-        if outcome.exit_code:
-            explain_end(job, outcome, live.progress.checkpoint)
-    return outcome.exit_code
-
-
-def _launch(
-    start: Start,
-    directory: Path,
-    terminal: Terminal,
-    collector: Collector,
-    live: LiveView,
-    emulation: Emulation,
-    faults: Schedule,
-    stacks: StackRequests,
-) -> Outcome:
-    def tick() -> None:
-        terminal.tick()
-        stacks.tick()
-        seconds = emulation.training_seconds(live.progress.attached is not None)
-        if seconds is not None:
-            faults.tick(seconds)
-
-    with terminal.progress(), on_signal(stack_dumps.SIGNAL, stacks):
-        outcome = start(directory, show=terminal.line, note=collector.heard(terminal.note), tick=tick)
-    stacks.keep()
-    for text in faults.not_begun:
-        terminal.note(f"{text} never happened: training was over before.")
-    return outcome
-
-
-def _facts(job: Job, around: Surroundings) -> dict[str, object]:
-    """What is known of a run before it begins."""
-    return {
-        "workers": job.workers * job.nodes,
-        "servers": 0 if around.serving is None else around.serving.servers,
-        "script": job.command,
-        "machine": socket.gethostname(),
-        "network": None if around.network is None else around.network.text,
-        "versions": {"gossamer": __version__, "python": platform.python_version()},
-        **around.forecast,
-    }
-
-
-def _ended(outcome: Outcome) -> Ended:
-    if outcome.signal is not None or outcome.resumable:
-        return "interrupted"
-    return "failed" if outcome.exit_code else "finished"
-
-
-def _new_logs() -> Path:
-    """Make a directory for this run's logs: runs/TIME, with a number where two runs start in the same second."""
-    stem = Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    names = [stem, *(stem.with_name(f"{stem.name}_{number}") for number in range(2, 100))]
-    for name in names:
-        try:
-            name.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise _nowhere(name, error) from error
-        return name
-    raise click.ClickException(f"There are already {len(names)} directories like {stem}. Name another: --logs DIR")
-
-
-def _nowhere(logs: Path, error: OSError) -> click.UsageError:
-    return click.UsageError(
-        f"the logs and the record of this run would go into {logs}, and nothing can be written there "
-        f"({error.strerror}). Name a place for them: write --logs DIRECTORY"
-    )
-
-
-@contextmanager
-def _private_directory(logs: Path) -> Iterator[Path]:
-    """On the same disk as the logs, because it holds as much; gone at the end, but for event logs without a record."""
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=".run-", dir=logs)).resolve()
-    except OSError as error:
-        raise _nowhere(logs, error) from error
-    try:
-        yield directory
-    finally:
-        parent_watchdog.remove(directory)
+    sys.exit(run_training(**options))

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import click
 
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.options import Machines
 from gossamer.emulation.namespaces import DIRECTORY
-from gossamer.environment.run_token import check_token_file
-from gossamer.errors import ConnectError
 from gossamer.launch.agent_store import Met, nobody_asks
 from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.failure import Outcome
@@ -21,32 +18,11 @@ from gossamer.launch.job import Job, Serving
 from gossamer.launch.peer_launcher import launch_peers
 
 Start = Callable[..., Outcome]
-CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
 ONE_MACHINE = (
     "--servers starts servers and workers on one machine, and {option} is for several. Leave out {option}; or leave "
     "out --servers, so that every worker holds a part of the parameters: gossamer run --nnodes N --rendezvous "
     "HOST:PORT SCRIPT"
 )
-
-
-def check_token(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a token file that would protect nothing before anything starts."""
-    if path is not None:
-        try:
-            return check_token_file(path)
-        except ConnectError as error:
-            raise click.BadParameter(str(error)) from None
-    return path
-
-
-def check_certificates(context: click.Context, option: click.Parameter, folder: Path | None) -> Path | None:
-    """Refuse a folder without certificates before anything starts."""
-    if folder is not None and (missing := [name for name in CERTIFICATES if not (folder / name).is_file()]):
-        raise click.BadParameter(
-            f"{', '.join(missing)} missing in {folder}. It needs this machine's certificate and key, and its "
-            "authority's certificate: cert.pem, key.pem, ca.pem."
-        )
-    return folder if folder is None else folder.resolve()
 
 
 def read_serving(servers: int, machines: Machines) -> Serving | None:

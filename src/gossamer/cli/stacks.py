@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from gossamer.cli.console import echo
 from gossamer.errors import StoreError
 from gossamer.observe.event_log import event_log_path, read_entries
 from gossamer.observe.flight_dump import Dump, read_flights, write_for_torchfrtrace
@@ -51,10 +52,10 @@ def stacks_command(run: Path, threads: bool, dump: Path | None) -> None:
     if not dumps:
         raise click.ClickException(NOTHING.format(run=run))
     written = max(found[rank].stat().st_mtime for rank in dumps)
-    click.echo(f"Written {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(written))}, innermost line last")
+    echo(f"Written {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(written))}, innermost line last")
     steps = {rank: step for rank in dumps if (step := _last_step(found[rank].parent, rank)) is not None}
     for line in side_by_side(dumps, steps, threads, beside=_places(run)):
-        click.echo(line)
+        echo(line)
 
 
 def _dump_flights(run: Path, dump: Path) -> None:
@@ -67,7 +68,7 @@ def _dump_flights(run: Path, dump: Path) -> None:
         write_for_torchfrtrace(flights, dump)
     except (OSError, ValueError) as problem:
         raise click.ClickException(f"the operations of {run} could not be written into {dump}: {problem}") from None
-    click.echo(f"Operations of {len(flights)} ranks in {dump}. Compare them: torchfrtrace {dump}")
+    echo(f"Operations of {len(flights)} ranks in {dump}. Compare them: torchfrtrace {dump}")
 
 
 def _places(run: Path) -> dict[int, str]:

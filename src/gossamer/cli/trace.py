@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
+from gossamer.cli.console import echo
 from gossamer.cli.options import check_parent
+from gossamer.cli.trace_options import check_steps
 from gossamer.errors import GossamerError
-from gossamer.session.operator_profile import PROFILED, read_ranks
 from gossamer.trace import chrome, perfetto
 from gossamer.trace.clock_alignment import describe
 from gossamer.trace.picture import draw
 from gossamer.trace.span_files import ProcessSpans, missing_ranks, read_run
 from gossamer.trace.timeline import Timeline, build
-from gossamer.tracing import active
 from gossamer.tracing.record_format import SpanKind, Untraced
-from gossamer.tracing.step_range import StepRange, read_steps
+from gossamer.tracing.step_range import StepRange
 
 WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
     ".pftrace": perfetto.pack,
@@ -35,13 +35,6 @@ Command = Callable[..., Any]
 OPEN_IT = "Open it in https://ui.perfetto.dev, which reads it in the browser and sends it nowhere."
 
 
-def check_steps(context: click.Context, option: click.Parameter, text: str | None) -> StepRange | None:
-    try:
-        return None if text is None else read_steps(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 def check_output(context: click.Context, option: click.Parameter, path: Path) -> Path:
     if suffix(path) is None:
         raise click.BadParameter(f"{path.name} names no format that is known here: end it with {', '.join(WRITERS)}")
@@ -54,62 +47,6 @@ def check_output(context: click.Context, option: click.Parameter, path: Path) ->
 
 def suffix(path: Path) -> str | None:
     return next((each for each in WRITERS if path.name.endswith(each) and path.name != each), None)
-
-
-trace_option = click.option(
-    "--trace",
-    metavar="STEPS",
-    callback=check_steps,
-    help='Record what every rank does in these steps, such as 100:110, or "all", for `gossamer trace`.',
-)
-
-
-def check_ranks(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    try:
-        if text is not None:
-            read_ranks(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return text
-
-
-profiler_option = click.option(
-    "--torch-profiler",
-    metavar="RANKS",
-    callback=check_ranks,
-    help='With --trace: the operators of these ranks as well, by torch.profiler, such as 0,2, or "all".',
-)
-
-
-def trace_options(command: Command) -> Command:
-    """Both of them, --trace first."""
-    return trace_option(profiler_option(command))
-
-
-def check_profiled(steps: StepRange | None, profiled: str | None, world: int | None) -> None:
-    """Before anything is made. world: how many ranks there will be; None where workers come and go. Raises UsageError
-    where operators are asked for, but no steps, or of ranks that there will not be."""
-    if profiled is None:
-        return
-    if steps is None:
-        raise click.UsageError(
-            "--torch-profiler profiles the steps that --trace names, and it names none: add --trace 100:102"
-        )
-    ranks = read_ranks(profiled) or frozenset()
-    if world is not None and (beyond := sorted(rank for rank in ranks if rank >= world)):
-        there = ",".join(map(str, sorted(ranks.difference(beyond)) or range(min(world, 2))))
-        raise click.UsageError(
-            f"--torch-profiler {profiled} names ranks that this run does not have ({', '.join(map(str, beyond))}): it "
-            f"counts them from 0 to {world - 1}. Write --torch-profiler {there}, or all"
-        )
-
-
-def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) -> dict[str, str]:
-    """What the environment of workers says of it."""
-    if steps is None:
-        return {}
-    told = {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
-    return told if profiled is None else told | {PROFILED: profiled}
 
 
 @click.command("trace")
@@ -135,11 +72,11 @@ def trace_command(run: Path, steps: StepRange | None, output: Path) -> None:
     content = WRITERS[str(suffix(output))](timeline)
     write(output, content)
     slices = sum(1 for _ in timeline.slices())
-    click.echo(f"{output}: {len(timeline.processes)} processes, {slices} slices, {timeline.arrows} arrows")
+    echo(f"{output}: {len(timeline.processes)} processes, {slices} slices, {timeline.arrows} arrows")
     for line in (*describe(timeline.clocks, processes), *_lacks(processes)):
-        click.echo(line)
+        echo(line)
     if output.suffix != ".png":
-        click.echo(OPEN_IT)
+        echo(OPEN_IT)
 
 
 def _lacks(processes: list[ProcessSpans]) -> list[str]:

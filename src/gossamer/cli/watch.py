@@ -7,13 +7,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from gossamer.cli.console import say
-from gossamer.errors import GossamerError
+from gossamer.cli.console import echo, say
+from gossamer.observe.control_sequences import SafeConsole
 from gossamer.watch.ingestion import ingesting, writable
 from gossamer.watch.runs import WatchedRun, find_runs
-from gossamer.watch.server import PageServer, check_installed
+from gossamer.watch.server import PageServer
 from gossamer.watch.terminal_view import watch_in_terminal
 
 OPENED = "watch this run at {link} (with its token, the link lets in whoever has it)"
@@ -48,7 +47,7 @@ def watch_command(
             _in_terminal(runs)
             return
         server = PageServer(runs, host, port, names)
-        click.echo(f"{', '.join(run.name for run in runs)}: {server.link}")
+        echo(f"{', '.join(run.name for run in runs)}: {server.link}")
         say("Ctrl-C ends the page; the runs go on.")
         if opened:
             click.launch(server.link)
@@ -57,19 +56,9 @@ def watch_command(
 
 def _in_terminal(runs: tuple[WatchedRun, ...]) -> None:
     try:
-        watch_in_terminal(runs, Console(highlight=False))
+        watch_in_terminal(runs, SafeConsole(highlight=False))
     except KeyboardInterrupt:
         say("The runs go on.")
-
-
-def check_watch(context: click.Context, option: click.Parameter, wanted: bool) -> bool:
-    """Refuse a page that could not be served before the run, not beside it."""
-    if wanted:
-        try:
-            check_installed()
-        except GossamerError as error:
-            raise click.UsageError(str(error)) from None
-    return wanted
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 
 from gossamer import environment
 from gossamer.doctor.report import HostReport
+from gossamer.kernels.library import missing_kernels
 from gossamer.version import __version__
 
 LOOPBACK = "127.0.0.1"
@@ -31,6 +32,7 @@ def describe(job: environment.JobEnvironment) -> HostReport:
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         gpus=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
         load_average=os.getloadavg()[0],
+        missing_kernels=missing_kernels(),
     )
 
 

@@ -24,6 +24,7 @@ class HostReport:
     memory_bytes: int
     gpus: tuple[str, ...]
     load_average: float
+    missing_kernels: str | None = None  # why encoders are slow there; None where they are compiled
     clock_offset_seconds: float | None = None  # ahead of rank 0's, give or take half a round trip
 
 

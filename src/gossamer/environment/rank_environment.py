@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Mapping
 
-from gossamer.kernels.library import ABI, library
+from gossamer.kernels.library import ABI, are_built
 from gossamer.version import __version__
 
 SETTINGS = (
@@ -44,7 +44,7 @@ def rank_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str
         "python": platform.python_version(),
         "gossamer": __version__,
         **_of_torch(),
-        "kernels": f"compiled, ABI {ABI}" if library() is not None else "plain torch",
+        "kernels": f"compiled, ABI {ABI}" if are_built() else "plain torch",
         "system": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
         "byte order": sys.byteorder,

@@ -26,6 +26,7 @@ Count = ctypes.c_int64
 
 SERVED = (torch.float32, torch.uint8, torch.int8, torch.int32)
 
+SLOWER = "encoding takes 10 to 130 times as long, with the same results"
 REBUILD = "Install a C++ compiler (g++ or clang++) and Gossamer again: pip install -e . in its sources"
 
 
@@ -62,19 +63,48 @@ def wanted_kernels() -> str | None:
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled loops; where there are none, says so once, or raises where they were asked for by name."""
+    found, problem = _load()
+    if found is not None:
+        return found
+    if wanted_kernels() == "native":
+        raise KernelsError(f"GOSSAMER_KERNELS=native, but {problem}. {REBUILD}.")
+    warnings.warn(f"{problem}: {SLOWER}. {REBUILD}.", stacklevel=2)
+    return None
+
+
+def are_built() -> bool:
+    """Whether there are compiled loops; warns of nothing."""
+    return _load()[0] is not None
+
+
+def missing_kernels() -> str | None:
+    """Why encoders are slow, with the line to write, where the installation left the compiled loops out.
+
+    Returns:
+        A sentence for the user, who gets no further warning about it from this process; None where the loops are
+        built, or GOSSAMER_KERNELS asks for others.
+    """
+    _, problem = _load()
+    if not problem or wanted_kernels() in ("reference", "triton"):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library()
+    return f"{problem}: {SLOWER}. {REBUILD}."
+
+
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """The compiled loops, or why there are none."""
+    if not LIBRARY.exists():
+        return None, f"{LIBRARY.name} was not built when Gossamer was installed"
     try:
         found = ctypes.CDLL(str(LIBRARY))
         version = found.gossamer_abi()
     except (OSError, AttributeError) as error:
-        problem = f"{LIBRARY.name} was not built here ({error})"
-    else:
-        if version == ABI:
-            return found
-        problem = f"{LIBRARY.name} was built from other sources (version {version}, not {ABI})"
-    if wanted_kernels() == "native":
-        raise KernelsError(f"GOSSAMER_KERNELS=native, but {problem}. {REBUILD}.")
-    warnings.warn(f"{problem}: encoding is several times slower, and equal to the bit. {REBUILD}.", stacklevel=2)
-    return None
+        return None, f"{LIBRARY.name} cannot be loaded ({error})"
+    if version == ABI:
+        return found, ""
+    return None, f"{LIBRARY.name} was built from other sources (version {version}, not {ABI})"
 
 
 class Function:

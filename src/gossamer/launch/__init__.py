@@ -12,6 +12,7 @@ process.py           one worker or server over all its restarts
 standby.py           a server process that has imported everything and waits to replace a lost one
 worker.py            the program of a worker: runs the user's script and reports its failure
 stack_dumps.py       where workers are, in Python: on SIGUSR1, and by itself once one has waited long
+signal_forwarding.py SIGUSR1 and SIGUSR2 to the launcher reach the workers that handle them
 startup.py           how far workers are on their way to the first step
 failure.py           which of several failures is the cause
 stop_request.py      Ctrl-C and SIGTERM: the first lets workers save, the second ends them

@@ -22,10 +22,10 @@ from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.peer_launcher import launch_peers
 from gossamer.launch.periodic import PeriodicTask
-from gossamer.launch.process import on_stop_signals
 from gossamer.launch.rendezvous import reach
 from gossamer.launch.stop_request import StopRequest
 from gossamer.launch.worker_agent import LauncherStopped, WorkerAgent
+from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling
 
 
 def launch(
@@ -104,7 +104,7 @@ class ElasticRun:
 
     def __call__(self) -> Outcome:
         try:
-            with on_stop_signals(self._on_signal):
+            with handling(self._on_signal, *STOP_SIGNALS):
                 failed = self._agent.run().is_failed()
         except LauncherStopped:
             return Outcome(signal=self._stop.number, restarts=self._agent.attempt)

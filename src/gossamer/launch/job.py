@@ -12,8 +12,6 @@ from pathlib import Path
 
 from gossamer.errors import RecipeError, require
 from gossamer.launch.logs.run_files import RUN_DIRECTORY
-from gossamer.recipes.recipe import resolve
-from gossamer.strategies import GossipStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +56,9 @@ class Job:
         """
         if self.recipe is None or self.workers == 1 or self.rendezvous is not None or self.prefix:
             return False
+        from gossamer.recipes.recipe import resolve  # imports torch, which a command's help does without
+        from gossamer.strategies import GossipStage
+
         try:
             stages = resolve(self.recipe).strategy.stages
         except RecipeError:  # the workers say what is wrong with it

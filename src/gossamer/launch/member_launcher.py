@@ -29,10 +29,11 @@ from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.member_process import MemberProcess
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.periodic import PeriodicTask
-from gossamer.launch.process import POLL_SECONDS, ManagedProcess, end_all, on_stop_signals
+from gossamer.launch.process import POLL_SECONDS, ManagedProcess, end_all
 from gossamer.launch.rendezvous import in_namespace
 from gossamer.launch.stop_request import StopRequest, end_by_request
 from gossamer.launch.worker_range import WorkerRange
+from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.transports.rpc.sockets import Tls
 
 LOOPBACK = "127.0.0.1"
@@ -174,7 +175,7 @@ class MemberLaunch:
                 worker.log.look()
             tick()
 
-        with on_stop_signals(self._on_signal), self._orphan_reaper:
+        with handling(self._on_signal, *STOP_SIGNALS), self._orphan_reaper:
             try:
                 with PeriodicTask(LOOK_SECONDS, look):
                     return self._supervise()

@@ -19,10 +19,10 @@ from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.periodic import PeriodicTask
 from gossamer.launch.ports import free_endpoints
-from gossamer.launch.process import on_stop_signals
 from gossamer.launch.rendezvous import serve_store
 from gossamer.launch.stop_request import StopRequest
 from gossamer.launch.supervisor import Supervisor
+from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling
 
 LOOPBACK = "127.0.0.1"
 # Variables that an outer launcher, or a run that this one is part of, may have set
@@ -52,7 +52,7 @@ def launch_peers(
     """
     require(job.nodes == 1, "workers and servers that are lost one by one are started on one machine")
     stop = StopRequest()
-    with on_stop_signals(stop), OrphanReaper(directory) as orphan_reaper:
+    with handling(stop, *STOP_SIGNALS), OrphanReaper(directory) as orphan_reaper:
         store, store_endpoint = serve_store(serving.store_endpoint or f"{_host(job)}:0", serving.network)
         endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
         token = check_token_file(job.token_file) if job.token_file else make_token_file(directory)

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from gossamer.runtime.signal_handlers import STOP_SIGNALS
+
 
 class PeriodicTask:
     """Calls `action` every `seconds` in a thread until the block ends, then once more.
@@ -40,4 +42,10 @@ class PeriodicTask:
                 self._action()
         except BaseException as error:
             self._error = error
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            if (number := _handled_stop_signal()) is not None:
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+def _handled_stop_signal() -> signal.Signals | None:
+    """A signal that interrupts the main thread: SIGINT, unless this process ignores it."""
+    return next((number for number in STOP_SIGNALS if callable(signal.getsignal(number))), None)

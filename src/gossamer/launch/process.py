@@ -7,10 +7,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from gossamer.launch.failure import from_exit
 from gossamer.launch.logs.run_files import RunFiles, Stage, write_json
@@ -41,27 +39,6 @@ def signal_group(leader: int, number: signal.Signals) -> None:
     """Signal the process group of `leader`, as far as it is there."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
-
-
-@contextmanager
-def on_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let `handler` have the signals that ask to stop, in the main thread, until the block ends."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
-
-
-@contextmanager
-def on_signal(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let `handler` have one signal, in the main thread, until the block ends."""
-    previous = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, previous)
 
 
 def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[str]:

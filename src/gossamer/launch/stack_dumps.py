@@ -69,7 +69,7 @@ class DumpOnSignal:
 
 
 class StackRequests:
-    """The launcher's side. tick: to be called now and then. note: tells the user."""
+    """The launcher's side. note: tells the user."""
 
     def __init__(
         self,
@@ -79,22 +79,24 @@ class StackRequests:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files, self._logs, self._note, self._clock = files, logs, note, clock
-        self._wanted = False
         self._stalls: set[tuple[Path, int]] = set()  # with the moment that each was told
         self._asked = -float("inf")
 
-    def __call__(self, number: int, frame: FrameType | None = None) -> None:
-        """Handler of the signal."""
-        self._wanted = True
+    def ask(self) -> Sequence[int]:
+        """Ask all workers for a dump now; the process ids of those that were asked."""
+        self._asked = self._clock()
+        asked = ask(self._files.all_stacks())
+        if asked:
+            self._note(TOLD.format(logs=self._logs))
+        return asked
 
     def tick(self) -> None:
+        """Ask where a worker has told of a silence since the last call."""
         stalls = {(path, path.stat().st_mtime_ns) for path in self._files.all_stalled()}
         new = bool(stalls - self._stalls) and self._clock() - self._asked >= SAME_SILENCE_SECONDS
         self._stalls = stalls
-        if self._wanted or new:
-            self._wanted, self._asked = False, self._clock()
-            if ask(self._files.all_stacks()):
-                self._note(TOLD.format(logs=self._logs))
+        if new:
+            self.ask()
 
     def keep(self) -> None:
         """At the end: what was dumped stays beside the logs."""

@@ -113,7 +113,10 @@ class FailureReporter:
             "summary": summary,
             "traceback": text,
         }
-        write_json(self._files.failure(self._rank, self._attempt), report)
+        try:
+            write_json(self._files.failure(self._rank, self._attempt), report)
+        except OSError as problem:  # a full disk: the launcher learns the exit code alone
+            print(f"{text}gossamer: the launcher gets no report of this error ({problem})", file=sys.stderr)
 
 
 def _run(program: Sequence[str], reporter: FailureReporter) -> int:

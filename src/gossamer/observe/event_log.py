@@ -48,6 +48,11 @@ def event_log_path(directory: Path, rank: int) -> Path:
     return directory / f"events-{rank}.jsonl"
 
 
+def truncated_path(directory: Path, rank: int) -> Path:
+    """An empty file, which a full disk takes: the rank ended, and its event log lacks the last lines."""
+    return directory / f"truncated-{rank}"
+
+
 def peak_resident_bytes() -> int:
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
@@ -204,16 +209,23 @@ class LineFile:
         if self._file is None or self._given_up:
             return
         self._pending += json.dumps(entry).encode() + b"\n"
+        self._write()
+
+    def close(self) -> bool:
+        """Try to write what is pending once more, and close the file; whether the file has all lines."""
+        if self._file is not None:
+            self._write()
+            os.close(self._file)
+            self._file = None
+        return not self._pending and not self._given_up
+
+    def _write(self) -> None:
+        assert self._file is not None
         try:
             while self._pending:
                 self._pending = self._pending[os.write(self._file, self._pending) :]
         except OSError as error:
             self._refused(error)
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
     def _refused(self, error: OSError) -> None:
         if len(self._pending) > PENDING_BYTES:

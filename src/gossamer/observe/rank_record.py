@@ -56,6 +56,7 @@ class RankRecord:
     residual: Residual | None = None  # what it had still to send, as it last told in an elastic run
     lost_residuals: tuple[Residual, ...] = ()  # likewise, of those who were here before it and did not come to an end
     lost: tuple[int, ...] = ()  # ranks that began on this machine and have no complete record
+    truncated: tuple[int, ...] = ()  # ranks that ended here, and whose last lines a full disk did not take
     collectives: dict[str, str] = field(default_factory=dict)  # by bytes of a mean: which collective took it
 
 

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from gossamer.events import Ended
-from gossamer.observe.event_log import read_entries
+from gossamer.observe.event_log import read_entries, truncated_path
 from gossamer.observe.rank_record import Point, RankRecord, replay
 from gossamer.version import __version__
 
@@ -22,10 +22,13 @@ NO_NETWORK: Record = {"network": None, "emulation": None}
 
 def read_ranks(directory: Path) -> list[RankRecord]:
     """The records of this machine's ranks, in order, however they ended, each with the ranks that began here and are
-    not complete: they were killed, failed, or were put out; empty where none had a session."""
-    found = {path: replay(read_entries(path)) for path in directory.glob("events-*.jsonl")}
-    lost = tuple(sorted(_rank(path) for path, record in found.items() if record is None or not record.complete))
-    records = [replace(record, lost=lost) for record in found.values() if record is not None]
+    not complete: they were killed, failed, or were put out, or a full disk truncated their logs; empty where none had a
+    session."""
+    found = {_rank(path): replay(read_entries(path)) for path in directory.glob("events-*.jsonl")}
+    partial = sorted(rank for rank, record in found.items() if record is None or not record.complete)
+    truncated = tuple(rank for rank in partial if truncated_path(directory, rank).exists())
+    lost = tuple(rank for rank in partial if rank not in truncated)
+    records = [replace(record, lost=lost, truncated=truncated) for record in found.values() if record is not None]
     return sorted(records, key=lambda record: record.rank)
 
 
@@ -54,8 +57,12 @@ def write(path: Path, record: Record) -> None:
     """Write JSON atomically, a line for every field; numbers that are not finite are null."""
     draft = path.with_name(path.name + ".draft")
     fields = (f"  {json.dumps(name)}: {json.dumps(_plain(value), allow_nan=False)}" for name, value in record.items())
-    draft.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
-    os.replace(draft, path)
+    try:
+        draft.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)  # its part would take the room that is left on a full disk
+        raise
 
 
 def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: Ended = "finished") -> Record:
@@ -67,7 +74,8 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
     all count that there are, up to the last second or so. Where workers began late, or again, the run's times are those
     of who was there first; of who began again the last beginning counts.
     """
-    complete, all_ranks = [rank for rank in ranks if rank.complete], ranks
+    truncated = ranks[0].truncated
+    complete, all_ranks = [rank for rank in ranks if rank.complete or rank.rank in truncated], ranks
     lost = ranks[0].lost if ended == "finished" and complete else ()
     ranks = complete if lost else ranks
     gone = [rank.rank for rank in ranks if rank.left]
@@ -89,6 +97,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
         "ended": ended,
         "lost": list(lost),
         "left": gone,
+        "truncated": list(truncated),
         "lost_residuals": _lost_residuals(all_ranks, {*lost, *gone} if ended == "finished" else set()),
         **(network or NO_NETWORK),
         "parameters": first.parameters,
@@ -136,13 +145,15 @@ def _interface(ranks: Iterable[RankRecord]) -> float | None:
 def _agree(ranks: Sequence[RankRecord], lost: int, ended: Ended) -> bool | None:
     """Whether the ranks that neither were lost nor left agree bitwise at the end; a session not closed has no digest.
 
-    None, for unknown, where the ranks given do agree but others are on other machines, or the run did not finish.
+    None, for unknown, where the ranks given do agree but others are on other machines or have truncated logs, or the
+    run did not finish.
     """
-    digests = {rank.digest for rank in ranks}
     if ended != "finished":
         return None
-    agree = len(digests) == 1 and None not in digests
-    return None if agree and len(ranks) + lost < ranks[0].world else agree
+    known = [rank for rank in ranks if rank.digest is not None or rank.rank not in rank.truncated]
+    digests = {rank.digest for rank in known}
+    agree = len(digests) <= 1 and None not in digests
+    return None if agree and len(known) + lost < ranks[0].world else agree
 
 
 def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from gossamer import events
 from gossamer.events import Attached, Event, Logged, Noticed, Saved, Skipped, StepEnded
-from gossamer.observe.event_log import EventLog, LineFile, event_log_path
+from gossamer.observe.event_log import EventLog, LineFile, event_log_path, truncated_path
 
 LIVE_SECONDS = 0.1
 
@@ -36,6 +37,8 @@ class Recorder:
         steps_live: bool = True,
         interface_bytes: Callable[[], int] | None = None,
     ) -> None:
+        self._truncated = truncated_path(directory, rank)
+        self._truncated.unlink(missing_ok=True)  # of the start before this one
         self._log_file = LineFile(event_log_path(directory, rank), events.notice)
         self._live_file = LineFile(live_path(directory, rank), lambda sentence: None, anew=True)
         self._log = EventLog(self._log_file.append, interface_bytes)
@@ -51,7 +54,9 @@ class Recorder:
         """Log that this process has come to its end by itself, and whether by an error."""
         with self._lock:
             self._log.end(failed)
-            self._log_file.close()
+            if not self._log_file.close():
+                with suppress(OSError):
+                    self._truncated.touch()
             self._live_file.close()
 
 

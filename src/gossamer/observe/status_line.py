@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
+from gossamer.observe.control_sequences import without_controls
+
 PREFIX = "gossamer: "
 FIRST_SECONDS = 2.0
 TERMINAL_SECONDS = 0.5
@@ -42,7 +44,7 @@ class StatusLine:
 
     def say(self, sentence: str) -> None:
         """A line that stays."""
-        self._write(f"{ERASE if self._unfinished else ''}{PREFIX}{sentence}\n")
+        self._write(f"{ERASE if self._unfinished else ''}{PREFIX}{without_controls(sentence)}\n")
         self._unfinished = False
 
     def leave(self) -> None:

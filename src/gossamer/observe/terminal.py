@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.observe.control_sequences import without_controls
+from gossamer.observe.control_sequences import in_one_line, without_controls
 from gossamer.observe.live import LiveView
 from gossamer.observe.record import Record
 from gossamer.observe.units import bytes_text, count_text, seconds_text, share_text, short
@@ -20,6 +20,8 @@ from gossamer.observe.units import bytes_text, count_text, seconds_text, share_t
 RANK_STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
 PLAIN_SECONDS = 5.0
 AGREE = {True: "yes", False: "no", None: "unknown: only this machine's workers are in this record"}
+TRUNCATED = "{ranks}: the disk was full, so their last steps and numbers are missing here"
+UNRECORDED = "unknown: the disk was full, so the final parameters of {ranks} are not recorded"
 APART = ", on the merged model; each holds its own (session.merged)"
 
 
@@ -83,7 +85,7 @@ class Terminal:
             self._console.print(_grid(record, files))
             return
         for name, value in rows(record, files):
-            self._console.print(f"{name:<26}{value}", soft_wrap=True, markup=False)
+            self._console.print(without_controls(f"{name:<26}{value}"), soft_wrap=True, markup=False)
 
     @property
     def _bar(self) -> Text | None:
@@ -119,7 +121,7 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "workers", str(record["workers"])
     for name, what in (("lost", "of them lost"), ("left", "of them left")):
         if ranks := record.get(name):
-            yield what, f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+            yield what, ranks_text(ranks)
     if record.get("network"):
         yield "network", f"{record['network']} (emulated: {record['emulation']})"
     yield "parameters", count_text(record["parameters"])
@@ -132,11 +134,21 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield "by the interface's count", bytes_text(record["bytes_sent_per_step"]["interface"])
     yield "peak memory", bytes_text(memory["peak_resident"])
     for name, value in record["final"].items():
-        yield f"final {name}", short(value) if value is not None else "not a number"
+        yield f"final {in_one_line(name)}", short(value) if value is not None else "not a number"
     apart = APART if record["workers_agree"] is True and record.get("workers_hold_merged") is False else ""
-    if finished:
+    truncated = ranks_text(record.get("truncated", ()))
+    if truncated:
+        yield "incomplete", TRUNCATED.format(ranks=truncated)
+    if finished and truncated and record["workers_agree"] is None:
+        yield "workers agree", UNRECORDED.format(ranks=truncated)
+    elif finished:
         yield "workers agree", AGREE[record["workers_agree"]] + apart
     yield from files.items()
+
+
+def ranks_text(ranks: Collection[int]) -> str:
+    """`rank 3`, or `ranks 0, 3`; empty for no rank."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
 
 
 def _grid(record: Record, files: Mapping[str, str]) -> Table:
@@ -145,5 +157,5 @@ def _grid(record: Record, files: Mapping[str, str]) -> Table:
     shown.add_column(overflow="fold")
     for name, value in rows(record, files):
         alarm = (name, value) == ("workers agree", "no")
-        shown.add_row(name, Text(value, style="bold red" if alarm else ""))
+        shown.add_row(name, Text(without_controls(value), style="bold red" if alarm else ""))
     return shown

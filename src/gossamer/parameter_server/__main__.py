@@ -17,6 +17,7 @@ from gossamer.environment.run_token import run_token
 from gossamer.errors import ConnectError
 from gossamer.parameter_server.server import host
 from gossamer.parameter_server.standby import wait_for_role, warm_up
+from gossamer.runtime.signal_handlers import is_ignored
 from gossamer.transports.rpc.endpoint import TcpEndpoint
 from gossamer.transports.rpc.options import EndpointOptions
 from gossamer.transports.rpc.sockets import Tls
@@ -43,8 +44,9 @@ def serve() -> None:
         )
     address, port = dedicated_servers()[number]
     stopped = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: stopped.set())
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())  # the launcher ends servers by it
+    if not is_ignored(signal.SIGINT):
+        signal.signal(signal.SIGINT, lambda *_: stopped.set())
     contexts = run_tls()
     endpoint = TcpEndpoint(
         Credentials(me=Peer(SERVER, number), token=token, run=run_name(), largest_frame_bytes=LARGEST_FRAME_BYTES),

@@ -13,6 +13,7 @@ graph_capture   refuses to be recorded into a CUDA graph
 thread_count    the intra-op threads that the library's own threads may use
 worker_scope    which worker of this process the running code belongs to, where several share it
 uncaught_errors the traceback of an error that was raised on purpose, up to the user's line
+signal_handlers handlers of signals; a signal that was ignored at the start stays ignored
 interruption    Ctrl-C, which takes effect after the same step on every rank
 open_sessions   the sessions of this process that are not closed
 """

@@ -10,6 +10,7 @@ from types import FrameType
 
 from gossamer.errors import Stopped
 from gossamer.runtime.open_sessions import OpenSession, open_sessions
+from gossamer.runtime.signal_handlers import is_ignored
 
 Timer = Callable[[float, Callable[[], None]], threading.Timer]
 
@@ -29,13 +30,14 @@ class Interruption:
         self._sessions: Sequence[OpenSession] = ()  # that were asked to stop
 
     def install(self, patience_seconds: float, asked: Callable[[], bool], timer: Timer = threading.Timer) -> None:
-        """Handle SIGINT from now on; call it in the main thread.
+        """Handle SIGINT from now on, unless it is ignored; call it in the main thread.
 
         asked: whether all workers are being sent the signal, so that one who learns of it from another need not wait
         for its own.
         """
         self._patience_seconds, self._asked, self._timer = patience_seconds, asked, timer
-        signal.signal(signal.SIGINT, self._on_signal)
+        if not is_ignored(signal.SIGINT):
+            signal.signal(signal.SIGINT, self._on_signal)
 
     def error(self) -> BaseException:
         """What a session raises after the step in which training was stopped."""

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from gossamer import events
 from gossamer.checkpoint.state import Stateful
 from gossamer.errors import AttachError
+from gossamer.kernels.library import missing_kernels
 from gossamer.recipes.recipe import automatic, resolve
 from gossamer.reducer.parameter_check import Verify
 from gossamer.session.device_check import check_devices
@@ -125,6 +126,9 @@ def attach(
         refuse_recipe(model, resolved)
     if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):
         events.notice(caution)
+    missing = missing_kernels()  # on each rank, which warns of them no more
+    if missing and world.size > 1 and world.local_rank == 0:
+        events.notice(missing)
     transport = transport_for(world, resolved, ranks)
     parts = None if ranks is None else ModelParts(model, model_group(ranks, world.size))
     recorded = begin_reporting(record, world, log_to)

@@ -66,6 +66,8 @@ def _settle(db: sqlite3.Connection, path: Path, readonly: bool) -> None:
         version = _version(db)
         if not version and not readonly:
             version = _create(db)
+    except sqlite3.OperationalError as problem:  # a full disk, or one that fails
+        raise StoreError(f"{path} cannot be used as a run's store ({problem}).") from None
     except sqlite3.DatabaseError as problem:
         raise StoreError(
             f"{path} is no store of a run ({problem}). Move it away: `gossamer run` makes a new one."

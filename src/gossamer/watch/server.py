@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import socket
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from types import FrameType
 from typing import Any
 
 from gossamer.errors import GossamerError
+from gossamer.runtime.signal_handlers import handling
 from gossamer.watch.app import make_app
 from gossamer.watch.guard import LOOPBACK
 from gossamer.watch.runs import WatchedRun
@@ -51,6 +54,7 @@ class PageServer:
                 app, log_level="error", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=2
             )
         )
+        vars(self._uvicorn)["capture_signals"] = self._handling_signals
 
     @property
     def link(self) -> str:
@@ -58,7 +62,7 @@ class PageServer:
         return f"http://{host}:{self.port}/?token={self._token}"
 
     def serve(self) -> None:
-        """Serve until `stop`, SIGINT or SIGTERM."""
+        """Serve until `stop`; in the main thread also until SIGINT or SIGTERM, unless the process ignores it."""
         try:
             self._uvicorn.run(sockets=[self._listening])
         finally:
@@ -67,6 +71,23 @@ class PageServer:
     def stop(self) -> None:
         self._stopping.set()
         self._uvicorn.should_exit = True
+
+    @contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        """Replaces uvicorn's own context manager, which also handles signals that the process ignores."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        received: list[int] = []
+
+        def end(number: int, frame: FrameType | None) -> None:
+            received.append(number)
+            self._uvicorn.handle_exit(number, frame)
+
+        with handling(end, signal.SIGINT, signal.SIGTERM):
+            yield
+        if received:
+            signal.raise_signal(received[0])  # the previous handler ends the process
 
     @contextmanager
     def in_thread(self) -> Iterator[str]:

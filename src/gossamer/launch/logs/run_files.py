@@ -52,6 +52,16 @@ class RunFiles:
         attempt = self._newest_attempt(rank)
         return None if attempt is None else read_json(self.started(rank, attempt))
 
+    def living(self) -> list[tuple[int, int]]:
+        """Number and process id of each process that was started and has no exit report."""
+        found = []
+        for path in self.directory.glob("started-*-*.json"):
+            attempt, number = (int(word) for word in path.stem.split("-")[1:])
+            report = None if self.exited(number, attempt).exists() else read_json(path)
+            if report is not None:
+                found.append((number, report["pid"]))
+        return found
+
     def mark(self, stage: Stage, rank: int, attempt: int) -> None:
         """Tell the launcher how far the worker is."""
         self._mark(stage, rank, attempt).touch()

@@ -1,0 +1,106 @@
+"""Folder of a run's logs: made, locked, and with a private directory in it while the run lasts."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import click
+
+from gossamer.launch import parent_watchdog
+from gossamer.observe.control_sequences import without_controls
+
+LOCK_FILE = ".lock"
+MOST_OWNER_BYTES = 300  # of a lock file, shown
+IN_USE = (
+    "{logs} is used by another run ({owner}): both would replace each other's record and store. Name another folder, "
+    "one for each launcher: write --logs DIRECTORY, or leave --logs out"
+)
+
+
+def next_logs() -> Path:
+    """Where a run that starts now would write its logs."""
+    return Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def new_logs() -> Path:
+    """Make a directory for this run's logs: runs/TIME, with a number where two runs start in the same second."""
+    stem = next_logs()
+    names = [stem, *(stem.with_name(f"{stem.name}_{number}") for number in range(2, 100))]
+    for name in names:
+        try:
+            name.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _nowhere(name, error) from error
+        return name
+    raise click.ClickException(f"There are already {len(names)} directories like {stem}. Name another: --logs DIR")
+
+
+@contextmanager
+def private_directory(logs: Path) -> Iterator[Path]:
+    """On the same disk as the logs, because it holds as much; gone at the end, but for event logs without a record.
+
+    Raises click.UsageError where nothing can be written into `logs`, or another run uses it.
+    """
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        lock = _lock(logs)
+    except OSError as error:
+        raise _nowhere(logs, error) from error
+    try:
+        try:
+            directory = Path(tempfile.mkdtemp(prefix=".run-", dir=logs)).resolve()
+        except OSError as error:
+            raise _nowhere(logs, error) from error
+        try:
+            yield directory
+        finally:
+            parent_watchdog.remove(directory)
+    finally:
+        (logs / LOCK_FILE).unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _lock(logs: Path) -> int:
+    """An open file whose lock lasts as long as this process, or until it is closed. Raises click.UsageError."""
+    while True:
+        handle = os.open(logs / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            owner = os.read(handle, MOST_OWNER_BYTES).decode(errors="replace")
+            os.close(handle)
+            raise click.UsageError(
+                IN_USE.format(logs=logs, owner=without_controls(owner) or "of another process")
+            ) from None
+        except OSError:
+            return handle  # a file system without locks
+        if _is_there(logs / LOCK_FILE, handle):
+            with suppress(OSError):  # a full disk
+                os.truncate(handle, 0)
+                os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
+            return handle
+        os.close(handle)  # the run before has just ended, and removed its file
+
+
+def _is_there(path: Path, handle: int) -> bool:
+    """Whether an open file is the one that has this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _nowhere(logs: Path, error: OSError) -> click.UsageError:
+    return click.UsageError(
+        f"the logs and the record of this run would go into {logs}, and nothing can be written there "
+        f"({error.strerror}). Name a place for them: write --logs DIRECTORY"
+    )
