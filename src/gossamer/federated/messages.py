@@ -32,7 +32,7 @@ class SecureTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """That a round is summed under masks, and what all devices of its cohort have alike."""
 
     members: tuple[Count, ...]  # numbers of its devices, ascending
-    ranges: tuple[Finite, ...]  # of entries times weights, by block of a contribution
+    ranges: tuple[Finite, ...]  # of entries, by block of a contribution, then of weights
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
