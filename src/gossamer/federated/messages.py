@@ -24,7 +24,8 @@ FATE_UNKNOWN, NOT_COUNTED = -2, -1  # versions of a receipt: parts are missing; 
 GO_ON = -3  # version of a receipt: a phase of a round under masks has ended, and the next begins
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+LARGEST = 1e300  # number of a message, either sign
+Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 Scalar = bool | int | float | str | None
 
 

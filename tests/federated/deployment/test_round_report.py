@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from gossamer.federated.deployment.round_report import RoundReport
@@ -46,3 +47,12 @@ def test_who_was_drawn_is_written_nowhere(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "rounds.jsonl").read_text())
     assert (found["counted"], found["refused_count"]) == (2, 1)
     assert (found["clients"], found["refused"]) == ([], {})
+
+
+def test_lines_of_numbers_that_are_not_finite_are_json(tmp_path: Path) -> None:
+    report = RoundReport(9, lambda text: None, tmp_path / "rounds.jsonl")
+    report.write(replace(report.round_made(made(1), 6, (0, 0)), metrics={"loss": inf}))
+    report.record(tmp_path / "record.json", ended="stopped")
+    for path in (tmp_path / "rounds.jsonl", tmp_path / "record.json"):
+        assert "Infinity" not in path.read_text()
+    assert RoundReport(9, lambda text: None, tmp_path / "rounds.jsonl").rounds == report.rounds

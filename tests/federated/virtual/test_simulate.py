@@ -101,3 +101,37 @@ def test_a_run_is_json() -> None:
     found = json.loads(json.dumps(run.record()))
     assert (found["rounds"], found["ended"], found["up_bytes"]) == (2, "finished", run.up_bytes)
     assert [RoundRecord.read(each) for each in found["history"]] == run.rounds
+
+
+@pytest.mark.parametrize(("loss", "kept"), [(1e300, True), (1e307, False), (float("inf"), False)])
+def test_huge_losses_and_samples_leave_a_record_that_is_json(loss: float, kept: bool) -> None:
+    """A loss that no message can have is left out as one that is not finite; its device counts nevertheless."""
+
+    def train(model: nn.Module, told: Round) -> Update:
+        update = one_pass(model, told)
+        return Update(samples=10**9, metrics={"loss": loss}) if told.client == 0 else update
+
+    def not_a_number(model: nn.Module, told: Round) -> Update:
+        return Update(samples=1, metrics={"accuracy": float("nan")})
+
+    recipe = "SCAFFOLD(fraction=1.0, local_steps=1)"
+    run = simulate(train, model_of, recipe, clients=3, rounds=1, evaluate=not_a_number)
+    assert run.rounds[0].clients == (0, 1, 2)
+    assert run.rounds[0].refused == {}
+    mean = run.rounds[0].train_metrics["loss"]
+    assert mean == pytest.approx(1e300) if kept else mean < 1e3
+    found = json.loads(json.dumps(run.record(), allow_nan=False))
+    assert found["history"][0]["metrics"] == {"accuracy": "nan"}
+
+
+def test_a_learning_rate_that_no_message_can_have_is_reported_as_the_largest() -> None:
+    def train(model: nn.Module, told: Round) -> Update:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e308)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for _ in range(2):
+            optimizer.step()
+        return Update(samples=1)
+
+    run = simulate(train, model_of, "FedAvg(fraction=1.0)", clients=2, rounds=1)
+    assert (run.rounds[0].clients, run.rounds[0].refused) == ((0, 1), {})

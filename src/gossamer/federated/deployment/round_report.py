@@ -49,11 +49,11 @@ class RoundReport:
         self._say(line(record, self._planned))
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write("\n" + json.dumps(record.as_json()))  # a line of before may be torn
+                file.write("\n" + json.dumps(record.as_json(), allow_nan=False))  # a line of before may be torn
 
     def record(self, path: Path, **about: Any) -> None:
         """about: the federation. Raises CheckpointError where it cannot be written."""
-        replace_file(path, json.dumps(record_of(self.rounds, **about), indent=1) + "\n")
+        replace_file(path, json.dumps(record_of(self.rounds, **about), indent=1, allow_nan=False) + "\n")
 
 
 def line(record: RoundRecord, planned: int) -> str:
