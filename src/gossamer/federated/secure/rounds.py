@@ -70,7 +70,7 @@ class SecureRounds(SynchronousRounds):
                 f"{type(self.selection).__name__} chooses by the losses that devices tell, and under "
                 f"{strategy.secure!r} they tell none. Leave the selection out, or write LeastTrained()."
             )
-        self._fewest = max(fewest, FEWEST_MEMBERS)
+        self._fewest = self.attempts.fewest = max(fewest, FEWEST_MEMBERS)
         self.identities, self._phase_seconds = roster, phase_seconds
         self.form = fixed_point_of(strategy, self.model.compressor, self.model.state, self.model.seed)
         self.ranges = self.form.first_ranges
