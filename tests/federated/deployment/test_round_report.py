@@ -56,3 +56,18 @@ def test_lines_of_numbers_that_are_not_finite_are_json(tmp_path: Path) -> None:
     for path in (tmp_path / "rounds.jsonl", tmp_path / "record.json"):
         assert "Infinity" not in path.read_text()
     assert RoundReport(9, lambda text: None, tmp_path / "rounds.jsonl").rounds == report.rounds
+
+
+def test_rows_of_versions_that_no_journal_has_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    report = RoundReport(9, lambda text: None, path)
+    for version in (1, 2, 3):
+        report.keep(report.round_made(made(version), 6, (0, 0)))
+    again = RoundReport(9, lambda text: None, path, made=2)
+    assert [each.version for each in again.rounds] == [1, 2]
+    evaluated = replace(again.rounds[0], metrics={"accuracy": 0.5})
+    again.write(evaluated)  # later than version 2 was made
+    again.write(evaluated)
+    assert [each.version for each in again.rounds] == [1, 2]
+    assert RoundReport(9, lambda text: None, path, made=1).rounds == [evaluated]
+    assert len([text for text in path.read_text().splitlines() if text]) == 4

@@ -139,6 +139,7 @@ class FederationServer:
                 say,
                 None if journal is None else journal / "rounds.jsonl",
                 names_clients=guard is None or not guard.amplified,  # where nobody may see which were drawn
+                made=self.rounds.model.version,
             )
             self._end_if_reached(self.report.rounds)
             self._gathering = Gathering(self.rounds, say, settings.gather_seconds)
@@ -249,6 +250,10 @@ class FederationServer:
 
     def _committed(self, committed: Committed) -> None:
         record = self.report.round_made(committed, len(self.reception.joined), self.traffic())
+        try:
+            self.report.keep(record)
+        except OSError as error:
+            notice(f"The record of version {record.version} cannot be kept, and the rounds continue: {error!r}")
         self._evaluation.submit(committed.version, self.rounds.model.parameters, partial(self._write, record))
 
     def _write(self, record: RoundRecord, metrics: Metrics | None) -> None:

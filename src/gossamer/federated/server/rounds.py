@@ -76,7 +76,7 @@ class Rounds(KeptRounds, ABC):
         return_seconds: float = 60.0,
     ) -> None:
         """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make. on_commit: is
-        told of each version once it is journaled; of one that was made just before a kill perhaps never.
+        told of each version before it is journaled; a version that a kill kept from the journal is made again.
         return_seconds: after a restart, until devices that are not heard of again count as gone."""
         self.model, self.clients, self.rounds = model, clients, rounds
         self.privacy = RoundsPrivacy(model, clients, selection, admission)
@@ -313,11 +313,11 @@ class Rounds(KeptRounds, ABC):
         self.sum = self.privacy.new_sum()
         self.roster.advance()
         self.open_anew(moment)
-        self.journal.committed(self)
         refused, self.refused = self.refused, {}
         reports = {client: each.report for client, each in done.items()}
         staleness = {client: before - each.stamp.known for client, each in done.items()}
         self.on_commit(Committed(version, moment, reports, refused, staleness, epsilon))
+        self.journal.committed(self)
         yield from told(done, version)
 
     def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
