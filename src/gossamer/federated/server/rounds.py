@@ -76,7 +76,7 @@ class Rounds(KeptRounds, ABC):
         return_seconds: float = 60.0,
     ) -> None:
         """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make. on_commit: is
-        told of each version before it is journaled; a version that a kill kept from the journal is made again.
+        told of each version once it is journaled; of one that was made just before a kill perhaps never.
         return_seconds: after a restart, until devices that are not heard of again count as gone."""
         self.model, self.clients, self.rounds = model, clients, rounds
         self.privacy = RoundsPrivacy(model, clients, selection, admission)
@@ -85,7 +85,8 @@ class Rounds(KeptRounds, ABC):
         self.admission = ContributionAdmission(self.privacy.limits, model.strategy)
         self.config = config_by_round(config)
         self.journal: RoundsJournal = journal or NoRoundsJournal()
-        self.on_commit = on_commit
+        self.on_commit, self._return_seconds = on_commit, return_seconds
+        self.on_made: Callable[[Committed], Any] = lambda committed: None  # as on_commit, before it is journaled
         self.roster, self.uploads = Roster(), Uploads()
         self.reported: dict[int, Reported] = {}
         self.refused: dict[int, str] = {}  # by client, since the last version
@@ -94,7 +95,6 @@ class Rounds(KeptRounds, ABC):
         self.sum = self.privacy.new_sum()
         self.drew_nobody = False  # a cohort without a device was drawn, of which a version is made: of noise alone
         self.secure_task: SecureTask | None = None  # how this round's contributions are masked
-        self._return_seconds = return_seconds
 
     @property
     def assigned(self) -> Mapping[int, Assignment]:
@@ -316,8 +316,10 @@ class Rounds(KeptRounds, ABC):
         refused, self.refused = self.refused, {}
         reports = {client: each.report for client, each in done.items()}
         staleness = {client: before - each.stamp.known for client, each in done.items()}
-        self.on_commit(Committed(version, moment, reports, refused, staleness, epsilon))
+        committed = Committed(version, moment, reports, refused, staleness, epsilon)
+        self.on_made(committed)
         self.journal.committed(self)
+        self.on_commit(committed)
         yield from told(done, version)
 
     def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
