@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from math import isnan, nan
+from dataclasses import replace
+from math import inf, isnan, nan
+
+import pytest
 
 from gossamer.federated.messages import Report
 from gossamer.federated.round_record import RoundRecord, mean_metrics, record_of
@@ -42,11 +45,28 @@ def test_who_took_part_may_be_left_out_and_how_many_stays() -> None:
     assert "client" not in json.dumps(record.as_json()["refused"])
 
 
-def test_a_metric_that_is_no_number_any_more_is_kept() -> None:
-    record = RoundRecord.of(COMMITTED, seconds=1.0, up_bytes=0, down_bytes=0, metrics={"loss": nan})
-    assert isnan(RoundRecord.read(json.loads(json.dumps(record.as_json()))).metrics["loss"])
+def test_numbers_that_are_not_finite_are_kept_as_json() -> None:
+    metrics = {"loss": nan, "most": inf, "least": -inf, "some": 1.5}
+    committed = replace(COMMITTED, epsilon=inf)
+    record = RoundRecord.of(committed, seconds=1.0, up_bytes=0, down_bytes=0, metrics=metrics)
+    text = json.dumps(record.as_json(), allow_nan=False)
+    assert json.loads(text)["metrics"] == {"loss": "nan", "most": "inf", "least": "-inf", "some": 1.5}
+    again = RoundRecord.read(json.loads(text))
+    assert isnan(again.metrics["loss"])
+    assert (again.metrics["most"], again.metrics["least"], again.metrics["some"]) == (inf, -inf, 1.5)
+    assert again.epsilon == inf
 
 
 def test_metrics_are_weighted_by_samples() -> None:
     assert mean_metrics(REPORTS) == {"loss": 1.0, "other": 1.0}
     assert mean_metrics({0: Report(samples=0, steps=1, metrics={"loss": 1.0})}) == {}
+
+
+def test_mean_of_the_largest_metrics_is_finite() -> None:
+    reports = {
+        0: Report(samples=10**9, steps=1, metrics={"loss": 1e300}),
+        1: Report(samples=10**9, steps=1, metrics={"loss": 5e299}),
+        2: Report(samples=10**9, steps=1, metrics={"loss": -1e300}),
+    }
+    assert mean_metrics(reports)["loss"] == pytest.approx(5e299 / 3, rel=1e-15)
+    assert mean_metrics({0: reports[0]}) == {"loss": 1e300}

@@ -24,7 +24,8 @@ FATE_UNKNOWN, NOT_COUNTED = -2, -1  # versions of a receipt: parts are missing; 
 GO_ON = -3  # version of a receipt: a phase of a round under masks has ended, and the next begins
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+LARGEST = 1e300  # number of a message, either sign
+Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 Scalar = bool | int | float | str | None
 
 
@@ -32,7 +33,7 @@ class SecureTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """That a round is summed under masks, and what all devices of its cohort have alike."""
 
     members: tuple[Count, ...]  # numbers of its devices, ascending
-    ranges: tuple[Finite, ...]  # of entries times weights, by block of a contribution
+    ranges: tuple[Finite, ...]  # of entries, by block of a contribution, then of weights
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

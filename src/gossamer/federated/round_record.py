@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import msgspec
 
+from gossamer.federated.client.metrics import weighted_mean
 from gossamer.federated.messages import Report
 from gossamer.federated.server.contributions.reports import Committed
 
@@ -55,11 +57,12 @@ class RoundRecord:
     @classmethod
     def read(cls, found: Any) -> RoundRecord:
         """Of what `as_json` gave. Raises msgspec.ValidationError."""
-        return msgspec.convert(found, cls, str_keys=True)
+        return msgspec.convert(found, cls, str_keys=True, strict=False)
 
     def as_json(self) -> dict[str, Any]:
-        """All that is known, by the names it has here."""
-        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        """All that is known, by the names it has here. Numbers that are not finite are text, such as "nan", because
+        JSON has no number for them."""
+        found: dict[str, Any] = _json_numbers(msgspec.to_builtins(self, str_keys=True))
         return found
 
     @property
@@ -80,11 +83,17 @@ def record_of(rounds: Sequence[RoundRecord], **about: Any) -> dict[str, Any]:
     }
 
 
+def _json_numbers(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _json_numbers(each) for name, each in found.items()}
+    return str(found) if isinstance(found, float) and not isfinite(found) else found
+
+
 def mean_metrics(reports: Mapping[int, Report]) -> dict[str, float]:
     """What devices say of their training: of those that tell a metric, weighted by their samples."""
-    sums: dict[str, tuple[float, int]] = {}
+    told: dict[str, list[tuple[float, int]]] = {}
     for _, report in sorted(reports.items()):
         for name, value in report.metrics.items():
-            total, samples = sums.get(name, (0.0, 0))
-            sums[name] = total + value * report.samples, samples + report.samples
-    return {name: total / samples for name, (total, samples) in sums.items() if samples}
+            if report.samples:
+                told.setdefault(name, []).append((value, report.samples))
+    return {name: weighted_mean(*zip(*pairs, strict=True)) for name, pairs in told.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from math import isnan, nan
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import nn
 
 from gossamer.errors import LoopError
 from gossamer.federated import Round, SGDSteps, Update
+from gossamer.federated.client.metrics import weighted_mean
 from gossamer.federated.messages import Report, encode
 
 NUMBERS = [torch.tensor(0.5), torch.tensor([0.5], requires_grad=True), np.float32(0.5), np.array([[0.5]]), 0.5]
@@ -68,3 +71,21 @@ def test_a_loader_without_batches_gives_none(length: dict[str, int]) -> None:
 def test_a_loader_that_a_pass_used_up_is_refused(length: dict[str, int]) -> None:
     with pytest.raises(LoopError, match=r"Client 7 has no more batch .* in round 3: its loader was used up"):
         list(round_of(**length).batches(iter([1, 2])))
+
+
+def test_weighted_mean_does_not_overflow() -> None:
+    assert weighted_mean([1.5e308, 1.5e308], [10**9, 10**9]) == 1.5e308
+    assert weighted_mean([-1.5e308, 1.5e308], [3, 1]) == -0.75e308
+    assert weighted_mean([1e-320], [2]) == 1e-320
+    assert isnan(weighted_mean([nan, 1.0], [1, 1]))
+    steps = SGDSteps(loss=torch.sum, batches=[], learning_rate=0.1, samples=1)
+    assert steps.told([1.5e308, 1.5e308]) == {"loss": 1.5e308}
+
+
+def test_weighted_mean_rounds_as_the_plain_formula_does() -> None:
+    random = Random(0)
+    for _ in range(100):
+        values = [random.uniform(-1e6, 1e6) for _ in range(9)]
+        weights = [random.randrange(1, 10**6) for _ in range(9)]
+        plain = sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+        assert weighted_mean(values, weights) == plain

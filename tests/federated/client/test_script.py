@@ -29,7 +29,7 @@ def plain_recipe() -> ClientRecipe:
 
 
 def task(recipe: ClientRecipe, index: int, members: Sequence[int] = ()) -> Pulled:
-    secure = SecureTask(members=tuple(members), ranges=(1.0,)) if members else None
+    secure = SecureTask(members=tuple(members), ranges=(1.0, 16.0)) if members else None
     flat = torch.zeros(recipe.state.layout.numel, dtype=recipe.state.dtype)
     about = encode(Task(round=index, version=0, chain=ABOUT_SNAPSHOT, secure=secure))
     return Pulled(version=0, payload=(flat,), about=about)

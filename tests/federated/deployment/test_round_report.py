@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from gossamer.federated.deployment.round_report import RoundReport
@@ -46,3 +47,27 @@ def test_who_was_drawn_is_written_nowhere(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "rounds.jsonl").read_text())
     assert (found["counted"], found["refused_count"]) == (2, 1)
     assert (found["clients"], found["refused"]) == ([], {})
+
+
+def test_lines_of_numbers_that_are_not_finite_are_json(tmp_path: Path) -> None:
+    report = RoundReport(9, lambda text: None, tmp_path / "rounds.jsonl")
+    report.write(replace(report.round_made(made(1), 6, (0, 0)), metrics={"loss": inf}))
+    report.record(tmp_path / "record.json", ended="stopped")
+    for path in (tmp_path / "rounds.jsonl", tmp_path / "record.json"):
+        assert "Infinity" not in path.read_text()
+    assert RoundReport(9, lambda text: None, tmp_path / "rounds.jsonl").rounds == report.rounds
+
+
+def test_rows_of_versions_that_no_journal_has_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    report = RoundReport(9, lambda text: None, path)
+    for version in (1, 2, 3):
+        report.keep(report.round_made(made(version), 6, (0, 0)))
+    again = RoundReport(9, lambda text: None, path, made=2)
+    assert [each.version for each in again.rounds] == [1, 2]
+    evaluated = replace(again.rounds[0], metrics={"accuracy": 0.5})
+    again.write(evaluated)  # later than version 2 was made
+    again.write(evaluated)
+    assert [each.version for each in again.rounds] == [1, 2]
+    assert RoundReport(9, lambda text: None, path, made=1).rounds == [evaluated]
+    assert len([text for text in path.read_text().splitlines() if text]) == 4

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gossamer.compressors import Compressor, Dense, Feedback, RandomK, RandomProjection
 from gossamer.core.layout import Layout
-from gossamer.errors import LoopError, MalformedError, NotFinite
-from gossamer.federated.secure.fixed_point import CohortTotal, FixedPoint
+from gossamer.errors import MalformedError, NotFinite
+from gossamer.federated.secure.fixed_point import UNITS, CohortTotal, FixedPoint
 from gossamer.federated.secure.masking.ring import SumRing
 from gossamer.strategies.federated import SecureAggregation
 
@@ -34,7 +34,7 @@ def numbers(client: int, block: int = 0) -> Tensor:
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_a_sum_of_messages_stands_for_the_sum_of_contributions(bits: int, blocks: int) -> None:
     own = form(blocks=blocks, bits=bits)
-    ranges = (40.0, 80.0)[:blocks]
+    ranges = (*(40.0, 80.0)[:blocks], 4.0)
     total = np.zeros(own.count, np.int64)
     for client in range(4):
         message = own.encode(
@@ -47,7 +47,7 @@ def test_a_sum_of_messages_stands_for_the_sum_of_contributions(bits: int, blocks
     assert (found.weight, found.steps) == (10.0, 2 * 3 + 3 * 6 + 4 * 9)
     for block in range(blocks):
         want = sum((client + 1) * numbers(client, block) for client in range(4))
-        step = ranges[block] / (2 ** (bits - 1) - 1)
+        step = 4.0 * ranges[block] / (2 ** (bits - 1) - 1)
         assert (found.sums[block] - want).abs().max() <= 4 * step
     assert found.too_large == (0,) * blocks
 
@@ -56,7 +56,7 @@ def test_rounding_is_right_on_average_and_drawn_anew() -> None:
     own = form(bits=4)
     value, rounds = 0.3, 400
     found = [
-        own.encode([torch.full((N,), value)], 1, 1, (1.0,), client=0, index=index).integers[:N] / 7
+        own.encode([torch.full((N,), value)], 1, 1, (1.0, 1.0), client=0, index=index).integers[:N] / 7
         for index in range(rounds)
     ]
     low = np.floor(value * 7) / 7
@@ -64,9 +64,9 @@ def test_rounding_is_right_on_average_and_drawn_anew() -> None:
     deviation = sqrt(chance * (1 - chance)) / 7 / sqrt(rounds * N)
     assert abs(np.mean(found) - value) < 4.5 * deviation + 1e-7
     assert abs(low - value) > 100 * deviation  # the twin: always down
-    again = own.encode([torch.full((N,), value)], 1, 1, (1.0,), client=0, index=0).integers[:N] / 7
+    again = own.encode([torch.full((N,), value)], 1, 1, (1.0, 1.0), client=0, index=0).integers[:N] / 7
     assert again.tolist() == found[0].tolist()
-    other = own.encode([torch.full((N,), value)], 1, 1, (1.0,), client=1, index=0).integers[:N] / 7
+    other = own.encode([torch.full((N,), value)], 1, 1, (1.0, 1.0), client=1, index=0).integers[:N] / 7
     assert other.tolist() != found[0].tolist()
 
 
@@ -78,25 +78,71 @@ def test_flags_and_ranges() -> None:
         total += own.encode(blocks, 1, 1, own.first_ranges, client=client, index=0).integers
     found = own.decode(total, own.first_ranges, 3, 0)
     assert (found.too_large, found.narrow) == ((2, 0), (0, 3))
-    assert own.ranges_after((1.0, 1.0), found, 3) == (8.0, 1 / 8)
-    assert own.ranges_after((1.0, 1.0), found, 9) == (1.0, 1.0)  # two of nine are fewer than a quarter
-    assert form(blocks=2, clip=0.5).ranges_after((0.5, 0.5), found, 3) == (0.5, 0.5)
-    assert form(clip=0.5).first_ranges == (0.5,)
+    assert own.ranges_after((1.0, 1.0, 1.0), found, 3) == (8.0, 1 / 8, 1.0)
+    assert own.ranges_after((1.0, 1.0, 1.0), found, 9) == (1.0, 1.0, 1.0)  # two of nine are fewer than a quarter
+    assert form(blocks=2, clip=0.5).ranges_after((0.5, 0.5, 1.0), found, 3) == (0.5, 0.5, 1.0)
+    assert form(clip=0.5).first_ranges == (0.5, 1.0)
+
+
+def weights_after(weights: list[float], heaviest: float) -> float:
+    """The range of weights after a round of such devices."""
+    own = form()
+    total = np.zeros(own.count, np.int64)
+    for client, weight in enumerate(weights):
+        total += own.encode([numbers(client)], weight, 1, (1.0, heaviest), client=client, index=0).integers
+    return own.ranges_after((1.0, heaviest), own.decode(total, (1.0, heaviest), len(weights), 0), len(weights))[-1]
+
+
+def test_weight_range_grows_to_fit_one_heavy_device() -> None:
+    for few in (3, 12):
+        weights = [1000.0] + [10.0] * (few - 1)
+        assert [weights_after(weights, each) for each in (16.0, 128.0, 1024.0)] == [128.0, 1024.0, 1024.0]
+
+
+def test_weight_range_stays_below_512_times_what_a_quarter_have() -> None:
+    weights = [1e9] + [10.0] * 11
+    assert weights_after(weights, 512.0) == 4096.0
+    assert weights_after(weights, 640.0) == 640.0  # 10 is no more than 640 / 64
+    assert weights_after(weights, 5120.0) == 640.0  # nor than 5120 / 512
+    three_of_twelve = [1e9] * 3 + [10.0] * 9
+    assert weights_after(three_of_twelve, 640.0) == 640.0
+    assert weights_after([1e9] * 4 + [10.0] * 8, 640.0) == 5120.0
+
+
+def test_one_of_three_devices_does_not_decide_the_ranges() -> None:
+    own = form()
+    total = np.zeros(own.count, np.int64)
+    for client, size in enumerate((100.0, 0.5, 0.5)):
+        total += own.encode([torch.full((N,), size)], 1, 1, own.first_ranges, client=client, index=0).integers
+    assert own.ranges_after(own.first_ranges, own.decode(total, own.first_ranges, 3, 0), 3) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("claim", [1.0, 1000.0, 1e9])
+def test_weight_and_weighted_entries_are_limited_alike(claim: float) -> None:
+    """Devices that learned the same have it as their mean, whatever weight one of them claims."""
+    own, ranges = form(bits=32), (4.0, 16.0)
+    same = numbers(0).clamp(-4.0, 4.0)
+    total = np.zeros(own.count, np.int64)
+    for client, weight in enumerate((claim, 10.0, 10.0)):
+        total += own.encode([same], weight, 1, ranges, client=client, index=0).integers
+    found = own.decode(total, ranges, 3, 0)
+    assert found.weight == pytest.approx(min(claim, 16.0) + 20.0, rel=1e-8)
+    torch.testing.assert_close(found.sums[0] / found.weight, same, atol=1e-7, rtol=0)
 
 
 def test_what_is_cut_off_is_kept_by_feedback() -> None:
     for compressor in (Feedback(Dense()), Feedback(RandomK(0.25))):
         own = form(compressor, bits=5)
         block, owed = numbers(1), numbers(2)
-        message = own.encode([block], 3, 1, (0.5,), client=0, index=0, residuals=({"residual": owed},))
-        read = own.decode(message.integers, (0.5,), 1, 0).sums[0] / 3
+        message = own.encode([block], 3, 1, (0.5, 4.0), client=0, index=0, residuals=({"residual": owed},))
+        read = own.decode(message.integers, (0.5, 4.0), 1, 0).sums[0] / 3
         assert torch.allclose(read + message.residuals[0]["residual"], block + owed, atol=1e-12, rtol=0)
-    assert form().encode([numbers(1)], 1, 1, (1.0,), client=0, index=0).residuals == ()
+    assert form().encode([numbers(1)], 1, 1, (1.0, 1.0), client=0, index=0).residuals == ()
 
 
 def check_nothing_is_lost(device: FixedPoint, server: FixedPoint, kept: float = 1.0) -> None:
     """What the server reads of three devices, and what these keep, are what they were given."""
-    ranges, total = (20.0,), np.zeros(server.count, np.int64)
+    ranges, total = (20.0, 4.0), np.zeros(server.count, np.int64)
     given, owed = torch.zeros(N, dtype=torch.float64), torch.zeros(N, dtype=torch.float64)
     for client in range(3):
         message = device.encode([numbers(client)], client + 1, 1, ranges, client=client, index=7)
@@ -124,31 +170,34 @@ def test_directions_cannot_make_a_number_too_large_for_the_sum() -> None:
     block = torch.cat([1e6 * along.view(-1), torch.zeros(7, dtype=torch.float64)])
     total = np.zeros(own.count, ring.dtype)
     for client in range(ring.summands):
-        message = own.encode([block], 1, 1, (1.0,), client=client, index=0)
-        read = own.decode(message.integers, (1.0,), 1, 0).sums[0]
+        message = own.encode([block], 1, 1, (1.0, 1.0), client=client, index=0)
+        read = own.decode(message.integers, (1.0, 1.0), 1, 0).sums[0]
         assert message.integers[:30].tolist() == [ring.largest] * 30
         assert torch.allclose(read + message.residuals[0]["residual"], block)  # what did not fit is not lost
         total += ring.wrapped(message.integers)
     assert ring.centered(total)[:30].tolist() == [ring.largest * ring.summands] * 30
 
 
-def test_weights_that_cannot_be_are_refused() -> None:
-    own = form()
-    with pytest.raises(LoopError, match="Client 7 weighs"):
-        own.encode([numbers(0)], 2.0**31, 1, (1.0,), client=7, index=0)
+def test_sums_that_no_honest_devices_have_are_refused() -> None:
+    own, devices = form(), 2
     with pytest.raises(NotFinite):
-        own.encode([numbers(0) / 0], 1, 1, (1.0,), client=7, index=0)
-    for tail, devices in ((0, 1), (1, 2)):
-        total = np.zeros(own.count, np.int64)
-        total[N] = 1024 * tail
-        with pytest.raises(MalformedError, match="one of them lies"):
-            own.decode(total, (1.0,), 2000 * devices, 0)
+        own.encode([numbers(0) / 0], 1, 1, (1.0, 1.0), client=7, index=0)
+    heavy = [own.encode([numbers(0)], 1, 1, (1.0, 1.0), client=each, index=0).integers for each in range(devices + 1)]
+    own.decode(sum(heavy[:devices], np.zeros(own.count, np.int64)), (1.0, 1.0), devices, 0)
+    with pytest.raises(MalformedError, match="add up to 3, and each is above 0 and at most 1: one of them lies"):
+        own.decode(sum(heavy, np.zeros(own.count, np.int64)), (1.0, 1.0), devices, 0)
+    with pytest.raises(MalformedError, match="one of them lies"):
+        own.decode(np.zeros(own.count, np.int64), (1.0, 1.0), devices, 0)
+    for value in (-1, 2):
+        flagged = heavy[0].copy()
+        flagged[-1] = value
+        with pytest.raises(MalformedError, match="flags of 1 devices"):
+            own.decode(flagged, (1.0, 1.0), 1, 0)
 
 
 def test_a_small_weight_counts_and_steps_are_cut() -> None:
     own = form()
-    read: CohortTotal = own.decode(
-        own.encode([numbers(0)], 1e-9, 2**30, (1.0,), client=0, index=0).integers, (1.0,), 1, 0
-    )
-    assert read.weight == 1 / 1024
-    assert read.steps == (2**20 - 1) / 1024
+    message = own.encode([numbers(0)], 1e-12, 2**30, (1.0, 8.0), client=0, index=0)
+    read: CohortTotal = own.decode(message.integers, (1.0, 8.0), 1, 0)
+    assert read.weight == 8.0 / UNITS
+    assert read.steps == (2**20 - 1) * 8.0 / UNITS

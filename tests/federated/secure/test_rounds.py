@@ -10,6 +10,7 @@ import torch
 from support.federations import federate
 from support.secure_federations import (
     LEAVES_BEFORE,
+    Line,
     federate_securely,
     learned,
     samples_of,
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import AttachError, RecipeError
+from gossamer.federated.client.functions import ClientFunction, Round, Update
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
 from gossamer.federated.secure import cohort as cohorts
 from gossamer.federated.secure.agreement import CONSENT, KEYS, REVEAL
@@ -29,6 +31,7 @@ from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.selection import LeastTrained, PowerOfChoice
+from gossamer.federated.virtual.simulate import simulate
 from gossamer.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.strategies.federated import FedAvg, SecureAggregation
 
@@ -105,7 +108,7 @@ def test_several_rounds_and_what_a_device_keeps() -> None:
     run = federate_securely(secure_recipe(EXACT), rounds=3)
     assert torch.equal(run.parameters, -sum((plain_step([*range(5)], index) for index in range(3)), ZERO))
     assert [store.load().round for store in run.stores] == [2] * 5
-    assert run.rounds.ranges == (EXACT.clip,)
+    assert run.rounds.ranges == (EXACT.clip, 16.0)
     assert [report.samples for report in run.commits[0].reports.values()] == [1] * 5  # nobody tells how many
     assert [report.metrics for report in run.commits[0].reports.values()] == [{}] * 5
 
@@ -196,17 +199,61 @@ def test_an_over_selection_that_chooses_nobody_more_is_none() -> None:
 
 
 def test_the_range_follows_what_the_cohort_needs() -> None:
-    """From 1 down to what `learned` gives, at most 3/8; and up again from what is far too small."""
+    """From 1 down to what `learned` gives, at most 1/8; and up again from what is far too small."""
     run = federate_securely(secure_recipe(SecureAggregation()), rounds=4)
-    assert run.rounds.ranges == (1.0,)
+    assert run.rounds.ranges == (1.0, 16.0)
     narrow = [each / 64 for each in (1.0,)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gossamer.federated.secure.fixed_point.FIRST_RANGE", narrow[0])
         up = federate_securely(secure_recipe(SecureAggregation()), rounds=4)
         patch.setattr("gossamer.federated.secure.fixed_point.FIRST_RANGE", 64.0)
         down = federate_securely(secure_recipe(SecureAggregation()), rounds=4)
-    assert up.rounds.ranges == (1.0,)
-    assert down.rounds.ranges == (1.0,)
+    assert up.rounds.ranges == (0.125, 16.0)
+    assert down.rounds.ranges == (1.0, 16.0)
+
+
+def pulled_apart(claim: int) -> ClientFunction:
+    """Client 0 claims so many samples and is drawn to 2; all others have 10 samples and are drawn to 1."""
+
+    def train(model: torch.nn.Module, told: Round) -> Update:
+        target, samples = (2.0, claim) if told.client == 0 else (1.0, 10)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for parameter in model.parameters():
+            parameter.grad = 2 * (parameter.detach() - target)
+        optimizer.step()
+        return Update(samples=samples)
+
+    return train
+
+
+def mean_weight_after(claim: int, secure: str) -> float:
+    recipe = f"FedAvg(fraction=1.0{secure})"
+    run = simulate(pulled_apart(claim), Line, recipe, clients=12, rounds=30)
+    return float(run.model.weight.detach().mean())  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("secure", [", secure=SecureAggregation()", ", secure=SecureAggregation(clip=100.0)"])
+def test_unequal_weights_count_under_masks_as_they_do_without(secure: str) -> None:
+    assert mean_weight_after(1000, secure) == pytest.approx(mean_weight_after(1000, ""), abs=0.01)
+
+
+def test_masked_weight_beyond_the_limit_counts_as_the_limit(caplog: pytest.LogCaptureFixture) -> None:
+    """The model goes where the largest weight that is allowed draws it, and one notice says so."""
+    found = mean_weight_after(10**9, ", secure=SecureAggregation()")
+    assert found == pytest.approx((2 * 1024 + 110) / (1024 + 110), abs=0.01)
+    assert caplog.text.count("1 of 12 devices have a weight above 1024 and count with 1024") == 1
+
+
+def test_weight_range_survives_a_restart() -> None:
+    everyone = secure_recipe(SecureAggregation())
+    run = federate_securely(everyone, rounds=1)
+    run.rounds.ranges = (0.5, 1024.0)
+    kept = run.rounds.state_dict()
+    run.rounds.ranges = run.rounds.form.first_ranges
+    run.rounds.load_state_dict(kept)
+    assert run.rounds.ranges == (0.5, 1024.0)
+    run.rounds.load_state_dict(kept | {"ranges": [0.25]})  # of a version that had no range of weights
+    assert run.rounds.ranges == (0.5, 1024.0)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +316,7 @@ def test_devices_without_identities_and_small_cohorts_are_refused() -> None:
 def test_bytes_on_the_wire() -> None:
     """Of a device: 160 for its keys, 82 a neighbor's shares, the packed vector, 64 signed, 33 a share that it tells."""
     run = federate_securely(secure_recipe(EXACT, size=998), size=998)
-    count = 1000 + 9
+    count = 1000 + 11  # entries, 2 + 4 digits of weight and steps, 2 flags of the block and 3 of the weight
     masked = -(-count // 8) * 3 + 2 * count  # 19 bits: two whole bytes and three planes
     assert run.trace.sent_bytes[Peer(CLIENT, 0), THE_SERVER] == 160 + 4 * 82 + masked + 64 + 5 * 33
     assert KEYS != REVEAL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from support.federations import Federation, federate, model_of, one_pass
 
 from gossamer.core.peer_ops import Peer
 from gossamer.errors import LoopError, PeerLost
-from gossamer.federated.client.functions import Round, Update
+from gossamer.federated.client.functions import Round, Update, client
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.population import DeviceProfile
 from gossamer.federated.virtual.federated_run import FederatedRun
@@ -140,7 +141,7 @@ def test_bytes_are_counted_when_they_were_sent_though_devices_are_trained_togeth
 
 def test_masked_contributions_add_up() -> None:
     plain, masked = (
-        run(f"FedAvg(fraction=1.0{also})", clients=4) for also in ("", ", secure=SecureAggregation(clip=100.0)")
+        run(f"FedAvg(fraction=1.0{also})", clients=4) for also in ("", ", secure=SecureAggregation(clip=8.0)")
     )
     assert torch.allclose(plain.model.weight, masked.model.weight, atol=1e-3)
     assert masked.up_bytes > plain.up_bytes
@@ -148,7 +149,7 @@ def test_masked_contributions_add_up() -> None:
 
 def test_devices_that_are_never_there_together_end_the_run() -> None:
     profiles = [DeviceProfile(present_from=3600.0 * hour, present_seconds=3600.0) for hour in (1, 5)]
-    with pytest.raises(PeerLost, match=r"Version 1 cannot be made: . of 2 devices"):
+    with pytest.raises(PeerLost, match=r"Version 1 cannot be made\. . of 2 devices are there"):
         run("FedAvg(fraction=1.0)", clients=2, profiles=profiles, fewest=2)
     hours = [round_.virtual_seconds for round_ in run("FedAvg(fraction=0.5)", clients=2, profiles=profiles).rounds]
     assert hours[0] == 3600.0
@@ -168,13 +169,39 @@ def test_devices_fail_as_often_as_they_say() -> None:
     assert len(tried) == sum(len(each.clients) for each in found.rounds)  # who fails is not trained for nothing
 
 
-def test_an_error_of_the_function_names_the_device() -> None:
+def test_an_error_of_the_function_names_the_device(caplog: pytest.LogCaptureFixture) -> None:
     def broken(model: torch.nn.Module, told: Round) -> Any:
         return None if told.client == 2 else one_pass(model, told)
 
     with pytest.raises(LoopError, match="client 2") as caught:
         run("FedAvg(fraction=1.0)", train=broken)
     assert caught.value.__notes__ == ["It was client 2 in round 0, in virtual time."]
+    assert "The client function raised LoopError for client 2 in round 0, and the simulation ends" in caplog.text
+
+
+@pytest.mark.parametrize("recipe", ["FedAvg(fraction=1.0)", "FedBuff(buffer=2)"])
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_an_exception_of_the_function_names_the_device(
+    recipe: str, vectorized: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(model: torch.nn.Module, told: Round) -> Any:
+        raise RuntimeError("no data here")
+
+    function = client(vectorized=True)(broken) if vectorized else broken
+    with pytest.raises(RuntimeError, match="no data here") as caught:
+        run(recipe, train=function)
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(r"It was client . in round 0, in virtual time\.", note)
+    assert "RuntimeError for client" in caplog.text
+
+
+def test_an_exception_of_the_evaluation_names_the_version() -> None:
+    def broken(model: torch.nn.Module, told: Round) -> Any:
+        raise RuntimeError("no test set")
+
+    with pytest.raises(RuntimeError) as caught:
+        simulate(one_pass, model_of, "FedAvg(fraction=1.0)", clients=2, rounds=1, evaluate=broken)
+    assert caught.value.__notes__ == ["It was the evaluation of version 1, in virtual time."]
 
 
 def test_who_diverges_is_refused_and_the_others_go_on() -> None:

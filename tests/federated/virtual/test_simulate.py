@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch import nn
 from gossamer.errors import PeerLost
 from gossamer.federated import Round, Update, simulate
 from gossamer.federated.round_record import RoundRecord
-from gossamer.federated.virtual import engine
+from gossamer.federated.server.contributions import attempts
+from gossamer.federated.server.contributions.attempts import TRIES
 from gossamer.strategies.federated.privacy.loss import gaussian_epsilon
 
 PRIVATE = "FedAvg(fraction=1.0, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01))"
@@ -66,10 +68,52 @@ def test_devices_without_data_end_nothing_and_are_no_liars() -> None:
     assert all(not each.up_bytes_by_client.get(client, 0) for each in found.rounds for client in (3, 4, 5))
 
 
-def test_a_federation_without_data_ends_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "PATIENCE_ROUNDS", 10)
-    with pytest.raises(PeerLost, match=r"Version 1 cannot be made: .* 11 rounds were given up, .*Update\(samples=0\)"):
-        simulate(lambda model, told: Update(samples=0), model_of, "FedAvg()", clients=4, rounds=2)
+@pytest.mark.parametrize("recipe", ["FedAvg()", "FedBuff(buffer=2)"])
+def test_a_federation_without_data_ends_with_the_reason(recipe: str, caplog: pytest.LogCaptureFixture) -> None:
+    trained: Counter[int | None] = Counter()
+
+    def nothing(model: nn.Module, told: Round) -> Update:
+        trained[told.client] += 1
+        return Update(samples=0)
+
+    why = r"Version 1 cannot be made\. 4 of 4 devices had nothing to train on: .*Update\(samples=0\).* Give these"
+    with pytest.raises(PeerLost, match=why):
+        simulate(nothing, model_of, recipe, clients=4, rounds=2)
+    assert min(trained.values()) == TRIES
+    assert "No version can be made any more. 4 of 4 devices had nothing to train on" in caplog.text
+    assert caplog.text.count("is given up") < 10
+
+
+def test_a_federation_that_refuses_all_devices_ends_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    def diverge(model: nn.Module, told: Round) -> Update:
+        update = one_pass(model, told)
+        with torch.no_grad():
+            next(model.parameters()).fill_(float("nan"))
+        return update
+
+    why = (
+        r"Version 1 cannot be made\. 3 of 3 devices were refused\. The last: client . was refused in round 99: it could"
+    )
+    with pytest.raises(PeerLost, match=why):
+        simulate(diverge, model_of, "FedAvg(fraction=1.0)", clients=3, rounds=2)
+    assert caplog.text.count("client 1 was refused") < 10 * 2
+
+
+def test_devices_that_have_data_later_are_waited_for() -> None:
+    def late(model: nn.Module, told: Round) -> Update:
+        return Update(samples=0) if told.index < TRIES - 1 else one_pass(model, told)
+
+    run = simulate(late, model_of, "FedAvg(fraction=1.0)", clients=2, rounds=2)
+    assert [each.clients for each in run.rounds] == [(0, 1), (0, 1)]
+
+
+def test_too_few_devices_with_data_end_a_federation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of six have data, and a version is made of four."""
+    monkeypatch.setattr(attempts, "TRIES", 5)
+    recipe = "FedAvg(fraction=1.0, local_steps=1)"
+    with pytest.raises(PeerLost, match=r"3 of 6 devices had nothing to train on: .* Give these devices data\.$"):
+        simulate(with_data, model_of, recipe, clients=6, rounds=2, fewest=4)
+    assert len(simulate(with_data, model_of, recipe, clients=6, rounds=12, fewest=3).rounds) == 12
 
 
 def test_a_run_says_why_it_ended() -> None:
@@ -101,3 +145,37 @@ def test_a_run_is_json() -> None:
     found = json.loads(json.dumps(run.record()))
     assert (found["rounds"], found["ended"], found["up_bytes"]) == (2, "finished", run.up_bytes)
     assert [RoundRecord.read(each) for each in found["history"]] == run.rounds
+
+
+@pytest.mark.parametrize(("loss", "kept"), [(1e300, True), (1e307, False), (float("inf"), False)])
+def test_huge_losses_and_samples_leave_a_record_that_is_json(loss: float, kept: bool) -> None:
+    """A loss that no message can have is left out as one that is not finite; its device counts nevertheless."""
+
+    def train(model: nn.Module, told: Round) -> Update:
+        update = one_pass(model, told)
+        return Update(samples=10**9, metrics={"loss": loss}) if told.client == 0 else update
+
+    def not_a_number(model: nn.Module, told: Round) -> Update:
+        return Update(samples=1, metrics={"accuracy": float("nan")})
+
+    recipe = "SCAFFOLD(fraction=1.0, local_steps=1)"
+    run = simulate(train, model_of, recipe, clients=3, rounds=1, evaluate=not_a_number)
+    assert run.rounds[0].clients == (0, 1, 2)
+    assert run.rounds[0].refused == {}
+    mean = run.rounds[0].train_metrics["loss"]
+    assert mean == pytest.approx(1e300) if kept else mean < 1e3
+    found = json.loads(json.dumps(run.record(), allow_nan=False))
+    assert found["history"][0]["metrics"] == {"accuracy": "nan"}
+
+
+def test_a_learning_rate_that_no_message_can_have_is_reported_as_the_largest() -> None:
+    def train(model: nn.Module, told: Round) -> Update:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e308)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for _ in range(2):
+            optimizer.step()
+        return Update(samples=1)
+
+    run = simulate(train, model_of, "FedAvg(fraction=1.0)", clients=2, rounds=1)
+    assert (run.rounds[0].clients, run.rounds[0].refused) == ((0, 1), {})

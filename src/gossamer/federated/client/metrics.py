@@ -1,9 +1,10 @@
-"""Metrics: what a user's function tells of its work, as plain numbers that fit into any message and record."""
+"""Metrics: what user functions report, as plain numbers that fit into any message and record, and their means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import frexp, isfinite
 from numbers import Real
 from typing import Any
 
@@ -24,3 +25,20 @@ def _plain(name: str, value: Any) -> float:
         f"The metric {name!r} is {str(value)[:60]}, and messages and records have one number for each metric. Write "
         f'Update(samples=n, metrics={{"{name}": float(value)}}), of the mean where there are several.'
     )
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    """The mean of numbers; finite where all of them are, however large.
+
+    Args:
+        values: at least one number.
+        weights: one for each value, 0 or more, not all 0.
+
+    Returns:
+        sum(value * weight) / sum(weight). Large values are divided by a power of two first, so that no sum overflows
+        and rounding stays the same.
+    """
+    largest = max(map(abs, values))
+    scale = 2.0 ** (frexp(largest)[1] - 1) if largest > 1.0 and isfinite(largest) else 1.0
+    total = sum(value / scale * weight for value, weight in zip(values, weights, strict=True))
+    return total / sum(weights) * scale

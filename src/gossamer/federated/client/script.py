@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any
 
 import msgspec
@@ -19,7 +18,18 @@ from gossamer.errors import AttachError, MalformedError, MismatchError, NotFinit
 from gossamer.federated.client import contribution as contributions
 from gossamer.federated.client.delivery import upload as upload
 from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
-from gossamer.federated.messages import GO_ON, PART_BYTES, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
+from gossamer.federated.messages import (
+    GO_ON,
+    LARGEST,
+    PART_BYTES,
+    REPORT,
+    TASK,
+    THE_SERVER,
+    Report,
+    Task,
+    decode,
+    encode,
+)
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.privacy.device_noise import private_report
 from gossamer.federated.secure.agreement import Agreement
@@ -147,8 +157,8 @@ class _Participant:
         report = Report(
             samples=trained.work.samples,
             steps=trained.work.steps,
-            learning_rate=trained.work.learning_rate,
-            metrics={name: value for name, value in trained.metrics.items() if isfinite(value)},
+            learning_rate=min(trained.work.learning_rate, LARGEST),
+            metrics={name: value for name, value in trained.metrics.items() if abs(value) <= LARGEST},
             layout=self.recipe.state.fingerprint(),
             train_seconds=round(trained.seconds, 4),
         )

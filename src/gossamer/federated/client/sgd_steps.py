@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import require
-from gossamer.federated.client.metrics import plain_metrics
+from gossamer.federated.client.metrics import plain_metrics, weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class SGDSteps:
 
     def told(self, losses: Sequence[float]) -> dict[str, float]:
         """The metrics, with the mean of these losses unless there is one of that name."""
-        return ({"loss": sum(losses) / len(losses)} if losses else {}) | dict(self.metrics)
+        return ({"loss": weighted_mean(losses, [1] * len(losses))} if losses else {}) | dict(self.metrics)
 
 
 def _as_tuple(batch: Tensor | Iterable[Tensor]) -> tuple[Tensor, ...]:

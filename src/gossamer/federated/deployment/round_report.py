@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -20,13 +21,34 @@ Line = Callable[[str], None]
 
 
 class RoundReport:
-    """Collects rounds. path: of their lines on disk, one a round, which a restarted server goes on with."""
+    """Collects rounds. path: of their lines on disk, which a restarted server goes on with.
 
-    def __init__(self, planned: int, say: Line, path: Path | None = None, *, names_clients: bool = True) -> None:
-        """planned: rounds. names_clients: whether it may be known who took part."""
+    The line of a version is on disk before the version is journaled, and once more when it was evaluated; of two lines
+    of one version the later counts. So every version that a journal has is in the report, however its server ends.
+    Lines of later versions are of a server that was killed before it journaled them, and are left out.
+    """
+
+    def __init__(
+        self,
+        planned: int,
+        say: Line,
+        path: Path | None = None,
+        *,
+        names_clients: bool = True,
+        made: int | None = None,
+    ) -> None:
+        """planned: rounds. names_clients: whether it may be known who took part. made: versions that the journal has;
+        None: all that are in the file."""
         self._planned, self._say, self._path, self._names_clients = planned, say, path, names_clients
-        self.rounds: list[RoundRecord] = _read(path) if path is not None and path.is_file() else []
+        self._lock = threading.Lock()  # rounds are made in one thread, and evaluated in another
+        found = _read(path) if path is not None and path.is_file() else {}
+        self._records = {version: each for version, each in found.items() if made is None or version <= made}
         self._bytes_before, self._began = (0, 0), monotonic()
+
+    @property
+    def rounds(self) -> list[RoundRecord]:
+        with self._lock:
+            return [self._records[version] for version in sorted(self._records)]
 
     def round_made(self, committed: Committed, present: int, traffic: tuple[int, int]) -> RoundRecord:
         """traffic: bytes up and down so far."""
@@ -45,15 +67,23 @@ class RoundReport:
 
     def write(self, record: RoundRecord) -> None:
         """Say a round's line and keep it. Raises OSError where that cannot be written."""
-        self.rounds = [each for each in self.rounds if each.version < record.version] + [record]
         self._say(line(record, self._planned))
-        if self._path is not None:
+        self.keep(record)
+
+    def keep(self, record: RoundRecord) -> None:
+        """Keep a round, in place of what is known of it. Raises OSError where that cannot be written."""
+        with self._lock:
+            if self._records.get(record.version) == record:
+                return
+            self._records[record.version] = record
+            if self._path is None:
+                return
             with self._path.open("a") as file:
-                file.write("\n" + json.dumps(record.as_json()))  # a line of before may be torn
+                file.write("\n" + json.dumps(record.as_json(), allow_nan=False))  # a line of before may be torn
 
     def record(self, path: Path, **about: Any) -> None:
         """about: the federation. Raises CheckpointError where it cannot be written."""
-        replace_file(path, json.dumps(record_of(self.rounds, **about), indent=1) + "\n")
+        replace_file(path, json.dumps(record_of(self.rounds, **about), indent=1, allow_nan=False) + "\n")
 
 
 def line(record: RoundRecord, planned: int) -> str:
@@ -71,8 +101,8 @@ def line(record: RoundRecord, planned: int) -> str:
     return "  ".join(parts)
 
 
-def _read(path: Path) -> list[RoundRecord]:
-    """Whole lines only: the last may be torn; of two of one version the later counts."""
+def _read(path: Path) -> dict[int, RoundRecord]:
+    """By version. Whole lines only: the last may be torn; of two of one version the later counts."""
     found: dict[int, RoundRecord] = {}
     for text in path.read_text().splitlines():
         try:
@@ -80,4 +110,4 @@ def _read(path: Path) -> list[RoundRecord]:
         except (ValueError, msgspec.ValidationError):
             continue
         found[record.version] = record
-    return [found[version] for version in sorted(found)]
+    return found

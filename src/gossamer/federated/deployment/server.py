@@ -132,6 +132,7 @@ class FederationServer:
             self.rounds = self._rounds(
                 GlobalModel(terms.strategy, terms.compressor, terms.pull, state, parameters, settings.seed), identities
             )
+            self.rounds.on_made = self._made
             self.resumed = journal is not None and keep(journal, self.rounds)
             guard = self.rounds.privacy.guard
             self.report = RoundReport(
@@ -139,6 +140,7 @@ class FederationServer:
                 say,
                 None if journal is None else journal / "rounds.jsonl",
                 names_clients=guard is None or not guard.amplified,  # where nobody may see which were drawn
+                made=self.rounds.model.version,
             )
             self._end_if_reached(self.report.rounds)
             self._gathering = Gathering(self.rounds, say, settings.gather_seconds)
@@ -247,9 +249,17 @@ class FederationServer:
             late=settings.late,
         )
 
+    def _made(self, committed: Committed) -> None:
+        """Keep the row of a version before the journal has it, so that a journaled version has its row."""
+        self._record = self.report.round_made(committed, len(self.reception.joined), self.traffic())
+        try:
+            self.report.keep(self._record)
+        except OSError as error:
+            notice(f"The record of version {committed.version} cannot be kept, and the rounds continue: {error!r}")
+
     def _committed(self, committed: Committed) -> None:
-        record = self.report.round_made(committed, len(self.reception.joined), self.traffic())
-        self._evaluation.submit(committed.version, self.rounds.model.parameters, partial(self._write, record))
+        write = partial(self._write, self._record)
+        self._evaluation.submit(committed.version, self.rounds.model.parameters, write)
 
     def _write(self, record: RoundRecord, metrics: Metrics | None) -> None:
         record = replace(record, metrics=dict(metrics or {}))

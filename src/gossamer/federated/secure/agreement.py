@@ -76,8 +76,11 @@ class Agreement:
     @classmethod
     def of(cls, form: FixedPoint, task: SecureTask, index: int, version: int, layout: str) -> Agreement:
         """Of a round. layout: fingerprint of the model's state. Raises MalformedError."""
-        if len(task.ranges) != form.blocks:
-            raise MalformedError(f"round {index} has {len(task.ranges)} ranges for {form.blocks} blocks")
+        if len(task.ranges) != form.blocks + 1:
+            raise MalformedError(
+                f"round {index} has {len(task.ranges)} ranges for {form.blocks} blocks and the weights: "
+                "install the same version of Gossamer everywhere"
+            )
         count, federation = form.count, f"{layout} {form.seed} {form.terms}"
         return cls(form.secure, index, version, task.members, task.ranges, count, federation)
 

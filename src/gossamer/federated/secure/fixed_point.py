@@ -1,8 +1,12 @@
 """Fixed point: a device's weighted contribution as whole numbers under one scale for all, and the mean of their sum.
 
+A round has a range R for the entries of each block, and a range W for weights. A device of weight w sends its entries,
+clipped to R, times w' / W, and w' / W itself, where w' = min(w, W). Numerator and denominator of the mean have the same
+w', and an entry times w' / W always fits.
+
 The numbers of a message, all at most 2^(bits-1) - 1 in size: what the linear code sends of each block, then in digits
 the weight and the weight times the steps, then two flags a block: whether an entry did not fit into the range, and
-whether all of them would fit into a sixteenth of it.
+whether all of them would fit into a sixteenth of it; then flags of the weight: whether it is above W, W / 64, W / 512.
 """
 
 from __future__ import annotations
@@ -19,19 +23,21 @@ from gossamer.compressors import Compressor
 from gossamer.core import rng
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout
-from gossamer.errors import LoopError, MalformedError, NotFinite
+from gossamer.errors import MalformedError, NotFinite
 from gossamer.federated.secure.linear_code import LinearCode, has_feedback, linear_code
 from gossamer.federated.secure.masking.ring import Integers
 from gossamer.kernels import all_finite
 from gossamer.kernels.reference.counter_rng import uniform
 from gossamer.strategies.federated.secure_aggregation import SecureAggregation
 
-UNITS = 1024  # of a weight of 1
-WEIGHT_BITS, STEP_BITS = 40, 20
+UNITS = 2**29  # of the largest weight, W
+WEIGHT_BITS, STEP_BITS = 30, 20  # of a weight in units, and of steps
 FIRST_RANGE = 1.0
 NARROW = 16  # entries that fit into such a part of the range have bits to spare
 CHANGE = 8.0  # of a range that does not fit
 FLAGS = 2  # a block
+WEIGHT_LEVELS = (1, 64, 512)  # flags of the weight: whether it is above W over each of these
+LEAST_RANGE, MOST_RANGE = 1e-30, 1e30
 RESIDUAL = "residual"
 
 
@@ -52,11 +58,15 @@ class CohortTotal:
     steps: float  # times weights
     too_large: tuple[int, ...]  # devices with an entry out of range, by block
     narrow: tuple[int, ...]  # devices with bits to spare, by block
+    heavy: tuple[int, ...] = (0, 0, 0)  # devices whose weight is above W over each of WEIGHT_LEVELS
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The form of all messages of a federation under masks."""
+    """The form of all messages of a federation under masks.
+
+    ranges: of the entries of each block, then of weights: (blocks + 1,).
+    """
 
     secure: SecureAggregation
     compressor: Compressor
@@ -64,6 +74,7 @@ class FixedPoint:
     dtype: torch.dtype
     blocks: int
     seed: int = 0
+    first_weight: float = 1.0  # W of the first round
 
     @cached_property
     def code(self) -> LinearCode:
@@ -77,21 +88,27 @@ class FixedPoint:
     @property
     def count(self) -> int:
         """d."""
-        return self.blocks * (self.code.count(self.layout) + FLAGS) + sum(self._digits)
+        return self.blocks * (self.code.count(self.layout) + FLAGS) + sum(self._digits) + len(WEIGHT_LEVELS)
 
     @property
     def first_ranges(self) -> tuple[float, ...]:
-        return (self.secure.clip or FIRST_RANGE,) * self.blocks
+        return *(self.secure.clip or FIRST_RANGE,) * self.blocks, self.first_weight
 
     def ranges_after(self, ranges: Sequence[float], total: CohortTotal, devices: int) -> tuple[float, ...]:
-        """Wider where an entry of more than a quarter of the devices did not fit, narrower where all had room."""
-        if self.secure.clip is not None:
-            return tuple(ranges)
-        found = []
-        for each, large, narrow in zip(ranges, total.too_large, total.narrow, strict=True):
-            wider, narrower = 4 * large > devices and each < 1e30, narrow == devices and each > 1e-30
-            found.append(each * CHANGE if wider else each / CHANGE if narrower else each)
-        return tuple(found)
+        """Entries: wider where one of more than a quarter of the devices did not fit, narrower where all had room.
+
+        Weights: wider where any was cut, but at most to 512 times what more than a quarter of the devices have, so
+        that the claim of one device does not take the bits of all others; narrower above that.
+        """
+        *limits, heaviest = ranges
+        if self.secure.clip is None:
+            limits = [
+                _changed(limit, wider=_are_many(large, devices), narrower=narrow == devices)
+                for limit, large, narrow in zip(limits, total.too_large, total.narrow, strict=True)
+            ]
+        cut, above_64th, above_512th = total.heavy
+        wider = bool(cut) and _are_many(above_64th, devices)
+        return *limits, _changed(heaviest, wider=wider, narrower=not _are_many(above_512th, devices))
 
     def encode(
         self,
@@ -105,31 +122,29 @@ class FixedPoint:
         survivors: int = 1,
         residuals: Sequence[dict[str, Tensor]] = (),
     ) -> QuantizedContribution:
-        """blocks: (n,) each, only read. survivors: devices that the sum has at least.
+        """blocks: (n,) each, only read. weight: any; one above the range counts as the range. survivors: devices that
+        the sum has at least.
 
-        The same numbers for the same round, however often. Raises NotFinite, and LoopError for a weight that no message
-        can tell.
+        The same numbers for the same round, however often. Raises NotFinite.
         """
-        units = max(round(weight * UNITS), 1)
-        if units >= 2**WEIGHT_BITS:
-            raise LoopError(
-                f"Client {client} weighs {weight:.3g}, and masked messages have room for weights below "
-                f"{2**WEIGHT_BITS // UNITS}. Return gossamer.federated.Update(samples=...) with fewer samples."
-            )
+        *limits, heaviest = ranges
+        units = max(round(min(weight / heaviest, 1.0) * UNITS), 1)
+        share = units / UNITS
         parts: list[Integers] = []
         flags: list[int] = []
         read: list[Tensor] = []
         wanted = self._with_owed(blocks, residuals)
-        for place, (block, limit) in enumerate(zip(wanted, ranges, strict=True)):
+        for place, (block, limit) in enumerate(zip(wanted, limits, strict=True)):
             if not all_finite(block):
                 raise NotFinite("a number is not finite, or too large to be added to what is still owed")
-            values = self.code.project(block, self.layout, self._at(index)).double() * (units / UNITS)
+            values = self.code.project(block, self.layout, self._at(index)).double()
             key = rng.address(self.seed, "fixed point", client, index, place)
-            numbers = self._rounded(values, limit, key)
+            numbers = self._rounded(values.clamp(-limit, limit) * share, limit, key)
             parts.append(numbers.numpy())
             most = float(values.abs().max()) if len(values) else 0.0
             flags += [most > limit, most < limit / NARROW]
-            read.append(self._read(numbers, limit * UNITS / units, index))
+            read.append(self._read(numbers, limit / share, index))
+        flags += [weight > heaviest / each for each in WEIGHT_LEVELS]
         digits = self._written(units, 0) + self._written(units * min(steps, 2**STEP_BITS - 1), 1)
         integers = np.concatenate([*parts, np.array([*digits, *flags], np.int64)])
         return QuantizedContribution(integers, self._owed_after(wanted, read))
@@ -143,18 +158,26 @@ class FixedPoint:
         tail = total[self.blocks * each :].tolist()
         units, stepped = self._told(tail, 0), self._told(tail[self._digits[0] :], 1)
         flags = tail[sum(self._digits) :]
-        if not devices <= units < devices * 2**WEIGHT_BITS or not 0 <= stepped <= units * 2**STEP_BITS:
-            raise MalformedError(f"the weights of {devices} devices add up to {units / UNITS}: one of them lies")
+        *limits, heaviest = ranges
+        if not devices <= units <= devices * UNITS or not 0 <= stepped <= units * 2**STEP_BITS:
+            raise MalformedError(
+                f"the weights of {devices} devices add up to {units / UNITS * heaviest:.6g}, and each is above 0 and "
+                f"at most {heaviest:g}: one of them lies"
+            )
+        if not all(0 <= each <= devices for each in flags):
+            raise MalformedError(f"the flags of {devices} devices add up to {flags[:10]}: one of them lies")
         sums = [
-            self._read(torch.from_numpy(total[place : place + each].copy()), limit, index)
-            for place, limit in zip(places, ranges, strict=True)
+            self._read(torch.from_numpy(total[place : place + each].copy()), limit * heaviest, index)
+            for place, limit in zip(places, limits, strict=True)
         ]
+        of_blocks = flags[: FLAGS * self.blocks]
         return CohortTotal(
             sums=tuple(sums),
-            weight=units / UNITS,
-            steps=stepped / UNITS,
-            too_large=tuple(flags[::FLAGS]),
-            narrow=tuple(flags[1::FLAGS]),
+            weight=units / UNITS * heaviest,
+            steps=stepped / UNITS * heaviest,
+            too_large=tuple(of_blocks[::FLAGS]),
+            narrow=tuple(of_blocks[1::FLAGS]),
+            heavy=tuple(flags[FLAGS * self.blocks :]),
         )
 
     def _with_owed(self, blocks: Sequence[Tensor], residuals: Sequence[dict[str, Tensor]]) -> list[Tensor]:
@@ -200,3 +223,14 @@ class FixedPoint:
     def _told(self, digits: Sequence[int], which: int) -> int:
         room = self.secure.bits - 1
         return sum(digit << (room * place) for place, digit in enumerate(digits[: self._digits[which]]))
+
+
+def _are_many(count: int, devices: int) -> bool:
+    """More than a quarter, and more than one: of three or four devices a single one does not decide for all."""
+    return count > max(devices / 4, 1)
+
+
+def _changed(limit: float, *, wider: bool, narrower: bool) -> float:
+    if wider and limit < MOST_RANGE:
+        return limit * CHANGE
+    return limit / CHANGE if narrower and not wider and limit > LEAST_RANGE else limit

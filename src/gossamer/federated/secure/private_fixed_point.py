@@ -15,8 +15,10 @@ from gossamer.federated.privacy.integer_contribution import integers
 from gossamer.federated.privacy.random_bits import RandomBits
 from gossamer.federated.secure.fixed_point import CohortTotal, FixedPoint, QuantizedContribution
 from gossamer.federated.secure.masking.ring import Integers
-from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy
+from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy, LocalWork
 from gossamer.strategies.federated.privacy.integer_grid import IntegerGrid
+
+FIRST_SAMPLES = 16  # of a device that has the largest weight of the first round
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class PrivateFixedPoint(FixedPoint):
 
     @property
     def first_ranges(self) -> tuple[float, ...]:
-        return (self._privacy.clip,) * self.blocks
+        return *(self._privacy.clip,) * self.blocks, 1.0
 
     def ranges_after(self, ranges: Sequence[float], total: CohortTotal, devices: int) -> tuple[float, ...]:
         return tuple(ranges)
@@ -100,5 +102,6 @@ def fixed_point_of(strategy: FederatedStrategy, compressor: Compressor, state: M
         )
     blocks = strategy.contribution_count
     if isinstance(privacy, DistributedPrivacy):
-        return PrivateFixedPoint(secure, compressor, state.layout, state.dtype, blocks, seed, privacy)
-    return FixedPoint(secure, compressor, state.layout, state.dtype, blocks, seed)
+        return PrivateFixedPoint(secure, compressor, state.layout, state.dtype, blocks, seed, privacy=privacy)
+    first_weight = strategy.weight(LocalWork(samples=FIRST_SAMPLES, steps=1), 0)
+    return FixedPoint(secure, compressor, state.layout, state.dtype, blocks, seed, first_weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import Push, Receipt, Reply, Stamp
 from gossamer.errors import MalformedError, RecipeError
+from gossamer.events import notice
 from gossamer.federated.messages import Report, SecureTask
 from gossamer.federated.secure.agreement import CONSENT, FEWEST_MEMBERS, KEYS, REVEAL, SHARES, Agreement
 from gossamer.federated.secure.cohort import Phase, SecureCohort
+from gossamer.federated.secure.fixed_point import WEIGHT_LEVELS, CohortTotal
 from gossamer.federated.secure.graph import shares_needed
 from gossamer.federated.secure.private_fixed_point import PrivateFixedPoint, fixed_point_of
 from gossamer.federated.secure.roster import IdentityRoster
@@ -68,7 +70,7 @@ class SecureRounds(SynchronousRounds):
                 f"{type(self.selection).__name__} chooses by the losses that devices tell, and under "
                 f"{strategy.secure!r} they tell none. Leave the selection out, or write LeastTrained()."
             )
-        self._fewest = max(fewest, FEWEST_MEMBERS)
+        self._fewest = self.attempts.fewest = max(fewest, FEWEST_MEMBERS)
         self.identities, self._phase_seconds = roster, phase_seconds
         self.form = fixed_point_of(strategy, self.model.compressor, self.model.state, self.model.seed)
         self.ranges = self.form.first_ranges
@@ -76,6 +78,7 @@ class SecureRounds(SynchronousRounds):
         self.given_up: list[str] = []  # why rounds were
         self._held: list[HeldPush] = []
         self._unmasked = False  # its sum is in `sum`
+        self._noted_cut = False
 
     def assign(self, moment: float) -> list[int]:
         chosen = super().assign(moment)
@@ -165,8 +168,21 @@ class SecureRounds(SynchronousRounds):
             return
         self.sum.add_total(total.sums, total.weight, total.steps, devices)
         self.ranges = self.form.ranges_after(agreement.ranges, total, devices)
+        self._note_cut(agreement.ranges, total, devices)
         self.refused |= cohort.liars
         self._unmasked = True
+
+    def _note_cut(self, ranges: Sequence[float], total: CohortTotal, devices: int) -> None:
+        """Give notice, once, where devices counted with less than their weight and the range of weights stays."""
+        cut, heaviest = total.heavy[0], ranges[-1]
+        if cut and self.ranges[-1] <= heaviest and not self._noted_cut:
+            self._noted_cut = True
+            notice(
+                f"Round {self.next_round}: {cut} of {devices} devices have a weight above {heaviest:g} and count with "
+                f"{heaviest:g}. Under masks a device counts at most {WEIGHT_LEVELS[-1]} times as much as a quarter of "
+                "the devices. If these devices do have so much data, use FedAvg without secure=; otherwise correct "
+                "the samples= that they return."
+            )
 
     def is_complete(self, moment: float) -> bool:
         return self._unmasked
@@ -220,4 +236,6 @@ class SecureRounds(SynchronousRounds):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.ranges = tuple(map(float, state["ranges"]))
+        ranges = tuple(map(float, state["ranges"]))
+        if len(ranges) == len(self.ranges):  # a journal of an older version has none of weights
+            self.ranges = ranges

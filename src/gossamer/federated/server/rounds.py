@@ -30,7 +30,6 @@ from gossamer.core.peer_ops import (
     Stamp,
 )
 from gossamer.errors import MalformedError, NotFinite
-from gossamer.events import notice
 from gossamer.federated.messages import (
     CLIENT,
     FATE_UNKNOWN,
@@ -47,6 +46,7 @@ from gossamer.federated.messages import (
 )
 from gossamer.federated.round_config import RoundConfig, config_by_round
 from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
+from gossamer.federated.server.contributions.attempts import Attempts
 from gossamer.federated.server.contributions.reports import Committed, Reported, printable, refusal, told
 from gossamer.federated.server.contributions.uploads import Uploads
 from gossamer.federated.server.gathered import Gathered
@@ -85,15 +85,16 @@ class Rounds(KeptRounds, ABC):
         self.admission = ContributionAdmission(self.privacy.limits, model.strategy)
         self.config = config_by_round(config)
         self.journal: RoundsJournal = journal or NoRoundsJournal()
-        self.on_commit = on_commit
+        self.on_commit, self._return_seconds = on_commit, return_seconds
+        self.on_made: Callable[[Committed], Any] = lambda committed: None  # as on_commit, before it is journaled
         self.roster, self.uploads = Roster(), Uploads()
         self.reported: dict[int, Reported] = {}
         self.refused: dict[int, str] = {}  # by client, since the last version
+        self.attempts = Attempts(clients)
         self.deadline = inf  # at which something is to be done though nothing has happened
         self.sum = self.privacy.new_sum()
         self.drew_nobody = False  # a cohort without a device was drawn, of which a version is made: of noise alone
         self.secure_task: SecureTask | None = None  # how this round's contributions are masked
-        self._return_seconds = return_seconds
 
     @property
     def assigned(self) -> Mapping[int, Assignment]:
@@ -216,7 +217,7 @@ class Rounds(KeptRounds, ABC):
         why = printable(f"client {client} was refused in round {push.stamp.step}: {why}")
         if client in self.assigned and client not in self.reported:
             self.refused[client] = why
-            notice(why)
+            self.attempts.refused(client, why)
             self._drop([client])
         return refusal(push, why)
 
@@ -242,6 +243,7 @@ class Rounds(KeptRounds, ABC):
             return self.other_push(client, push, token)
         report = self.admission.report(push.about, Peer(CLIENT, client), self.model.state.fingerprint())
         if not report.samples:
+            self.attempts.empty(client)
             self._drop([client])
             return Receipt(version=NOT_COUNTED, about=encode(Fate(refused="it had nothing to train on")))
         missing = self.uploads.missing(client, stamp, report.parts)
@@ -306,20 +308,23 @@ class Rounds(KeptRounds, ABC):
             self.selection.heard(client, each.report, each.moment - self.assigned[client].moment)
             self.roster.counted[client] = self.assigned[client].round, version
         self._end(done)
+        self.attempts.counted(done)
         epsilon = self.privacy.committed(done, self.sum)
         self.sum = self.privacy.new_sum()
         self.roster.advance()
         self.open_anew(moment)
-        self.journal.committed(self)
         refused, self.refused = self.refused, {}
         reports = {client: each.report for client, each in done.items()}
         staleness = {client: before - each.stamp.known for client, each in done.items()}
-        self.on_commit(Committed(version, moment, reports, refused, staleness, epsilon))
+        committed = Committed(version, moment, reports, refused, staleness, epsilon)
+        self.on_made(committed)
+        self.journal.committed(self)
+        self.on_commit(committed)
         yield from told(done, version)
 
     def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
         """Forget what was reported: nothing of it counts, and its devices hear so."""
-        notice(f"round {self.next_round} is given up, and another is begun: {why} ({len(self.reported)} reports)")
+        self.attempts.given_up(self.next_round, why, len(self.reported))
         done, self.reported = self.reported, {}
         before = [*self.assigned]
         self._end(done)

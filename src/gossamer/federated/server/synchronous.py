@@ -44,6 +44,7 @@ class SynchronousRounds(Rounds):
         self._over_selection = over_selection
         self._most = min(ceil(self.cohort * (1 + over_selection) - 1e-9), self.clients)
         self._round_seconds, self._gather_seconds, self._fewest = round_seconds, gather_seconds, fewest
+        self.attempts.fewest = fewest
         self._late_versions = late_versions if late == "count" else 0
         self._open: set[int] = set()  # devices that were chosen for this round
         self._enough = self.cohort  # reports that end it

@@ -115,17 +115,27 @@ class VirtualFederation:
 
     def _is_stuck(self) -> bool:
         given_up = self._rounds.next_round - self._last_round
-        return self.clock.now > self._last_version + PATIENCE_SECONDS or given_up > PATIENCE_ROUNDS
+        is_late = self.clock.now > self._last_version + PATIENCE_SECONDS or given_up > PATIENCE_ROUNDS
+        return is_late or self._too_few_can()
+
+    def _too_few_can(self) -> bool:
+        return self._rounds.attempts.leave_too_few(self.failures)
 
     def _stuck(self) -> PeerLost:
-        version, given_up = self._rounds.model.version, self._rounds.next_round - self._last_round
-        stuck = PeerLost(
-            f"Version {version + 1} cannot be made: {len(self._asked)} of {self._rounds.clients} devices are there "
-            f"after {self.clock.now / 3600:.1f} virtual hours, {len(self.failures)} gave up for good, {given_up} "
-            "rounds were given up, and a round waits for more. Lower the recipe's fraction, give the profiles more "
-            "hours of presence, or give devices data: those that return Update(samples=0) do not count."
-        )
-        stuck.__cause__ = next(iter(self.failures.values()), None)
+        rounds, first = self._rounds, next(iter(self.failures.items()), None)
+        why = [rounds.attempts.summary()]
+        if first is not None:
+            failed = f"{len(self.failures)} of {rounds.clients} devices gave up for good."
+            why.append(f"{failed} The first: client {first[0]}: {first[1]}")
+        if not self._too_few_can():
+            given_up = rounds.next_round - self._last_round
+            why.append(
+                f"{len(self._asked)} of {rounds.clients} devices are there after {self.clock.now / 3600:.1f} virtual "
+                f"hours, {given_up} rounds were given up, and a round waits for more. Lower the recipe's fraction, or "
+                "give the profiles more hours of presence."
+            )
+        stuck = PeerLost(" ".join([f"Version {rounds.model.version + 1} cannot be made.", *filter(None, why)]))
+        stuck.__cause__ = None if first is None else first[1]
         return stuck
 
     # The server.

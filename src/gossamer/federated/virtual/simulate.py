@@ -197,7 +197,11 @@ class Simulation:
         if self._evaluator is None:
             return {}
         seed_everything(rng.address(self._seed, "evaluate", version))
-        return self._evaluator.metrics(version, self._rounds.model.parameters)
+        try:
+            return self._evaluator.metrics(version, self._rounds.model.parameters)
+        except Exception as error:
+            error.add_note(f"It was the evaluation of version {version}, in virtual time.")
+            raise
 
 
 def _training(

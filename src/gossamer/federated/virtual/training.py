@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from torch import Tensor, nn
 
+from gossamer.events import notice
 from gossamer.federated.client.functions import ClientFunction
 from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.client.trainer import Trainer
@@ -74,11 +76,23 @@ class OneByOne(DeviceTraining):
         self._model.zero_grad(set_to_none=True)  # gradients of the device before, for loops that clear them late
         for buffer, first in self._counters:
             buffer.copy_(first)
-        try:
+        with device_named(op):
             return self._trainer(op)
-        except Exception as error:
-            error.add_note(f"It was client {op.client} in round {op.task.round}, in virtual time.")
-            raise
+
+
+@contextmanager
+def device_named(op: Train) -> Iterator[None]:
+    """Name the device and the round where the user's function raises, in a note and, for programs that show no notes,
+    in a notice."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"It was client {op.client} in round {op.task.round}, in virtual time.")
+        notice(
+            f"The client function raised {type(error).__name__} for client {op.client} in round {op.task.round}, and "
+            f"the simulation ends: {str(error)[:200]}"
+        )
+        raise
 
 
 def _counters(model: nn.Module, state: ModelState) -> list[tuple[Tensor, Tensor]]:

@@ -24,7 +24,7 @@ from gossamer.federated.client.trainer import round_of
 from gossamer.federated.client.training_check import TrainingCheck
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.seeding import seed_everything
-from gossamer.federated.virtual.training import DeviceTraining
+from gossamer.federated.virtual.training import DeviceTraining, device_named
 from gossamer.strategies.federated import FederatedStrategy, LocalWork
 
 MOST_TOGETHER = 64  # more save little time, and need more memory
@@ -86,9 +86,10 @@ class ManyAtOnce(DeviceTraining):
     def _steps(self, op: Train) -> SGDSteps:
         seed_everything(op.task.seed)
         told = round_of(op, self._strategy)
-        steps = checked_steps(self._function(self._model, told), op.client)
-        work = LocalWork(samples=steps.samples, steps=len(steps.batches))
-        return replace(steps, samples=self._check.samples(told, work, touched=False))
+        with device_named(op):
+            steps = checked_steps(self._function(self._model, told), op.client)
+            work = LocalWork(samples=steps.samples, steps=len(steps.batches))
+            return replace(steps, samples=self._check.samples(told, work, touched=False))
 
     def _take(self, op: Train) -> SGDSteps:
         known, steps = self._told.pop(op.client, (None, None))

@@ -22,7 +22,12 @@ class SecureAggregation(Term):
     source: Bonawitz et al. 2017, CCS; Bell et al. 2020, CCS (neighbors)
 
     x_i is the contribution times its weight, in whole numbers of `bits`, rounded up or down by chance so that it is
-    right on average. Beside it the weight itself is under the mask, so that nobody tells how much data they have.
+    right on average. The weight itself is under the mask, too, so that no device tells how much data it has.
+
+    Each round has a largest entry R and a largest weight W. Entries are clipped to R. A device with a larger weight
+    counts with W, in the sum and in what the sum is divided by. R grows while more than a quarter of the devices do not
+    fit. W grows while any device does not, up to 512 times what more than a quarter of the devices have. The masks hide
+    a device that does not keep to this: one that runs other code can put any number into the sum.
 
     A secret of a device, the seed of its own mask or the key of those that it shares, comes back from `threshold` of
     its neighbors, and each of them tells a share of one of both, once as large a share of the whole cohort has signed
@@ -37,7 +42,7 @@ class SecureAggregation(Term):
     threshold: float = 0.6  # share of the cohort that has to stay until the sum is known, or the round is given up
     neighbors: int | None = None  # with whom a device shares masks; None: the whole cohort
     bits: int = 16  # of a number that is summed, before the sum
-    clip: float | None = None  # largest entry times its device's weight; None: from 1 on, what the cohort needs
+    clip: float | None = None  # R, the largest entry of an update; None: from 1 on, what the cohort needs
 
     def __post_init__(self) -> None:
         require(0.5 < self.threshold <= 1, f"threshold is a share above a half and at most 1, not {self.threshold}")
@@ -45,7 +50,7 @@ class SecureAggregation(Term):
         require(2 <= self.bits <= 32, f"bits is 2 to 32, not {self.bits}")
         require(
             self.clip is None or 0 < self.clip < 1e30,
-            f"clip is the largest entry times its device's weight, above 0, not {self.clip}: write "
+            f"clip is the largest entry of an update, above 0, not {self.clip}: write "
             "SecureAggregation(clip=1.0), or leave it out",
         )
 
