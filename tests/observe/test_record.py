@@ -169,3 +169,11 @@ def test_what_is_not_a_number_is_null_in_the_file(tmp_path: Path) -> None:
 
 def test_no_record_where_nobody_attached(tmp_path: Path) -> None:
     assert read_ranks(tmp_path) == []
+
+
+@pytest.mark.parametrize("value", [1e308, -1.7e308])
+def test_the_record_of_ranks_that_log_huge_numbers_has_their_mean(tmp_path: Path, value: float) -> None:
+    merged = merge([ranked(rank, metrics={"loss": [(1, 0.5, value)]}) for rank in range(2)])
+    assert merged["final"] == {"loss": value}
+    write(tmp_path / "record.json", merged)
+    assert json.loads((tmp_path / "record.json").read_text(), parse_constant=pytest.fail)["final"] == {"loss": value}

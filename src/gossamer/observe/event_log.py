@@ -7,7 +7,6 @@ with a loss each, is a file of 100 MB.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import socket
@@ -19,7 +18,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from gossamer.core.json_text import read_json
+from gossamer.core.json_text import json_text, read_json
 from gossamer.events import (
     Attached,
     Closed,
@@ -203,7 +202,7 @@ class LineFile:
     def append(self, entry: Entry) -> None:
         if self._file is None or self._given_up:
             return
-        self._pending += json.dumps(entry).encode() + b"\n"
+        self._pending += json_text(entry).encode() + b"\n"
         try:
             while self._pending:
                 self._pending = self._pending[os.write(self._file, self._pending) :]

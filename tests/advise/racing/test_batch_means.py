@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gossamer.advise.racing.batch_means import MeanEstimate, mean_estimate, student_quantile
-from gossamer.advise.racing.loss_curve import Floats
+from gossamer.advise.racing.loss_curve import Floats, LossCurve
 
 TRIALS, POINTS = 2000, 160
 
@@ -62,3 +62,10 @@ def test_correlated_noise_is_covered_where_single_values_would_promise_too_much(
 def test_few_values_tell_no_interval() -> None:
     assert mean_estimate(np.array([1.0, 2.0, 3.0])).interval().high == np.inf
     assert np.isnan(mean_estimate(np.array([])).value)
+
+
+def test_losses_too_large_to_square_are_left_out() -> None:
+    points = [(step, float(step), 1e200 if step % 2 else 1.0) for step in range(1, 33)]
+    values = LossCurve.of(points).values
+    assert values.tolist() == [1.0] * 16
+    assert mean_estimate(values).standard_error == 0.0
