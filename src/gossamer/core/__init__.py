@@ -11,5 +11,6 @@ rng           random numbers that are a function of their address
 term          the terms of a recipe: frozen hyperparameters that add up
 json_text     JSON from elsewhere, its nesting limited; JSON text without NaN and infinity
 bounded_mean  means of users' numbers, without overflow
+bounded_file  files of other processes, read up to a limit
 identity      cache keys for one object
 """

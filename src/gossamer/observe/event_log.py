@@ -18,6 +18,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from gossamer.core import bounded_file
 from gossamer.core.json_text import json_text, read_json
 from gossamer.events import (
     Attached,
@@ -39,6 +40,7 @@ BATCH_SECONDS = 1.0
 SINGLE_STEPS = 10  # first steps with an entry each: times per step leave up to so many out as warm-up
 LOG_SUFFIX = ".events.jsonl"  # in place of a record's .json, while there is no launcher and training goes on
 MOST_LOGGED = 10_000  # numbers of one line, which is half a megabyte then
+MOST_LINE_BYTES = 2**24  # of a line that is read; a longer one is torn
 PENDING_BYTES = 2**24  # kept while the disk takes nothing
 SUMMED = ("waiting_seconds", "encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent", "bytes_pulled")
 
@@ -245,8 +247,7 @@ def read_entry(line: bytes) -> Entry | None:
 
 def read_entries(path: Path) -> Iterator[Entry]:
     """The entries of an event log, in order, without those that were torn."""
-    with path.open("rb") as file:
-        for line in file:
-            entry = read_entry(line)
-            if entry is not None:
-                yield entry
+    for line in bounded_file.read_lines(path, MOST_LINE_BYTES):
+        entry = read_entry(line)
+        if entry is not None:
+            yield entry

@@ -18,6 +18,7 @@ from gossamer.observe.rank_record import Point, RankRecord, replay
 from gossamer.version import __version__
 
 Record = dict[str, Any]
+MOST_RECORD_BYTES = 2**31  # of a record that is read: a run of months
 NO_NETWORK: Record = {"network": None, "emulation": None}
 
 
