@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.core.json_text import DEEPEST_LEVELS, read_json
+from gossamer.core.json_text import DEEPEST_LEVELS, json_text, read_json
 
 
 def nested(levels: int) -> str:
@@ -35,3 +35,13 @@ def test_deep_text_is_refused_before_it_is_parsed(text: str, monkeypatch: pytest
 def test_no_json_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting|decode|Unterminated|Illegal|delimiter"):
         read_json(text)
+
+
+def test_numbers_that_json_lacks_are_written_as_null() -> None:
+    value = {"a": [1.5, float("nan")], "b": (float("inf"), {"c": -float("inf")}), "d": 1e308}
+    assert json.loads(json_text(value), parse_constant=pytest.fail) == {
+        "a": [1.5, None],
+        "b": [None, {"c": None}],
+        "d": 1e308,
+    }
+    assert json_text({"a": [1]}) == json.dumps({"a": [1]})

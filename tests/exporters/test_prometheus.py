@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -103,3 +105,16 @@ def test_there_is_no_other_page(exporter: PrometheusExporter) -> None:
 def test_a_port_in_use_is_an_error_of_the_destination(exporter: PrometheusExporter) -> None:
     with pytest.raises(OSError, match="in use"):
         PrometheusExporter("127.0.0.1", exporter.port, LABELS)
+
+
+def test_a_request_that_comes_byte_by_byte_is_ended(
+    exporter: PrometheusExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossamer.exporters.prometheus.CLIENT_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=0.01) as client, suppress(ConnectionError):
+        answer = None
+        while answer is None:
+            client.sendall(b"x")
+            with suppress(TimeoutError):
+                answer = client.recv(1)
+        assert answer == b""

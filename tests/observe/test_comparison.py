@@ -107,3 +107,8 @@ def test_a_watch_says_so_once() -> None:
     watch(Logged(step=2, values={"loss": 0.9}))
     watch(step(99.0))
     assert said == ["enough"]
+
+
+def test_huge_losses_are_compared() -> None:
+    row = compare([record("Dense()", 1.0, 4, 1e9, [1e308] * 4)]).rows[0]
+    assert row.loss_at_equal_time == 1e308

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gossamer.events import Attached, Closed, Event, LeftRun, Logged, Saved, StepEnded
+from gossamer.events import Attached, Closed, Event, LeftRun, Logged, Saved, StepEnded, TensorCost, TensorsTold
 from gossamer.observe.event_log import PENDING_BYTES, Entry, EventLog, LineFile, read_entries
 
 ATTACHED = Attached(
@@ -114,3 +115,18 @@ def test_a_restarted_worker_goes_on_or_begins_anew(tmp_path: Path) -> None:
             file.append({"number": 1})
             file.close()
         assert numbered(tmp_path / str(anew)) == expected
+
+
+def test_norms_that_are_not_finite_are_null_in_the_file(tmp_path: Path) -> None:
+    cost = TensorCost(
+        name="w", numel=2, bytes=8.0, residual_norm=float("inf"), gradient_norm=float("nan"), energy_share=0.5
+    )
+    file = LineFile(tmp_path / "events-0.jsonl", pytest.fail)
+    log = EventLog(file.append)
+    for event in (ATTACHED, TensorsTold(step=1, tensors=(cost,))):
+        log(event)
+    file.close()
+    *_, told = [
+        json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "events-0.jsonl").read_text().splitlines()
+    ]
+    assert (told["tensors"][0]["residual_norm"], told["tensors"][0]["gradient_norm"]) == (None, None)

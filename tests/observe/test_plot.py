@@ -26,9 +26,10 @@ def record(loss: list[list[float | None]]) -> dict[str, Any]:
 
 
 LOSS: list[list[float | None]] = [[step, step / 50, 1 / step] for step in range(1, 201)]
+HUGE: list[list[float | None]] = [[step, step / 50, 1.7e308 * (-1) ** step] for step in range(1, 201)]
 
 
-@pytest.mark.parametrize("losses", [[LOSS], [LOSS, LOSS], [[]], [[[1, 0.1, 2.0], [2, 0.2, None]]]])
+@pytest.mark.parametrize("losses", [[LOSS], [LOSS, LOSS], [[]], [[[1, 0.1, 2.0], [2, 0.2, None]]], [HUGE]])
 def test_a_picture_of_whatever_there_is(tmp_path: Path, losses: list[list[list[float | None]]]) -> None:
     path = tmp_path / "picture.png"
     plot([record(loss) for loss in losses], path)

@@ -222,3 +222,11 @@ def test_a_record_that_a_full_disk_does_not_take_leaves_no_draft(
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "record.json", merge([ranked(0), ranked(1)]))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [1e308, -1.7e308])
+def test_the_record_of_ranks_that_log_huge_numbers_has_their_mean(tmp_path: Path, value: float) -> None:
+    merged = merge([ranked(rank, metrics={"loss": [(1, 0.5, value)]}) for rank in range(2)])
+    assert merged["final"] == {"loss": value}
+    write(tmp_path / "record.json", merged)
+    assert json.loads((tmp_path / "record.json").read_text(), parse_constant=pytest.fail)["final"] == {"loss": value}

@@ -67,3 +67,12 @@ def test_nothing_logged_is_said() -> None:
     svg = panel_svg(panels(RECORDS, "accuracy")[0])
     assert "session.log(accuracy=...)" in svg
     assert "polyline" not in svg
+
+
+def test_huge_values_of_both_signs_are_drawn() -> None:
+    huge = [[step, float(step), 1.7e308 * (-1) ** step] for step in range(1, 201)]
+    for panel in panels([record("Dense()") | {"metrics": {"loss": huge}}], "loss"):
+        svg = panel_svg(panel)
+        assert "nan" not in svg
+        assert "inf" not in svg
+        assert svg.count("<polyline") == 1

@@ -165,3 +165,16 @@ def test_workers_call_them_before_attach_while_training_and_after_close(tmp_path
     for done in run_workers([str(tmp_path / "work.py")], 2):
         assert done.returncode == 0, done.stdout
         assert "told" in done.stdout
+
+
+def test_the_mean_of_huge_numbers_is_finite(among: Any) -> None:
+    huge = torch.tensor([1e308, -1.7e308], dtype=torch.float64)
+    among({"loss": 1e308, "huge": huge})
+    found = gossamer.mean({"loss": 1e308, "huge": huge})
+    assert found["loss"] == 1e308
+    assert torch.equal(found["huge"], huge)
+
+
+def test_the_mean_of_an_integer_beyond_float64_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"too large for the mean.*gossamer\.mean\(count / 1e9\)"):
+        gossamer.mean(10**400)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import math
 import os
 import random
 import re
@@ -176,6 +177,13 @@ def test_the_factor_multiplies_each_step_and_no_schedule(tmp_path: Path, factor:
     metrics = finished(simulated(script(tmp_path, RATES), learning_rate_factor=factor)).metrics
     assert [value for _, _, value in metrics["weight"]] == [-factor * total for total in (1.0, 1.5, 1.75, 1.875)]
     assert [value for _, _, value in metrics["rate"]] == [0.5, 0.25, 0.125, 0.0625]
+
+
+def test_workers_that_log_huge_and_infinite_numbers_have_their_means(tmp_path: Path) -> None:
+    logged = 'session.log(huge=1e308, both=float("inf") * (1 - 2 * (world.rank % 2)))'
+    metrics = finished(simulated(script(tmp_path, RATES + " " * 8 + logged))).metrics
+    assert [value for _, _, value in metrics["huge"]] == [1e308] * 4
+    assert all(math.isnan(value) for _, _, value in metrics["both"])
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------

@@ -63,3 +63,12 @@ def test_bytes_grow_to_all_that_was_sent(db: sqlite3.Connection) -> None:
     sent = bytes_at(grid, [RUN.at(1), RUN.at(150), RUN.at(300) + 1])
     assert sent == sorted(sent)
     assert sent[-1] == 264_000 * RUN.ranks * RUN.steps
+
+
+@pytest.mark.parametrize("value", [1e308, -1.7e308])
+def test_a_cell_of_huge_values_has_a_mean(db: sqlite3.Connection, value: float) -> None:
+    with db:
+        rows = [{"name": "huge", "step": step, "at": RUN.at(step), "rank": 0, "value": value} for step in range(1, 200)]
+        insert(db, "metric", rows)
+    curve = read_curve(db, "huge", 3)
+    assert curve.mean == curve.least == curve.greatest == [value] * 3

@@ -47,3 +47,4 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 def test_spark_goes_from_the_least_to_the_greatest() -> None:
     assert spark([0.0, 7.0, 3.0]) == "▁█▄"
     assert spark([2.0, 2.0]) == "▁▁"
+    assert spark([-1.7e308, 1.7e308]) == "▁█"

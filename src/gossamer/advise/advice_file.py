@@ -8,9 +8,9 @@ from typing import Annotated
 
 import msgspec
 
+from gossamer.core import bounded_file
 from gossamer.core.json_text import DEEPEST_LEVELS, nesting
 from gossamer.errors import GossamerError
-from gossamer.recipes.advice_reference import MOST_BYTES
 from gossamer.version import __version__
 
 ADVICE_VERSION = 1
@@ -134,9 +134,7 @@ def write_advice(file: Path, advice: Advice) -> None:
 def read_advice(file: Path) -> Advice:
     """Raises AdviceError, naming what could not be read."""
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES} bytes")
-        text = file.read_text(encoding="utf-8")
+        text = bounded_file.read_text(file)
         if nesting(text) > DEEPEST_LEVELS:
             raise ValueError("it nests too deeply")
         advice = msgspec.json.decode(text, type=Advice)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from gossamer.core import bounded_file
 from gossamer.core.json_text import read_json
 from gossamer.doctor import DoctorReport, rate_text
 from gossamer.doctor.report import host_from, pair_from
@@ -93,7 +94,7 @@ def _gpus(names: tuple[str, ...]) -> str:
 def _report(file: Path) -> DoctorReport:
     """From the doctor's JSON, which holds more than its report."""
     try:
-        fields = read_json(file.read_bytes())
+        fields = read_json(bounded_file.read_bytes(file))
         hosts = tuple(host_from(json.dumps(each)) for each in fields["hosts"])
         pairs = tuple(pair_from(json.dumps(each)) for each in fields["pairs"])
         return DoctorReport(hosts=hosts, pairs=pairs, seconds=float(fields["seconds"]))

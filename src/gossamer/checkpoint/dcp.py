@@ -25,7 +25,7 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
@@ -48,6 +48,7 @@ FORMAT_CLASSES = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
 }
+MOST_PLAIN_BYTES = 2**30  # of the description, and of each value that is no tensor
 METADATA = "torch.distributed.checkpoint.metadata"
 
 
@@ -181,6 +182,8 @@ class _PlainReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         folder = Path(self.path)
         with (folder / ".metadata").open("rb") as file:
+            if (nbytes := os.fstat(file.fileno()).st_size) > MOST_PLAIN_BYTES:
+                raise ValueError(f"its description has {nbytes:,} bytes, and at most {MOST_PLAIN_BYTES:,} are read")
             metadata = _PlainUnpickler(file).load()
         if not isinstance(metadata, Metadata):
             raise TypeError(f"its description is a {type(metadata).__name__}")
@@ -192,7 +195,10 @@ class _PlainReader(FileSystemReader):
         there = sum(path.stat().st_size for path in folder.iterdir())
         if due > there:
             raise ValueError(f"its tensors have {due:,} bytes, and its files {there:,}")
-        for info in (metadata.storage_data or {}).values():
+        for index, info in (metadata.storage_data or {}).items():
+            is_plain = isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata)
+            if is_plain and info.length > MOST_PLAIN_BYTES:
+                raise ValueError(f"{index.fqn} has {info.length:,} bytes, and at most {MOST_PLAIN_BYTES:,} are read")
             if Path(info.relative_path).name != str(info.relative_path):
                 raise ValueError(f"it names the file {info.relative_path}, which is not beside it")
         return metadata

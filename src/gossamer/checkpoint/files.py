@@ -18,6 +18,7 @@ from gossamer.checkpoint.disk_space import room_text
 from gossamer.checkpoint.durable import link_file, make_folder, sync_folder, write_file
 from gossamer.checkpoint.pytree import DIGEST_BYTES, FORMAT_DTYPES, chunks, unflatten
 from gossamer.checkpoint.snapshot import Flat
+from gossamer.core import bounded_file
 from gossamer.core.json_text import read_json
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
@@ -277,7 +278,7 @@ def intact(directory: str | os.PathLike[str], step: int, rank: int) -> bool:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = read_json(path.read_bytes())
+        manifest = read_json(bounded_file.read_bytes(path))
         if not isinstance(manifest, dict):
             raise TypeError("it is no JSON object")
         digests, world = manifest["digests"], manifest["world"]

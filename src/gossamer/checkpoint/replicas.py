@@ -22,6 +22,7 @@ from gossamer.checkpoint.agreement import AllGatherText, on_all_ranks
 from gossamer.checkpoint.durable import make_folder
 from gossamer.checkpoint.files import intact, part_files, parts_of, pieces_of, put_in_place, stage_pieces
 from gossamer.checkpoint.runs import agree_on_name, save_of
+from gossamer.core import bounded_file
 from gossamer.core.ops import NeighborAllGather, Script
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
@@ -248,7 +249,7 @@ def _fetch(
     def read() -> str:
         if exchange.rank != each.holder:
             return "0"
-        pieces.extend((manifest.read_bytes(), data.read_bytes()))
+        pieces.extend((bounded_file.read_bytes(manifest), data.read_bytes()))
         return f"{len(pieces[0])} {len(pieces[1])}"
 
     def write() -> str:

@@ -20,13 +20,14 @@ from rich.text import Text
 from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import Command, output_option, session_recipe
 from gossamer.cli.worker import SECONDS, UNTIL
+from gossamer.core import bounded_file
 from gossamer.errors import GossamerError
 from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.network import read_network
 from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare
 from gossamer.observe.page import write_page
 from gossamer.observe.plot import check_matplotlib, plot
-from gossamer.observe.record import Record, write
+from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target, read_target
 from gossamer.observe.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.profiling.profile_runs import profile_script
@@ -176,7 +177,7 @@ def train_for_record(
             by_hand = ["gossamer", "run", "--workers", str(workers), "--recipe", recipe, *training]
             told = [line.rstrip() for line in tail if folder not in line]  # its logs are gone when this is read
             raise click.ClickException(failure_text(recipe, by_hand, told))
-        record: Record = json.loads(file.read_text())
+        record: Record = json.loads(bounded_file.read_text(file, MOST_RECORD_BYTES))
     step = record["seconds_per_step"]["median"]
     console.print(f"{recipe}{where}: {record['steps']} steps, {seconds_text(step)} each", markup=False)
     return record

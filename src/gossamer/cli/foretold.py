@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gossamer.core import bounded_file
 from gossamer.core.json_text import read_json
 from gossamer.observe.units import range_text, seconds_text, share_text
 
@@ -23,7 +24,7 @@ def read_forecast(path: Path | None) -> Forecast:
     if path is None:
         return {}
     try:
-        told = read_json(path.read_bytes())
+        told = read_json(bounded_file.read_bytes(path))
         steps = told["foretold"] and float(told["foretold"]["step_seconds"])
         made_for = {"recipe": str(told["recipe"]), "workers": int(told["workers"])}
         made_for["network"] = told["foretold"] and str(told["foretold"]["inputs"]["network"])

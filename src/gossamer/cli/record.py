@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from gossamer.cli.options import output_option
+from gossamer.core import bounded_file
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.event_log import LOG_SUFFIX
 from gossamer.observe.plot import check_matplotlib, plot
-from gossamer.observe.record import Record, recover, write
+from gossamer.observe.record import MOST_RECORD_BYTES, Record, recover, write
 from gossamer.observe.terminal import rows
 
 NO_RUN = (
@@ -56,10 +57,11 @@ def _place(path: Path) -> Path:
 def _find(path: Path, kept: Path) -> Record:
     if kept.exists() and not path.name.endswith(LOG_SUFFIX):
         try:
-            record: Record = json.loads(kept.read_text())
+            record: Record = json.loads(bounded_file.read_text(kept, MOST_RECORD_BYTES))
             return record
-        except ValueError:
-            raise click.ClickException(f"{kept} is no record: it holds no JSON.") from None
+        except ValueError as problem:
+            why = "it holds no JSON" if isinstance(problem, json.JSONDecodeError) else str(problem)
+            raise click.ClickException(f"{kept} is no record: {why}.") from None
     found = recover(path)
     if found is None:
         raise click.ClickException(NO_RUN.format(path=path))

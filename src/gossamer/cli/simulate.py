@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -17,9 +16,10 @@ from gossamer.cli.compare import NO_LOSS, different_recipes
 from gossamer.cli.console import Say, progress, say, table, wide_console
 from gossamer.cli.options import output_option
 from gossamer.cli.simulated_costs import simulate_costs
+from gossamer.core.json_text import json_text
 from gossamer.errors import GossamerError
 from gossamer.estimate.workload_profile import WorkloadProfile
-from gossamer.observe.panels import COLORS, Curve, Panel, shortened
+from gossamer.observe.panels import COLORS, Curve, Panel, drawable, shortened
 from gossamer.observe.plot import check_matplotlib, plot_panel
 from gossamer.observe.units import bytes_text, seconds_text, short
 from gossamer.profiling.profile_runs import assume_profile, profile_script
@@ -133,7 +133,7 @@ def simulate_command(
     _show(recipes, runs)
     if json_file is not None:
         about = {"gossamer": __version__, "script": str(script), "arguments": arguments, "workers": workers}
-        json_file.write_text(json.dumps({**about, "network": schedule_text, "runs": runs}, indent=2) + "\n")
+        json_file.write_text(json_text({**about, "network": schedule_text, "runs": runs}, indent=2) + "\n")
     if picture_file is not None:
         plot_panel(_panel(runs), picture_file)
     if any(run["failure"] for run in runs):
@@ -237,6 +237,6 @@ def _panel(runs: Sequence[Mapping[str, Any]]) -> Panel:
     curves = []
     for place, run in enumerate(runs):
         points = _loss(run["metrics"])
-        seconds, losses = [point[1] for point in points], [point[2] for point in points]
+        seconds, losses = [point[1] for point in points], [drawable(point[2]) for point in points]
         curves.append(Curve(shortened(run["recipe"]), COLORS[place % len(COLORS)], seconds, losses))
     return Panel("loss over virtual time", "seconds, as foretold", "loss", curves)

@@ -12,7 +12,7 @@ from gossamer.cli.console import echo
 from gossamer.errors import StoreError
 from gossamer.observe.event_log import event_log_path, read_entries
 from gossamer.observe.flight_dump import Dump, read_flights, write_for_torchfrtrace
-from gossamer.observe.stacks import newest_dump, side_by_side
+from gossamer.observe.stacks import newest_dump, read_stacks, side_by_side
 from gossamer.telemetry import STORE_FILE, open_store
 from gossamer.telemetry.hang_watch import read_places
 
@@ -48,7 +48,7 @@ def stacks_command(run: Path, threads: bool, dump: Path | None) -> None:
         _dump_flights(run, dump)
         return
     found = _newest(run)
-    dumps = {rank: threads_ for rank, path in found.items() if (threads_ := newest_dump(path.read_text()))}
+    dumps = {rank: threads_ for rank, path in found.items() if (threads_ := newest_dump(read_stacks(path)))}
     if not dumps:
         raise click.ClickException(NOTHING.format(run=run))
     written = max(found[rank].stat().st_mtime for rank in dumps)

@@ -9,6 +9,8 @@ layout        names, shapes and places of many tensors in one flat buffer
 peer_ops      operations of peers that do not move in step: push, pull, await, reply
 rng           random numbers that are a function of their address
 term          the terms of a recipe: frozen hyperparameters that add up
-json_text     JSON from elsewhere, its nesting limited
+json_text     JSON from elsewhere, its nesting limited; JSON text without NaN and infinity
+bounded_mean  means of users' numbers, without overflow
+bounded_file  files of other processes, read up to a limit
 identity      cache keys for one object
 """

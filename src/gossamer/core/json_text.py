@@ -1,4 +1,4 @@
-"""JSON reader: parses text from elsewhere, and refuses nesting before it is parsed.
+"""JSON text: parses text from elsewhere, refuses nesting before it is parsed, and writes numbers that JSON has.
 
 The standard library's parser recurses until the interpreter's stack is at its end. By then it is too late for a clear
 error: whatever runs next fails as well, also a finalizer that has nothing to do with the text.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import isfinite
 from typing import Any
 
 DEEPEST_LEVELS = 200
@@ -40,3 +41,23 @@ def nesting(text: str) -> int:
         elif mark in "]}":
             level -= 1
     return deepest
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """`value` as JSON, with null for each number that is not finite: JSON has neither NaN nor Infinity."""
+    try:
+        return json.dumps(value, allow_nan=False, indent=indent)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case float() if not isfinite(value):
+            return None
+        case _:
+            return value

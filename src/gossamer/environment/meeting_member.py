@@ -221,6 +221,8 @@ def _first(link: socket.socket, inbox: Inbox, deadline: float) -> list[Message]:
         link.settimeout(max(deadline - time.monotonic(), POLL_SECONDS))
         try:
             received = link.recv(RECEIVED_BYTES)
+            if time.monotonic() > deadline + POLL_SECONDS:  # a message that comes byte by byte
+                raise TimeoutError
         except TimeoutError:
             raise Foreign(f"whoever listens there says nothing within {GREETING_SECONDS:g} s") from None
         if not received:

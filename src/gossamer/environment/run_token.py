@@ -8,9 +8,11 @@ import secrets
 import stat
 from pathlib import Path
 
+from gossamer.core import bounded_file
 from gossamer.errors import ConnectError
 
 TOKEN_BYTES = 32  # at least, in a file; a digest has as many
+MOST_TOKEN_BYTES = 2**20
 
 
 def make_token_file(directory: Path) -> Path:
@@ -40,6 +42,10 @@ def check_token_file(path: Path) -> Path:
             f"{path} is no file of at least {TOKEN_BYTES} bytes, and a token that can be guessed protects nothing. "
             f"Take another name. {make}"
         )
+    if found.st_size > MOST_TOKEN_BYTES:
+        raise ConnectError(
+            f"{path} has {found.st_size} bytes, and a token has at most {MOST_TOKEN_BYTES}. Take another name. {make}"
+        )
     if found.st_mode & 0o077 or found.st_uid not in (os.geteuid(), 0):
         raise ConnectError(
             f"{path} (mode {stat.S_IMODE(found.st_mode):04o}) is open to others on this machine, who could then join "
@@ -57,10 +63,11 @@ def run_token() -> bytes | None:
 def read_token(name: str | os.PathLike[str]) -> bytes:
     """The SHA-256 of a token file. Raises ConnectError."""
     try:
-        token = Path(name).read_bytes()
-    except OSError as problem:
+        token = bounded_file.read_bytes(Path(name), MOST_TOKEN_BYTES)
+    except (OSError, ValueError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else problem
         raise ConnectError(
-            f"The run's token cannot be read from {name} ({problem.strerror}), so no server would talk to this "
+            f"The run's token cannot be read from {name} ({why}), so no server would talk to this "
             "process. Name a file that it may read: --token-file FILE."
         ) from None
     if len(token) < TOKEN_BYTES:

@@ -9,6 +9,7 @@ crc32c          the checksum of TensorBoard's files
 tensorboard     event files, without the library
 json_lines      lines of JSON
 prometheus      a page of text to be scraped, on loopback
+http_post       a POST in bounded time, without the answer's content
 otlp            OpenTelemetry's protocol over HTTP, as JSON
 wandb_run       Weights & Biases, by its own library
 mlflow_run      MLflow, by its own library

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gossamer.events import Event
+from gossamer.exporters.http_post import post
 from gossamer.exporters.prometheus import number
 from gossamer.exporters.totals import BOUNDS, LOGGED, STEP_DURATION, Instrument, Totals
 from gossamer.version import __version__
@@ -50,9 +50,7 @@ class OtlpExporter:
     def _post(self) -> None:
         body = json.dumps(request(self._totals, self._rank, self._attributes, time.time())).encode()
         headers = {"Content-Type": "application/json", **told_headers(os.environ.get(HEADERS, ""))}
-        asked = urllib.request.Request(self._url, body, headers)
-        with urllib.request.urlopen(asked, timeout=ANSWER_SECONDS) as answer:
-            answer.read()
+        post(self._url, body, headers, ANSWER_SECONDS)
 
 
 def metrics_url(endpoint: str) -> str:

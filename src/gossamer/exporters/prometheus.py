@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
+from socket import SHUT_RDWR
 from socketserver import ThreadingTCPServer
 
 from gossamer.events import Event
@@ -65,6 +67,20 @@ class MetricsRequest(BaseHTTPRequestHandler):
 
     timeout = CLIENT_SECONDS
     server: MetricsServer
+
+    def handle(self) -> None:
+        """One request, which is over within CLIENT_SECONDS, also where it comes byte by byte."""
+        timer = threading.Timer(CLIENT_SECONDS, self._cut_off)
+        timer.daemon = True
+        timer.start()
+        try:
+            super().handle()
+        finally:
+            timer.cancel()
+
+    def _cut_off(self) -> None:
+        with suppress(OSError):
+            self.connection.shutdown(SHUT_RDWR)
 
     def do_GET(self) -> None:  # http.server's name
         found = self.path.partition("?")[0] == "/metrics"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gossamer.core import bounded_file
 from gossamer.errors import ConnectError, require
 
 RUN_CARD = "coordinator.json"
@@ -81,7 +82,7 @@ def read_run_card(logs: Path) -> RunCard:
     """The card of the run with these logs. Raises ConnectError where there is none."""
     path = logs / RUN_CARD
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        read = json.loads(bounded_file.read_text(path))
         host, _, port = str(read["coordinator"]).rpartition(":")
         require(bool(host), "no host")
         return RunCard((host, int(port)), Path(read["token_file"]))

@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path as File
 from typing import Any
 
+from gossamer.core import bounded_file
 from gossamer.core.json_text import DEEPEST_LEVELS, nesting
 from gossamer.errors import GossamerError
 from gossamer.network.model import Host, Network, Path
@@ -84,9 +85,12 @@ def _from_toml(file: File) -> Network:
 
 def _read_text(file: File) -> str:
     """A file's text. What a TOML parser keeps of a key grows with the square of its dots."""
-    if file.stat().st_size > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes. Say how many hosts are alike: count = 100")
-    text = file.read_text()
+    try:
+        text = bounded_file.read_text(file, MOST_BYTES)
+    except UnicodeDecodeError:
+        raise
+    except ValueError:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes. Say how many hosts are alike: count = 100") from None
     if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
         raise ValueError(f"a line has more than {MOST_DOTS} dots. Write hosts and paths on lines of their own")
     if nesting(text) > DEEPEST_LEVELS:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
+from gossamer.core.bounded_mean import mean_of
 from gossamer.observe.record import Record
 from gossamer.observe.target import Target
 
@@ -142,7 +142,7 @@ def value_until(record: Record, metric: str | None, column: int, limit: float) -
     seen = [point[2] for point in points if point[column] <= limit + 1e-9 and point[2] is not None]
     if not seen:
         return None
-    return float(seen[-1]) if metric == "validation_loss" else fmean(seen[-SMOOTHED_POINTS:])
+    return float(seen[-1]) if metric == "validation_loss" else mean_of(seen[-SMOOTHED_POINTS:])
 
 
 def seconds_to(record: Record, target: Target | None) -> float | None:

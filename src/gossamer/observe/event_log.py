@@ -7,7 +7,6 @@ with a loss each, is a file of 100 MB.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import socket
@@ -19,7 +18,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from gossamer.core.json_text import read_json
+from gossamer.core import bounded_file
+from gossamer.core.json_text import json_text, read_json
 from gossamer.events import (
     Attached,
     Closed,
@@ -40,6 +40,7 @@ BATCH_SECONDS = 1.0
 SINGLE_STEPS = 10  # first steps with an entry each: times per step leave up to so many out as warm-up
 LOG_SUFFIX = ".events.jsonl"  # in place of a record's .json, while there is no launcher and training goes on
 MOST_LOGGED = 10_000  # numbers of one line, which is half a megabyte then
+MOST_LINE_BYTES = 2**24  # of a line that is read; a longer one is torn
 PENDING_BYTES = 2**24  # kept while the disk takes nothing
 SUMMED = ("waiting_seconds", "encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent", "bytes_pulled")
 
@@ -208,7 +209,7 @@ class LineFile:
     def append(self, entry: Entry) -> None:
         if self._file is None or self._given_up:
             return
-        self._pending += json.dumps(entry).encode() + b"\n"
+        self._pending += json_text(entry).encode() + b"\n"
         self._write()
 
     def close(self) -> bool:
@@ -258,8 +259,7 @@ def read_entry(line: bytes) -> Entry | None:
 
 def read_entries(path: Path) -> Iterator[Entry]:
     """The entries of an event log, in order, without those that were torn."""
-    with path.open("rb") as file:
-        for line in file:
-            entry = read_entry(line)
-            if entry is not None:
-                yield entry
+    for line in bounded_file.read_lines(path, MOST_LINE_BYTES):
+        entry = read_entry(line)
+        if entry is not None:
+            yield entry

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gossamer.core import bounded_file
 from gossamer.runtime.flight_recorder import FlightRecorder
 
 FORMAT_VERSION = "2.10"  # of what torchfrtrace reads
@@ -60,7 +61,10 @@ def write_flight(path: Path, recorder: FlightRecorder, clock: Callable[[], float
 
 def read_flights(directory: Path) -> dict[int, Dump]:
     """By rank. Raises ValueError for a file that is none."""
-    return {int(path.stem.split("-")[1]): json.loads(path.read_text()) for path in directory.glob("flight-*.json")}
+    return {
+        int(path.stem.split("-")[1]): json.loads(bounded_file.read_text(path))
+        for path in directory.glob("flight-*.json")
+    }
 
 
 def write_for_torchfrtrace(flights: Mapping[int, Dump], directory: Path) -> list[Path]:

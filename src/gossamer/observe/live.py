@@ -15,6 +15,7 @@ from gossamer.observe.recorder import live_path
 from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 
 WINDOW_LINES = 40
+MOST_LINE_BYTES = 2**24  # of a line; what is longer is not read
 SILENT_SECONDS = 2.0
 WITHOUT_SCALER = " With a GradScaler write attach(..., scaler=scaler)."
 
@@ -44,7 +45,7 @@ class LiveFile:
             if file.seek(0, 2) < self._offset:
                 self._offset = 0
             file.seek(self._offset)
-            for line in file:
+            while line := file.readline(MOST_LINE_BYTES):
                 if not line.endswith(b"\n"):
                     return  # still being written
                 found = json.loads(line)

@@ -12,6 +12,7 @@ from gossamer.observe.units import BYTE_UNITS
 # Safe for color-blind readers (Okabe and Ito)
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#3B8FC4", "#000000")
 SMOOTHED_POINTS = 30  # as many as a curve of noisy losses shows apart
+LARGEST_DRAWN = 1e300
 LONGEST_NAME = 46  # characters
 
 
@@ -86,13 +87,18 @@ def panels(records: Sequence[Record], metric: str) -> tuple[Panel, Panel]:
     over_seconds, over_bytes = [], []
     for name, color, record in _named(records):
         points = [point for point in record["metrics"].get(metric, ()) if point[2] is not None]
-        sent, values = record["bytes_sent_per_step"]["accounted"], [value for _, _, value in points]
+        sent, values = record["bytes_sent_per_step"]["accounted"], [drawable(value) for _, _, value in points]
         over_seconds.append(Curve(name, color, [seconds for _, seconds, _ in points], values))
         over_bytes.append(Curve(name, color, [step * sent / size for step, _, _ in points], values))
     return (
         Panel(f"{metric} over time", "seconds of training", metric, over_seconds),
         Panel(f"{metric} over bytes", f"{unit} that each worker sent", metric, over_bytes),
     )
+
+
+def drawable(value: float) -> float:
+    """`value` within the range that a picture has room for: differences and sums of many such numbers are finite."""
+    return max(-LARGEST_DRAWN, min(LARGEST_DRAWN, value))
 
 
 def step_bars(records: Sequence[Record]) -> list[StepBars]:

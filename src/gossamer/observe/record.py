@@ -6,17 +6,19 @@ import json
 import os
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gossamer.core.bounded_mean import mean_of
+from gossamer.core.json_text import json_text
 from gossamer.events import Ended
 from gossamer.observe.event_log import read_entries, truncated_path
 from gossamer.observe.rank_record import Point, RankRecord, replay
 from gossamer.version import __version__
 
 Record = dict[str, Any]
+MOST_RECORD_BYTES = 2**31  # of a record that is read: a run of months
 NO_NETWORK: Record = {"network": None, "emulation": None}
 
 
@@ -56,7 +58,7 @@ def _rank(path: Path) -> int:
 def write(path: Path, record: Record) -> None:
     """Write JSON atomically, a line for every field; numbers that are not finite are null."""
     draft = path.with_name(path.name + ".draft")
-    fields = (f"  {json.dumps(name)}: {json.dumps(_plain(value), allow_nan=False)}" for name, value in record.items())
+    fields = (f"  {json.dumps(name)}: {json_text(value)}" for name, value in record.items())
     try:
         draft.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
         os.replace(draft, path)
@@ -191,16 +193,4 @@ def _merge_metrics(ranks: Iterable[RankRecord]) -> dict[str, list[Point]]:
 
 def _mean_point(step: int, heard: list[tuple[float, float, int]]) -> Point:
     began = heard[0][2]
-    return step, fmean(each[0] for each in heard if each[2] == began), fmean(each[1] for each in heard)
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case float() if not isfinite(value):
-            return None
-        case _:
-            return value
+    return step, fmean(each[0] for each in heard if each[2] == began), mean_of(each[1] for each in heard)

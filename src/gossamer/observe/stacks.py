@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gossamer.core import bounded_file
+
 HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)[^(]*\(most recent call first\):")
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 PACKAGE = f"{Path(__file__).parents[1]}/"
@@ -37,7 +39,13 @@ class Frame:
         return f"{self.file}:{self.line} in {self.function}"
 
 
+MOST_STACK_BYTES = 2**22  # of a rank's file that are read
 Stack = tuple[Frame, ...]  # of one thread, the innermost line first
+
+
+def read_stacks(path: Path) -> str:
+    """The end of a rank's file of stacks, which has the newest dump. Raises OSError."""
+    return bounded_file.read_end(path, MOST_STACK_BYTES).decode(errors="replace")
 
 
 def newest_dump(text: str) -> tuple[Stack, ...]:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from gossamer.compressors import Compressor, Dense
+from gossamer.core import bounded_file
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import Layout, dtype_of
 from gossamer.errors import GossamerError
@@ -37,7 +38,7 @@ from gossamer.strategies import GossipStage, Stage
 
 ENOUGH_BATCHES = 16  # whose gradients tell how a model's are made
 FEWEST_STEPS = 2  # before the first one ends, nothing is watched
-LINES_OF_ERROR = 8
+LINES_OF_ERROR, MOST_ERROR_BYTES = 8, 2**16
 MOST_ENTRIES = 2**29
 POLL_SECONDS = 0.02
 
@@ -125,7 +126,11 @@ def _check(directory: Path, copy: int, copies: int, exit_code: int, script: Path
     if results(directory, copies)[copy].exists():
         return
     if exit_code:
-        tail = (directory / f"errors-{copy}").read_text(errors="replace").splitlines()[-LINES_OF_ERROR:]
+        tail = (
+            bounded_file.read_end(directory / f"errors-{copy}", MOST_ERROR_BYTES)
+            .decode(errors="replace")
+            .splitlines()[-LINES_OF_ERROR:]
+        )
         raise ProfileError(f"{script} failed while it was measured, so nothing can be foretold:\n" + "\n".join(tail))
     raise ProfileError(
         f"{script} ended before one of its steps could be timed. It must attach a recipe and make at least "

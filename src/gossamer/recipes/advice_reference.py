@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gossamer.core import bounded_file
 from gossamer.core.json_text import read_json
 from gossamer.errors import RecipeError
 from gossamer.recipes.validation import LONGEST_TEXT
 
 MARK = "@"
-MOST_BYTES = 2**26
 WRITE = "Make one: gossamer advise --network SPEC --json advice.json SCRIPT"
 
 
@@ -23,9 +23,7 @@ def read_recipe(text: str) -> str:
 
 def _advised(file: Path) -> str:
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES} bytes")
-        advice = read_json(file.read_bytes())
+        advice = read_json(bounded_file.read_bytes(file))
     except FileNotFoundError:
         raise RecipeError(f"there is no file {file} to take a recipe from. {WRITE}") from None
     except (OSError, ValueError) as problem:

@@ -9,6 +9,7 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
+from gossamer.core import bounded_file
 from gossamer.core.json_text import read_json
 from gossamer.errors import GossamerError
 from gossamer.profiling.user_script import attached_by
@@ -106,7 +107,7 @@ def appearing(layers: Sequence[Layer]) -> tuple[Gradient, ...]:
 def from_file(path: Path) -> Shapes:
     """Shapes from JSON: [["name", [shape], share], ...] in forward order."""
     try:
-        entries = read_json(path.read_text(encoding="utf-8"))
+        entries = read_json(bounded_file.read_bytes(path))
     except ValueError as error:
         raise ShapesError(f"{path} is not JSON: {error}. Write {EXAMPLE}") from error
     if not isinstance(entries, list):

@@ -4,14 +4,17 @@ session. They travel as JSON and as bytes of tensors; nothing is unpickled."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
+from math import isfinite
 from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gossamer.core.bounded_mean import mean_of, tensor_mean
 from gossamer.core.ops import AllGather, CollectiveOp
 from gossamer.session.average import CallLane
 from gossamer.session.named_values import (
@@ -29,6 +32,7 @@ from gossamer.session.named_values import (
 )
 from gossamer.world import current
 
+LARGEST_INTEGER = int(sys.float_info.max)
 T = TypeVar("T", bound=Scalar | Tensor | Named)
 
 
@@ -60,12 +64,17 @@ def mean(value: float | Tensor | Mapping[str, float | Tensor]) -> float | Tensor
 
     Every rank must call it at the same place. Under a recipe that outlives the loss of a worker (parameter servers of
     their own, pairwise gossip) the mean is over the workers that are left, and a notice names the missing ranks once.
-    For large tensors there is `average_`. Raises MismatchError on every rank
-    where names, shapes or dtypes differ, TypeError for what has no mean.
+    For large tensors there is `average_`. Raises MismatchError on every rank where names, shapes or dtypes differ,
+    TypeError for what has no mean, ValueError for an integer beyond float64.
     """
     for name, each in _named(value).items():
         if isinstance(each, str):
             raise TypeError(f"{shown(name)}{each!r} is a text and has no mean: write gossamer.gather({each!r})")
+        if type(each) is int and abs(each) > LARGEST_INTEGER:
+            raise ValueError(
+                f"{shown(name)}an integer of {each.bit_length()} bits is too large for the mean, which is a float64. "
+                "Write a smaller unit, such as gossamer.mean(count / 1e9)."
+            )
     heard = _everyones(value, "mean")
     if isinstance(value, Mapping):
         return {name: _mean([each[name] for each in heard]) for name in value}
@@ -74,10 +83,12 @@ def mean(value: float | Tensor | Mapping[str, float | Tensor]) -> float | Tensor
 
 def _mean(values: Sequence[Any]) -> float | Tensor:
     if not isinstance(values[0], Tensor):
-        return sum(map(float, values)) / len(values)
+        numbers = [float(each) for each in values]
+        plain = sum(numbers) / len(numbers)
+        return plain if isfinite(plain) else mean_of(numbers)
     kind = values[0].dtype
     wide = torch.complex128 if kind.is_complex else torch.float64
-    exact: Tensor = torch.stack([each.cpu().to(wide) for each in values]).mean(0)
+    exact = tensor_mean(torch.stack([each.cpu().to(wide) for each in values]))
     kept = kind.is_floating_point or kind.is_complex
     return exact.to(device=values[0].device, dtype=kind if kept else torch.get_default_dtype())
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 
 from torch import Tensor
 
 from gossamer.errors import require
+
+LARGEST_WEIGHT = 1e15  # samples: sums over all workers, and numbers times their weights, are finite
 
 
 def logged_numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
@@ -23,11 +24,12 @@ def logged_numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
 
 
 def sample_weight(weight: float | Tensor) -> float:
-    """A batch's weight, in samples. Raises ValueError for what is no finite number of at least 0."""
+    """A batch's weight, in samples. Raises ValueError for anything but a number from 0 to LARGEST_WEIGHT."""
     number = number_in(weight)
     require(
-        number is not None and isfinite(number) and number >= 0,
-        f"a weight is a finite number of samples, not {_shown(weight)}. Write session.weight(len(batch)).",
+        number is not None and 0 <= number <= LARGEST_WEIGHT,
+        f"a weight is a finite number of samples, not {_shown(weight)}, and at most {LARGEST_WEIGHT:.0e}. Write "
+        "session.weight(len(batch)).",
     )
     return number or 0.0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn, TextIO
 
+from gossamer.core.bounded_mean import mean_of
 from gossamer.events import Attached, Closed, Event, Logged, Noticed, RecipeSwitched, StepEnded, subscribe
 from gossamer.recipes.recipe import automatic, resolve
 from gossamer.runtime.worker_scope import current_worker
@@ -162,7 +163,7 @@ class SimulatedJob:
         )
 
     def _points(self, steps: Mapping[int, Sequence[float]]) -> list[tuple[int, float, float]]:
-        return [(step, self._time.moment(step), fmean(values)) for step, values in sorted(steps.items())]
+        return [(step, self._time.moment(step), mean_of(values)) for step, values in sorted(steps.items())]
 
     def close(self) -> None:
         """End all workers, whose scripts are told by an exception that is no Exception."""

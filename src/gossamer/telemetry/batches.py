@@ -6,13 +6,12 @@ are those of the machine that sends, and moments those of its clock; who takes i
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gossamer.core.json_text import read_json
+from gossamer.core.json_text import json_text, read_json
 from gossamer.errors import MalformedError
 from gossamer.telemetry.rows import NewRows
 
@@ -28,7 +27,7 @@ def pack(rows: NewRows) -> bytes | None:
     tables = {table: each for table, each in rows.tables.items() if table not in LOCAL and each}
     if not tables and not rows.ranks and not rows.rewound:
         return None
-    return zlib.compress(json.dumps({"tables": tables, "ranks": rows.ranks, "rewound": rows.rewound}).encode(), 1)
+    return zlib.compress(json_text({"tables": tables, "ranks": rows.ranks, "rewound": rows.rewound}).encode(), 1)
 
 
 def count(rows: NewRows) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from gossamer.errors import GossamerError
 from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.stack_dumps import ask
-from gossamer.observe.stacks import newest_dump, side_by_side
+from gossamer.observe.stacks import newest_dump, read_stacks, side_by_side
 from gossamer.telemetry.findings import AWAY, HANG, HANG_OVER
 from gossamer.telemetry.hangs import NOTICE_SECONDS, Hang, RankActivity, find_hang, patience
 
@@ -117,7 +117,7 @@ class HangWatch:
 
     def _tell_stacks(self, hang: Hang, db: sqlite3.Connection, now: float) -> None:
         self._dumping = None
-        texts = {int(path.name.split("-")[1]): path.read_text(errors="replace") for path in self._files.all_stacks()}
+        texts = {int(path.name.split("-")[1]): read_stacks(path) for path in self._files.all_stacks()}
         dumps = {rank: dump for rank, text in texts.items() if (dump := newest_dump(text))}
         lines = side_by_side(dumps, {}, beside=read_places(db, now))
         self._tell("stacks", ranks=list(hang.ranks), why=hang.evidence, lines=lines[:MOST_LINES])

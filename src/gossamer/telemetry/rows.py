@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gossamer.core.json_text import json_text
 from gossamer.telemetry.store import insert
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ class NewRows:
         self.tables[table].append(row)
 
     def event(self, at: float | None, rank: int | None, kind: str, content: Mapping[str, Any]) -> None:
-        self.add("event", at=at, rank=rank, kind=kind, content=json.dumps(content))
+        self.add("event", at=at, rank=rank, kind=kind, content=json_text(content))
 
     def log(self, at: float, rank: int | None, attempt: int | None, stream: str, text: str) -> None:
         level = level_of(text)
@@ -46,7 +46,7 @@ class NewRows:
 
     def fact(self, key: str, value: Any) -> None:
         """What holds for the whole run."""
-        self.add("run", key=key, value=json.dumps(value))
+        self.add("run", key=key, value=json_text(value))
 
     @property
     def touched(self) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gossamer.core import bounded_file
 from gossamer.errors import GossamerError
 from gossamer.tracing.record_format import FIELDS, MAGIC, RECORD, SUFFIX, VERSION, SpanKind
 
@@ -19,6 +20,7 @@ NO_TRACE = (
     "{folder} holds no trace: there is no file *{suffix} in it. Record one: "
     "gossamer run --trace all SCRIPT, or --trace 100:110 for these steps alone"
 )
+MOST_FILE_BYTES = 2**31  # a process writes half as much, at most
 Key = tuple[int, ...]  # of an operation: the same in all processes that made it
 
 
@@ -74,7 +76,10 @@ class ProcessSpans:
 
 def read_span_file(path: Path) -> ProcessSpans:
     """Raises GossamerError where it is none."""
-    content = path.read_bytes()
+    try:
+        content = bounded_file.read_bytes(path, MOST_FILE_BYTES)
+    except ValueError as problem:
+        raise GossamerError(f"{problem}, and spans of a process take less. Delete it to trace the others") from None
     line, _, packed = content.partition(b"\n")
     try:
         about = json.loads(line)

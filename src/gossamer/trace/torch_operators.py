@@ -27,6 +27,7 @@ KINDS = {  # what HTA and torch's own viewers know
     "cuda_runtime",
     "cuda_driver",
 }
+MOST_CHARACTERS = 2**30  # of a process's file, unpacked
 ROUNDING_SECONDS = 50e-9  # of times as torch writes them, by which an inner slice may outlast its outer one
 
 
@@ -49,7 +50,10 @@ def read_operators(spans: Path) -> dict[str, list[Operator]]:
         return {}
     try:
         with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
-            events = [each for each in json.load(file)["traceEvents"] if each.get("ph") == "X"]
+            text = file.read(MOST_CHARACTERS + 1)
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError("it is too large")
+        events = [each for each in json.loads(text)["traceEvents"] if each.get("ph") == "X"]
         marks = [each for each in events if each["name"].startswith(CLOCK_MARK)]
         shown = [(float(each["ts"]), float(each["name"].removeprefix(CLOCK_MARK))) for each in marks]
         # A mark begins after it has looked at the clock, by as long as its thread has to wait for a core

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from gossamer.watch.grid import Grid
 from gossamer.watch.window import clamped
 
 WHOLE_ROWS = 50_000  # of one metric; where more ranks log it than that allows, the lowest of them speak for all
+
+SMALL = 2.0**-64  # a factor by which no cell's sum overflows
 
 NAMES = """
     WITH RECURSIVE known(name) AS (
@@ -27,7 +30,7 @@ RANKS = """
 """
 CELLS = """
     SELECT CAST((step - :first) * :scale AS INTEGER) AS cell, max(step), max(at), min(value), avg(value), max(value),
-    count(*) - count(value)
+    avg(value * :small), count(*) - count(value)
     FROM metric WHERE name = :name AND rank BETWEEN :lowest AND :highest AND step BETWEEN :first AND :last GROUP BY cell
 """
 
@@ -68,8 +71,9 @@ def read_curve(db: sqlite3.Connection, name: str, cells: int) -> MetricCurve:
     shown = ranks[: max(1, WHOLE_ROWS // count)]
     place = {"lowest": shown[0], "highest": shown[-1], "first": first, "last": last, "name": name}
     scale = clamped(cells) / (last - first + 1)
-    found = [tuple(row) for row in db.execute(CELLS, {**place, "scale": scale})]
-    _, step, at, least, mean, greatest, lacking = map(list, zip(*found, strict=True))
+    found = [tuple(row) for row in db.execute(CELLS, {**place, "scale": scale, "small": SMALL})]
+    _, step, at, least, plain, greatest, scaled, lacking = map(list, zip(*found, strict=True))
+    mean = [_mean(*cell) for cell in zip(least, plain, greatest, scaled, strict=True)]
     return MetricCurve(
         name=name,
         step=step,
@@ -81,6 +85,15 @@ def read_curve(db: sqlite3.Connection, name: str, cells: int) -> MetricCurve:
         ranks=len(shown),
         logged_by=len(ranks),
     )
+
+
+def _mean(least: float | None, plain: float | None, greatest: float | None, scaled: float | None) -> float | None:
+    """A cell's mean. plain: by a sum that may overflow; scaled: SMALL times the mean, by one that does not."""
+    if scaled is None or least is None or greatest is None:
+        return None
+    if plain is not None and isfinite(plain):
+        return plain
+    return max(least, min(greatest, scaled / SMALL))
 
 
 def bytes_at(grid: Grid, moments: list[float]) -> list[float]:

@@ -139,8 +139,9 @@ def _ranks(ranks: list[dict[str, Any]], slow: set[int]) -> RenderableType:
 
 def spark(values: Sequence[float]) -> str:
     """A character per value, from the least to the greatest."""
-    low, high = min(values), max(values)
-    return "".join(BLOCKS[round((value - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for value in values)
+    halves = [value / 2 for value in values]  # the difference of two floats may be infinite, that of halves is not
+    low, high = min(halves), max(halves)
+    return "".join(BLOCKS[round((value - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for value in halves)
 
 
 def _line_style(level: str | None) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gossamer.advise.racing.batch_means import MeanEstimate, mean_estimate, student_quantile
-from gossamer.advise.racing.loss_curve import Floats
+from gossamer.advise.racing.loss_curve import Floats, LossCurve
 
 TRIALS, POINTS = 2000, 160
 
@@ -70,3 +70,10 @@ def test_the_standard_error_of_eight_batches_by_hand() -> None:
     assert found.value == 0.0
     assert found.freedom == 6
     assert found.standard_error == pytest.approx(sqrt((8 - 16 / 42) / 6 / 8))
+
+
+def test_losses_too_large_to_square_are_left_out() -> None:
+    points = [(step, float(step), 1e200 if step % 2 else 1.0) for step in range(1, 33)]
+    values = LossCurve.of(points).values
+    assert values.tolist() == [1.0] * 16
+    assert mean_estimate(values).standard_error == 0.0

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.launch.job import Job
+from gossamer.launch.logs import follow
 from gossamer.launch.logs.follow import Follower, LineReader, log_path
 from gossamer.launch.logs.run_files import RunFiles, write_json
 
@@ -134,3 +135,14 @@ def test_a_restart_loses_no_line_and_begins_with_a_header(tmp_path: Path, job: J
     follower.close()
     assert shown == ["before", "unfinished", "after"]
     assert "# rank 0 attempt 2 " in log_path(job.logs, 0).read_text()
+
+
+def test_a_line_without_an_end_is_shown_in_parts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "MOST_LINE_BYTES", 10)
+    reader = LineReader(path)
+    append(path, b"x" * 8)
+    assert list(reader.lines()) == []
+    append(path, b"y" * 8)
+    assert list(reader.lines()) == ["x" * 8 + "y" * 8]
+    append(path, b"z\n")
+    assert list(reader.lines()) == ["z"]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+LARGEST = 1e100  # of a loss: sums of squares of such values are finite
 Point = tuple[int, float, float]  # step, virtual seconds, value
 
 
@@ -23,9 +24,9 @@ class LossCurve:
 
     @classmethod
     def of(cls, points: Iterable[Point]) -> LossCurve:
-        """A curve of (step, virtual seconds, value); values that are not finite are left out."""
+        """A curve of (step, virtual seconds, value); values that are not finite, or beyond LARGEST, are left out."""
         table = np.array([*points], dtype=np.float64).reshape(-1, 3)
-        table = table[np.isfinite(table[:, 2])]
+        table = table[np.abs(table[:, 2]) <= LARGEST]
         steps, places, counts = np.unique(table[:, 0], return_inverse=True, return_counts=True)
         seconds, values = (np.bincount(places, column, len(steps)) / counts for column in table[:, 1:].T)
         return cls(steps, seconds, values)

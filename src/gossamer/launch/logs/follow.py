@@ -16,6 +16,7 @@ from gossamer.launch.logs.patient_file import PatientFile
 from gossamer.launch.logs.run_files import RunFiles, read_json
 
 BLOCK_BYTES = 1 << 20
+MOST_LINE_BYTES = 1 << 20  # of an unfinished line that are kept; a longer one is shown in parts
 
 Show = Callable[[int, str], None]  # rank and line; one that ends in a carriage return will be written anew
 
@@ -40,6 +41,9 @@ class LineReader:
             self._partial = _last_version(partial)
             self._is_rewritten = len(self._partial) < len(partial) or (self._is_rewritten and not whole)
             yield from map(_text, whole)
+            if len(self._partial) > MOST_LINE_BYTES:
+                yield _text(self._partial)
+                self._partial, self._is_rewritten = b"", False
 
     @property
     def rewritten(self) -> str | None:

@@ -11,6 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from gossamer.core import bounded_file
+
 RUN_DIRECTORY = "GOSSAMER_RUN_DIRECTORY"
 
 
@@ -142,7 +144,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(bounded_file.read_text(path))
     except FileNotFoundError:
         return None
     return content
