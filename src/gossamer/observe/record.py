@@ -112,7 +112,8 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
         "switches": [{"step": step, "recipe": recipe, "reason": why} for step, recipe, why in first.switches],
         "collectives": dict(sorted(first.collectives.items(), key=lambda item: int(item[0]))),
         "servers": _servers(ranks, mean("bytes_pulled")),
-        "workers_agree": _agree(ranks, len(lost) + len(gone), ended),
+        "workers_agree": (agree := _agree(ranks, len(lost) + len(gone), ended)),
+        "differing_tensor": _differing(ranks) if agree is False else None,
         "workers_hold_merged": _hold_merged(ranks),
     }
 
@@ -143,6 +144,20 @@ def _agree(ranks: Sequence[RankRecord], lost: int, ended: Ended) -> bool | None:
         return None
     agree = len(digests) == 1 and None not in digests
     return None if agree and len(ranks) + lost < ranks[0].world else agree
+
+
+def _differing(ranks: Sequence[RankRecord]) -> Record | None:
+    """The first tensor, in the model's order, of which not all ranks have the same hash at the end, with each rank's
+    hash; None where a session was not closed, or is of a version that told none."""
+    told = {rank.rank: rank.tensors for rank in ranks}
+    names = [name for name in ranks[0].tensors if len({tensors.get(name) for tensors in told.values()}) > 1]
+    if not names or not all(told.values()):
+        return None
+    return {
+        "name": names[0],
+        "hashes": {str(rank): tensors.get(names[0]) for rank, tensors in told.items()},
+        "others": len(names) - 1,
+    }
 
 
 def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:

@@ -135,8 +135,20 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield f"final {name}", short(value) if value is not None else "not a number"
     apart = APART if record["workers_agree"] is True and record.get("workers_hold_merged") is False else ""
     if finished:
-        yield "workers agree", AGREE[record["workers_agree"]] + apart
+        yield "workers agree", AGREE[record["workers_agree"]] + apart + _differing(record.get("differing_tensor"))
     yield from files.items()
+
+
+def _differing(found: Record | None) -> str:
+    """Which tensor differs between ranks, and how the ranks divide."""
+    if not found:
+        return ""
+    by_hash: dict[str, list[str]] = {}
+    for rank, text in found["hashes"].items():
+        by_hash.setdefault(text or "absent", []).append(rank)
+    held = "; ".join(f"{text[:8]} on rank{'s' * (len(each) > 1)} {', '.join(each)}" for text, each in by_hash.items())
+    more = f", and {found['others']} more" if found["others"] else ""
+    return f': "{found["name"]}" differs ({held}){more}'
 
 
 def _grid(record: Record, files: Mapping[str, str]) -> Table:
@@ -144,6 +156,6 @@ def _grid(record: Record, files: Mapping[str, str]) -> Table:
     shown.add_column(style="dim", no_wrap=True)
     shown.add_column(overflow="fold")
     for name, value in rows(record, files):
-        alarm = (name, value) == ("workers agree", "no")
+        alarm = name == "workers agree" and value.startswith("no")
         shown.add_row(name, Text(value, style="bold red" if alarm else ""))
     return shown

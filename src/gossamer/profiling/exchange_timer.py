@@ -19,6 +19,7 @@ from gossamer.core.aggregation import Moments
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.frozen_parameters import FrozenParameters
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.pending_reduction import StepContext
 from gossamer.runtime.comm_streams import CommStreams
@@ -108,7 +109,8 @@ def _loop() -> LoopState:
         scale=lambda: 1.0,
         settings=lambda: "",
         buffers=lambda: (),
-        averaged=lambda: (),
+        averaged=dict,
+        frozen=FrozenParameters(nn.Module()),
         batch=lambda: 0,
         warn=ignore,
         ended=ignore,

@@ -15,10 +15,11 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.averaged_state import averaged_bytes, averaged_keys
 from gossamer.reducer.bucket import Bucket, layouts
 from gossamer.reducer.model_buffers import ModelBuffers, moving_bytes
-from gossamer.reducer.parameter_views import trainable
+from gossamer.reducer.parameter_views import state_places, trainable
 from gossamer.reducer.step_report import control_bytes
 from gossamer.runtime.transport import Transport
-from gossamer.sharding.local_shards import local_parts
+from gossamer.session.tensor_hash import tensor_hashes
+from gossamer.sharding.local_shards import local_part
 from gossamer.strategies import NEVER, AveragingStage, FederatedStage, GossipStage, GradientStage, ServerStage, Stage
 from gossamer.synchronizers.base import Synchronizer
 from gossamer.synchronizers.gossip_round import HEADER_BYTES
@@ -71,7 +72,7 @@ def _rider_bytes(
     model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
 ) -> tuple[float, ...]:
     """Bytes of the state averaged with each fragment, in float32 or wider: in a round, on average."""
-    buffers = ModelBuffers(model).averaged()
+    buffers = list(ModelBuffers(model).averaged().values())
     moments = stage.strategy.moments if isinstance(stage, AveragingStage) and optimizer is not None else NEVER
     rounds = averaged_keys(optimizer, moments) if optimizer is not None else {}
 
@@ -85,25 +86,26 @@ def _rider_bytes(
 
 def ended(
     model: nn.Module,
-    own: Mapping[str, Tensor],
     steps: int,
     synchronizer: Synchronizer,
     how: events.Ended = "finished",
 ) -> events.Closed:
-    """The digest is of what the recipe merges, where that is not the model as it is; own: its trainable parameters, or
-    this rank's shards of them."""
-    agreed, buckets = synchronizer.agreed, synchronizer.buckets
-    merged = local_parts(model.parameters()) if agreed is None else [agreed[name] for name in sorted(agreed)]
+    """The digest is of all tensors that model.state_dict() has, or this rank's shards of them, as the recipe merges
+    them."""
+    agreed, buckets = synchronizer.agreed or {}, synchronizer.buckets
+    held = {name: local_part(holder[leaf]) for name, (holder, leaf) in state_places(model, saved=True).items()}
+    merged = {name: agreed.get(name, own) for name, own in held.items()}
     return events.Closed(
         steps=steps,
         ended=how,
-        digest=checkpoint.digest(merged),
-        holds_merged=_holds(own, agreed or {}),
+        digest=checkpoint.digest(merged[name] for name in sorted(merged)),
+        tensors=dict(zip(merged, tensor_hashes(merged.values()), strict=True)) if buckets else {},
+        holds_merged=_holds(held, agreed),
         residual_bytes=sum(bucket.residual_bytes for bucket in buckets),
         bucket_bytes=sum(bucket.flat.nbytes for bucket in buckets),
     )
 
 
 def _holds(own: Mapping[str, Tensor], agreed: Mapping[str, Tensor]) -> bool:
-    """Whether the model's own parameters are those that were agreed on, as it would hold them."""
+    """Whether the model's own tensors are those that were agreed on, as it would hold them."""
     return all(torch.equal(own[name], merged.to(own[name].dtype)) for name, merged in agreed.items() if name in own)

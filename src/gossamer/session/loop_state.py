@@ -53,6 +53,7 @@ def loop_state(session: LoopingSession) -> LoopState:
         settings=session._settings,
         buffers=session._buffers,
         averaged=session._buffers.averaged,
+        frozen=session._buffers.frozen,
         batch=lambda: session._first_batch.hash,
         warn=FirstBatch.compare if session._transport.rank == 0 else lambda batches: None,
         ended=session.status.step_ended,

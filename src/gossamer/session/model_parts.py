@@ -24,12 +24,19 @@ from gossamer.sharding.local_shards import parameters_of
 from gossamer.sharding.local_state import LocalModelState, LocalOptimizerState
 from gossamer.sharding.model_group import ModelGroup
 
+BETWEEN_MEANS = (
+    "the session has ended between two means, so each rank's model is its own, and what rank 0 saves now is not the "
+    "merged one. To keep that, write before session.close(), on every rank: `with session.merged(model): "
+    "torch.save(model.state_dict(), path)`"
+)
+
 
 class ModelParts:
     """A model that is whole on this rank; or, where `group` is given, of which other ranks may hold other parts."""
 
     def __init__(self, model: nn.Module, group: ModelGroup | None = None) -> None:
         self.views, self._group = parameters_of(model), group
+        self._lent_at = -1  # the step at which the merged model was lent last
         if group is not None:
             group.hold(self.views)
 
@@ -74,19 +81,27 @@ class ModelParts:
         return {"model": whole, "optimizer": self.optimizer_state(optimizer)}
 
     @contextmanager
-    def swapped_in(self, values: Mapping[str, Tensor], model: nn.Module) -> Iterator[None]:
-        """Within the block, `model`, of the same parts, has those of `values` that are there."""
+    def swapped_in(self, values: Mapping[str, Tensor], model: nn.Module, step: int) -> Iterator[None]:
+        """Within the block, `model`, of the same parts, has those of `values` that are there, buffers among them."""
+        self._lent_at = step
         self.views.gather()
         views = parameters_of(model)
         try:
-            with swapped_in(values, views.parameters):
+            with swapped_in(values, views.parameters, model):
                 yield
                 views.gather()  # a pass within the block has made copies
         finally:
             views.close()
 
-    def whole(self, closed: events.Closed) -> events.Closed:
-        """With a digest of all parts of the replica, which replicas compare, where the others end as well."""
+    def whole(self, closed: events.Closed, *, says: bool) -> events.Closed:
+        """With a digest of all parts of the replica, which replicas compare, where the others end as well.
+
+        Args:
+            says: whether this rank tells the user that each rank keeps a model of its own, unless the merged one was
+                lent after the last step.
+        """
+        if says and closed.ended == "finished" and not closed.holds_merged and self._lent_at != closed.steps:
+            events.notice(BETWEEN_MEANS)
         if self._group is None or closed.ended != "finished":
             return closed
         with suppress(GossamerError):

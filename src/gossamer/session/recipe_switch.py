@@ -220,7 +220,7 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
                 copy_parameters(before.merge() or {}, {name: p.detach() for name, p in session._parameters.items()})
         if stage.local_parameters:
             scalers = [*session._loop_scaler.parts.values()]
-            averaged = session._buffers.averaged()
+            averaged = list(session._buffers.averaged().values())
             nbytes += merge_state(
                 session.model, session.optimizer, session._parameters, averaged, scalers, session._group
             )

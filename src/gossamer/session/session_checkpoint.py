@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer import events
@@ -122,13 +121,14 @@ def taking_up(directory: str | os.PathLike[str], tree: Mapping[str, Any], optimi
 
 
 def restart_resharded(
-    found: LoadedCheckpoint, parameters: Mapping[str, Parameter], synchronizer: Synchronizer, rank: int
+    found: LoadedCheckpoint, state: Mapping[str, Tensor], synchronizer: Synchronizer, rank: int
 ) -> None:
-    """After another world size wrote `found`: begin with the parameters that its workers agreed on, and say so."""
+    """After another world size wrote `found`: begin with what its workers agreed on, and say so. state: the model's
+    parameters and buffers by name."""
     if not found.news:
         return
     agreed = reshard.agreed(found.sessions)
-    copy_parameters(agreed, {name: parameter for name, parameter in parameters.items() if name in agreed})
+    copy_parameters(agreed, {name: tensor for name, tensor in state.items() if name in agreed})
     synchronizer.restart()
     if rank == 0:
         events.notice(found.news)
