@@ -12,7 +12,7 @@ import torch
 
 from gossamer.core.ops import AllGather
 from gossamer.errors import LoopError
-from gossamer.reducer.frozen_parameters import pack_flags, unpack_flags
+from gossamer.reducer.frozen_parameters import FrozenParameters, pack_flags, unpack_flags
 from gossamer.reducer.step_report import Flags, Presence
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.runner import ScriptCost, run_script
@@ -105,14 +105,17 @@ def refuse_apart(presences: Sequence[Presence]) -> None:
 class ParticipationPoll:
     """Polls on the communication thread that carries the rounds, or `apart` from it, over a group and a thread of its
     own: then the poll of a round does not wait for the rounds before it. Every rank polls in the same order either way.
-    still: flags of frozen parameters of which none has moved.
+    frozen: parameters of which all ranks say, before some rounds, whether the script has moved them.
     """
 
-    def __init__(self, transport: Transport, comm_thread: CommThread, *, apart: bool, still: Flags = NO_FLAGS) -> None:
+    def __init__(
+        self, transport: Transport, comm_thread: CommThread, *, apart: bool, frozen: FrozenParameters | None = None
+    ) -> None:
         apart = apart and comm_thread.is_fixed  # two groups would have to change together
         self._comm_thread = comm_thread.beside() if apart else comm_thread
         self._transport = transport.part(transport.world) if apart else transport
-        self._apart, self._still = apart, still
+        self._apart, self._frozen = apart, frozen
+        self._still = NO_FLAGS if frozen is None else frozen.none_moved
 
     def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], ScriptCost]:
         """A function that waits for Participants on the rounds' communication thread, where it raises LoopError."""
@@ -121,11 +124,19 @@ class ParticipationPoll:
             return partial(transaction.run, partial(self._meet, weight, passes, presence, self._still), last=True)
         return self._comm_thread.submit(partial(self._meet, weight, passes, presence, self._still)).wait
 
-    def hear(self, weight: float, passes: int, presence: Presence, moved: Flags | None = None) -> ScriptCost:
-        """Poll, and wait for Participants in this thread. moved: frozen parameters, where they were looked at. Raises
+    def looks(self, number: int) -> bool:
+        """Whether frozen parameters are compared before the `number`-th round, so that all ranks must `hear`."""
+        return self._frozen is not None and self._frozen.looked_at(number)
+
+    def hear(self, weight: float, passes: int, presence: Presence, number: int) -> ScriptCost:
+        """Poll before the `number`-th round, or in its place, and wait for Participants in this thread. Raises
         LoopError."""
-        flags = self._still if moved is None else moved
-        return self._comm_thread.exchange(partial(self._meet, weight, passes, presence, flags)).wait()
+        if self._frozen is None or not self.looks(number):
+            return self._comm_thread.exchange(partial(self._meet, weight, passes, presence, self._still)).wait()
+        meet = partial(self._meet, weight, passes, presence, self._frozen.moved())
+        polled = self._comm_thread.exchange(meet).wait()
+        self._frozen.average(polled.result.moved, says=self._transport.rank == 0)
+        return polled
 
     def _meet(self, weight: float, passes: int, presence: Presence, moved: Flags) -> ScriptCost:
         met = run_script(gather_participants(weight, passes, presence, moved), self._transport)

@@ -14,6 +14,7 @@ from gossamer import checkpoint, events
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.averaged_state import averaged_bytes, averaged_keys
 from gossamer.reducer.bucket import Bucket, layouts
+from gossamer.reducer.frozen_parameters import FrozenParameters, flags_bytes
 from gossamer.reducer.model_buffers import ModelBuffers, moving_bytes
 from gossamer.reducer.parameter_views import state_places, trainable
 from gossamer.reducer.step_report import control_bytes
@@ -43,7 +44,7 @@ def begun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         buffer_bytes=moving_bytes(model) if stage.averages_gradients_at_once else 0,
         rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if stage.scheduled else (),
-        control_bytes=round_control_bytes(stage, tensors, groups),
+        control_bytes=round_control_bytes(stage, tensors, groups, len(FrozenParameters(model))),
         site_control_bytes=0 if stage.per_site is None else control_bytes(tensors, groups),
         rank=transport.rank,
         world=transport.world,
@@ -51,13 +52,14 @@ def begun(
     )
 
 
-def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> int:
-    """Payload bytes of the report that ends a round; a merge reports neither gradients nor buffers."""
+def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int, frozen: int = 0) -> int:
+    """Payload bytes of the report that ends a round; a merge reports neither gradients nor buffers, and its poll tells
+    which of the model's `frozen` parameters have moved."""
     match stage:
         case GradientStage():
             return control_bytes(parameter_tensors, 0 if stage.scheduled else buffer_groups)
         case AveragingStage():
-            return control_bytes(0)
+            return control_bytes(0) + flags_bytes(frozen)
         case GossipStage():
             return HEADER_BYTES
         case ServerStage():

@@ -92,7 +92,8 @@ class GossipAveraging(Synchronizer):
         if not frozen.looked_at(self._number) or self._looked == self._number:
             return
         self._looked, before = self._number, frozen.names
-        frozen.average(self._run(gather_moved(frozen.moved())), says=self._transport.rank == 0)
+        gather = partial(run_script, gather_moved(frozen.moved()), self._transport)
+        frozen.average(self._context.comm_thread.exchange(gather).wait().result, says=self._transport.rank == 0)
         if frozen.names != before:
             self._begin_state()
 

@@ -69,8 +69,8 @@ class ScheduledSynchronizer(Synchronizer):
         self._kept = None if context.comm_thread.is_fixed else KeptInputs()
         self._merged: Mapping[str, Tensor] | None = None  # since this step, where it is the mean of the ranks' own
         # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
-        apart, still = schedule.delay > 0, self._loop.frozen.none_moved
-        self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=apart, still=still)
+        apart, frozen = schedule.delay > 0, None if task.keeps_alike else self._loop.frozen
+        self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=apart, frozen=frozen)
         rank, comm_thread, within = context.transport.rank, context.comm_thread, task.in_backward
         self._local = LocalSteps(
             self.controls, self._loop, rank, self.buckets, self._count, in_backward=within, comm_thread=comm_thread
@@ -162,17 +162,13 @@ class ScheduledSynchronizer(Synchronizer):
 
     def _looked(self) -> ScriptCost | None:
         """The poll of a round before which frozen parameters are compared: it says which of them travel with it."""
-        if self._task.keeps_alike or not self._loop.frozen.looked_at(self._number):
+        if not self._poll.looks(self._number):
             return None
         with self._local.waiting():
             return self._hear(self._fragments[self._next.fragment].weight, Presence.TRAINING)
 
     def _hear(self, weight: float, presence: Presence) -> ScriptCost:
-        frozen = self._loop.frozen
-        looks = not self._task.keeps_alike and frozen.looked_at(self._number)
-        polled = self._poll.hear(weight, self.step, presence, frozen.moved() if looks else None)
-        frozen.average(polled.result.moved, says=self._context.transport.rank == 0)
-        return polled
+        return self._poll.hear(weight, self.step, presence, self._number)
 
     def _send(self, sync_round: SyncRound, presence: Presence, participants: ScriptCost | None = None) -> None:
         """Let the next round leave; participants: as its poll found them, where that is over."""
@@ -305,7 +301,7 @@ class ScheduledSynchronizer(Synchronizer):
         """The last rounds land in nobody's step, so nobody would hear of a rank that made fewer."""
         if self._task.keeps_alike:
             with suppress(PeerLost):  # a rank that has left without a word
-                participants: Participants = self._poll.hear(0.0, self.step, Presence.ENDING).result
+                participants: Participants = self._hear(0.0, Presence.ENDING).result
                 self._loop.check().agree_on_steps(dict(enumerate(participants.passes)))
         elif self._task.merges_own:
             with suppress(GossamerError):
