@@ -22,6 +22,7 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.frozen_parameters import FrozenParameters
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.pending_reduction import StepContext
+from gossamer.reducer.weight_copies import WeightCopies
 from gossamer.runtime.comm_streams import CommStreams
 from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.runtime.transaction import Transaction
@@ -111,6 +112,7 @@ def _loop() -> LoopState:
         buffers=lambda: (),
         averaged=dict,
         frozen=FrozenParameters(nn.Module()),
+        copies=WeightCopies(),
         batch=lambda: 0,
         warn=ignore,
         ended=ignore,

@@ -345,8 +345,8 @@ class Session:
         with self._checkpoints.taking_up(directory, found) as put_back_parts:
             self.load_state_dict(*found.sessions)
             put_back_parts()
-            state = self._parameters | self._buffers.averaged()
-            session_checkpoint.restart_resharded(found, state, self._synchronizer, self._transport.rank)
+            here = self._parameters, self._stages.loop, self._synchronizer
+            session_checkpoint.restart_resharded(found, *here, self._transport.rank)
         self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
         return dict(found.tree["mine"])
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer import events
@@ -23,7 +24,7 @@ from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.parameter_views import copy_parameters
 from gossamer.runtime.transport import Transport
 from gossamer.session.group_calls import GroupCalls
-from gossamer.synchronizers.base import NamedState, Synchronizer
+from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
 from gossamer.version import __version__
 
 SessionState = Mapping[str, Any]
@@ -121,14 +122,19 @@ def taking_up(directory: str | os.PathLike[str], tree: Mapping[str, Any], optimi
 
 
 def restart_resharded(
-    found: LoadedCheckpoint, state: Mapping[str, Tensor], synchronizer: Synchronizer, rank: int
+    found: LoadedCheckpoint,
+    parameters: Mapping[str, Parameter],
+    loop: LoopState,
+    synchronizer: Synchronizer,
+    rank: int,
 ) -> None:
-    """After another world size wrote `found`: begin with what its workers agreed on, and say so. state: the model's
-    parameters and buffers by name."""
+    """After another world size wrote `found`: begin with what its workers agreed on, and say so."""
     if not found.news:
         return
     agreed = reshard.agreed(found.sessions)
-    copy_parameters(agreed, {name: tensor for name, tensor in state.items() if name in agreed})
+    state = {name: tensor for name, tensor in {**parameters, **loop.averaged()}.items() if name in agreed}
+    with loop.copies.following(parameters.values()):
+        copy_parameters(agreed, state)
     synchronizer.restart()
     if rank == 0:
         events.notice(found.news)

@@ -20,6 +20,7 @@ from gossamer.reducer.pending_reduction import StepContext
 from gossamer.reducer.step_report import Agreement, unchanged
 from gossamer.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
 from gossamer.reducer.tensor_sampler import TensorSampler
+from gossamer.reducer.weight_copies import WeightCopies
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
 
@@ -47,6 +48,7 @@ class LoopState:
     buffers: Callable[[], Sequence[Sequence[Tensor]]]  # the model's, by module
     averaged: Callable[[], Mapping[str, Tensor]]  # what is averaged along where parameters are: see ModelBuffers
     frozen: FrozenParameters  # of the model
+    copies: WeightCopies  # that the optimizer keeps of parameters, which must move with them
     batch: Callable[[], int]  # a hash of this rank's first batch
     warn: Callable[[Sequence[tuple[int, float]]], None]  # takes all ranks' (hash, weight)
     ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and what it took

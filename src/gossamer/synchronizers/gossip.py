@@ -136,7 +136,8 @@ class GossipAveraging(Synchronizer):
             if part.bucket is None:
                 self._averaged_state().replace(part.mixed, 0.0)
             else:
-                part.bucket.scatter_parameters(part.mixed)
+                with self._loop.copies.following(part.bucket.parameters.values()):
+                    part.bucket.scatter_parameters(part.mixed)
         self._number += 1
         self._merged = None
         self.stopping = self.stopping or any(header.stop for header in headers)

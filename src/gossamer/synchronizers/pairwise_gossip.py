@@ -7,6 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -114,6 +115,9 @@ class PairwiseGossip(Synchronizer):
     def _named(self) -> dict[str, Tensor]:
         return {name: p.detach() for bucket in self._buckets for name, p in bucket.parameters.items()}
 
+    def _following(self) -> AbstractContextManager[None]:
+        return self._loop.copies.following(p for bucket in self._buckets for p in bucket.parameters.values())
+
     # -- local steps ---------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
@@ -157,7 +161,7 @@ class PairwiseGossip(Synchronizer):
     @torch.no_grad()
     def _drain(self) -> None:
         """Apply the results of exchanges, and show others the parameters as they are now."""
-        with self._local.waiting():  # for a thread that encodes or decodes a message
+        with self._following(), self._local.waiting():  # for a thread that encodes or decodes a message
             self._partner.drain_each(list(self._named().values()))
 
     def _begin(self) -> None:
@@ -219,7 +223,8 @@ class PairwiseGossip(Synchronizer):
         self._drain()
         agreed = self._termination.end(self._me, self._pack_state())
         mark_end()
-        copy_parameters(self._published(agreed), self._named())
+        with self._following():
+            copy_parameters(self._published(agreed), self._named())
         for state in agreed.payload[1:]:
             self._averaged_state().replace(state, 0.0)
 

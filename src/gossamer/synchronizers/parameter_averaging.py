@@ -71,7 +71,7 @@ class ParameterAveraging(RoundTask):
             bucket = outgoing.bucket
             flat = bucket.gather_parameters()
             self._strategy.land(flat, self._memory[bucket], mean, own)
-            bucket.scatter_parameters(flat)
+            self._write(bucket, flat)
         if result.averaged_state is not None:
             averaged = self.averaged_state(landed.number, landed)
             averaged.replace(result.averaged_state, self._strategy.kept_share, landed.sent)
@@ -97,7 +97,11 @@ class ParameterAveraging(RoundTask):
     @torch.no_grad()
     def adopt_memory(self) -> None:
         for bucket, memory in self._memory.items():
-            bucket.scatter_parameters(memory.get(FROM, memory[AGREED]))
+            self._write(bucket, memory.get(FROM, memory[AGREED]))
+
+    def _write(self, bucket: Bucket, flat: Tensor) -> None:
+        with self._loop.copies.following(bucket.parameters.values()):
+            bucket.scatter_parameters(flat)
 
     @torch.no_grad()
     def restart(self) -> None:
