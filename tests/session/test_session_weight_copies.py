@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.keeping_optimizers import ListedMasterSGD, MasterSGD, ScheduleFreeSGD, Within
+from support.pairwise_sessions import settle
 from support.training_loops import spread
 from support.virtual_workers import Worker, cluster, network, parameters, train_step
 from torch import Tensor, nn
@@ -123,6 +124,25 @@ def test_pairwise_gossip_moves_copies_when_it_drains_and_at_the_end() -> None:
 
     for written, begun in cluster(work, 2):
         assert torch.equal(written, begun)
+
+
+def test_pairwise_gossip_brings_masters_together() -> None:
+    """Steps of a learning rate of zero, each of which overwrites parameters by the masters."""
+
+    def work(worker: Worker) -> float:
+        model = nn.Linear(3, 1, bias=False).bfloat16()
+        session = worker.attach(model, MasterSGD(model.parameters(), lr=0.0), "Gossip('pairwise')")
+        with torch.no_grad():
+            model.weight.fill_(1.0 + 2.0 * worker.rank)
+        for _ in range(100):  # two that ask each other at one moment may both be declined
+            session.optimizer.step()
+            settle(session)
+            shown = worker.transport.all_gather_text(str(parameters(model).tolist()))
+            if len({*shown}) == 1:
+                break
+        return float(model.weight.detach()[0, 0])
+
+    assert cluster(work, 2) == [2.0, 2.0]
 
 
 def test_a_switch_and_a_resharded_checkpoint_move_copies(tmp_path: Path) -> None:
