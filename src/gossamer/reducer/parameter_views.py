@@ -62,6 +62,11 @@ def state_places(model: nn.Module, *, saved: bool = False) -> dict[str, Place]:
     return found
 
 
+def state_of(model: nn.Module, *, saved: bool = False) -> dict[str, Tensor]:
+    """A model's parameters and buffers by name, as `state_places` has them: not copies."""
+    return {name: holder[leaf].detach() for name, (holder, leaf) in state_places(model, saved=saved).items()}
+
+
 def plain_name(path: str, leaf: str) -> str:
     """A tensor's name in the model, without the prefix that torch.compile puts before names."""
     return f"{path}.{leaf}".removeprefix(".").replace("_orig_mod.", "")

@@ -16,7 +16,7 @@ from gossamer.reducer.averaged_state import averaged_bytes, averaged_keys
 from gossamer.reducer.bucket import Bucket, layouts
 from gossamer.reducer.frozen_parameters import FrozenParameters, flags_bytes
 from gossamer.reducer.model_buffers import ModelBuffers, moving_bytes
-from gossamer.reducer.parameter_views import state_places, trainable
+from gossamer.reducer.parameter_views import state_of, trainable
 from gossamer.reducer.step_report import control_bytes
 from gossamer.runtime.transport import Transport
 from gossamer.session.tensor_hash import tensor_hashes
@@ -95,7 +95,7 @@ def ended(
     """The digest is of all tensors that model.state_dict() has, or this rank's shards of them, as the recipe merges
     them."""
     agreed, buckets = synchronizer.agreed or {}, synchronizer.buckets
-    held = {name: local_part(holder[leaf]) for name, (holder, leaf) in state_places(model, saved=True).items()}
+    held = {name: local_part(tensor) for name, tensor in state_of(model, saved=True).items()}
     merged = {name: agreed.get(name, own) for name, own in held.items()}
     return events.Closed(
         steps=steps,
