@@ -223,6 +223,8 @@ class Closed(Event):
     residual_bytes: int
     bucket_bytes: int
     holds_merged: bool = True  # whether this worker's own model is what was merged
+    agrees: bool | None = None  # with ranks on other machines; None: of one machine only, or they did not tell
+    differing: Mapping[str, object] | None = None  # which tensor differs, where it was compared between machines
     tensors: Mapping[str, str] = field(
         default_factory=dict
     )  # a hash of each tensor of it, by name; empty in a world of one

@@ -86,6 +86,18 @@ def test_the_first_differing_tensor_is_named_in_the_order_of_the_model() -> None
     assert merged(same, {}) is None  # a session that was not closed
 
 
+@pytest.mark.parametrize(
+    ("told", "agree"), [((True, True), True), ((True, None), None), ((True, False), False), ((None, None), None)]
+)
+def test_one_machine_of_several_knows_what_the_others_told_in_time(told: tuple[bool | None, ...], agree: bool) -> None:
+    differing = {"name": "w", "hashes": {}, "others": 0}
+    ranks = [ranked(rank, world=4, agrees=each, differing=differing) for rank, each in enumerate(told)]
+    merged = merge(ranks)
+    assert merged["workers_agree"] is agree
+    assert merged["differing_tensor"] == (differing if agree is False else None)
+    assert merge([replace(each, world=2) for each in ranks])["workers_agree"] is True  # all are here
+
+
 def test_whoever_a_finished_run_has_lost_is_named_and_left_out() -> None:
     def left(*digests: str, lost: tuple[int, ...]) -> dict[str, Any]:
         ranks = [ranked(rank, world=3, complete=rank not in lost, lost=lost, digest=digests[rank]) for rank in range(3)]

@@ -167,7 +167,7 @@ class EventLog:
         self._tell("tensors", step=event.step, tensors=[asdict(each) for each in event.tensors])
 
     def _close(self, event: Closed) -> None:
-        told = ("digest", "holds_merged", "residual_bytes", "bucket_bytes")
+        told = ("digest", "holds_merged", "residual_bytes", "bucket_bytes", "agrees", "differing")
         tensors = dict(event.tensors) if len(event.tensors) <= MOST_LOGGED else {}
         self._at_once("closed", step=event.steps, tensors=tensors, **{name: getattr(event, name) for name in told})
 

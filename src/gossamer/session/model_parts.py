@@ -18,6 +18,7 @@ from gossamer.reducer.parameter_views import swapped_in
 from gossamer.reducer.step_report import Agreement, unchanged
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
+from gossamer.session.closing_comparison import compared
 from gossamer.session.gradient_guards import TotalNorm
 from gossamer.session.group_calls import GroupCalls
 from gossamer.sharding.local_shards import parameters_of
@@ -93,17 +94,20 @@ class ModelParts:
         finally:
             views.close()
 
-    def whole(self, closed: events.Closed, *, says: bool) -> events.Closed:
+    def whole(self, closed: events.Closed, transport: Transport) -> events.Closed:
         """With a digest of all parts of the replica, which replicas compare, where the others end as well.
 
-        Args:
-            says: whether this rank tells the user that each rank keeps a model of its own, unless the merged one was
-                lent after the last step.
+        Rank 0 tells the user if each rank keeps a model of its own, unless the merged one was lent after the last step.
         """
-        if says and closed.ended == "finished" and not closed.holds_merged and self._lent_at != closed.steps:
+        if (
+            transport.rank == 0
+            and closed.ended == "finished"
+            and not closed.holds_merged
+            and self._lent_at != closed.steps
+        ):
             events.notice(BETWEEN_MEANS)
         if self._group is None or closed.ended != "finished":
-            return closed
+            return compared(closed, transport)
         with suppress(GossamerError):
             return replace(closed, digest=" ".join(self._group.training.all_gather_text(closed.digest)))
         return closed

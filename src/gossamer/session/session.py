@@ -386,7 +386,7 @@ class Session:
                 self._changes.farewell()
             self._synchronizer.close()
             closed = lifecycle_events.ended(self.model, self.steps, self._synchronizer, how)
-            events.emit(self._parts.whole(closed, says=self._transport.rank == 0))
+            events.emit(self._parts.whole(closed, self._transport))
             self._leave()
 
     def __enter__(self) -> Self:
