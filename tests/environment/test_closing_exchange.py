@@ -53,6 +53,7 @@ def test_a_store_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatc
     class Silent:
         def set(self, key: str, text: str) -> None:
             answers.wait(PATIENT)
+            raise RuntimeError("the connection was closed")
 
     assert exchange_at_end(Silent(), "1", 0, 1, "text", seconds=0.0) is None  # type: ignore[arg-type]
     answers.set()
