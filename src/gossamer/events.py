@@ -228,10 +228,15 @@ class Closed(Event):
     """A session ended."""
 
     steps: int
-    digest: str  # of the parameters that the recipe merges; equal digests mean equal bits
+    digest: str  # of the model's state_dict() as the recipe merges it; equal digests mean equal bits
     residual_bytes: int
     bucket_bytes: int
     holds_merged: bool = True  # whether this worker's own model is what was merged
+    agrees: bool | None = None  # with ranks on other machines; None: of one machine only, or they did not tell
+    differing: Mapping[str, object] | None = None  # which tensor differs, where it was compared between machines
+    tensors: Mapping[str, str] = field(
+        default_factory=dict
+    )  # a hash of each tensor of it, by name; empty in a world of one
     ended: Ended = "finished"
 
 

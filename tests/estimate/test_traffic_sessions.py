@@ -109,7 +109,21 @@ def test_the_forecast_knows_what_is_averaged_along(text):
     said = check_bytes(recipe, attached, sent, 3)
     if "average" in text:
         numel = sum(layout.numel for _, layout in attached.layouts)
-        assert other(said, "averaged along") == ring(4 * (2 * numel + 40), 3)
+        statistics = 40 + 1  # with BatchNorm's count of batches
+        assert other(said, "averaged along") == pytest.approx(ring(4 * (2 * numel + statistics), 3), rel=1e-12)
+
+
+def partly_frozen(rank, dtype=torch.float32):
+    """Frozen parameters stay here where none has moved, and the poll before a round says so of each."""
+    model = normed(rank, dtype)
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("text", ["LocalSGD(3)", "DelayedAveraging(delay=1)", "EveryStep(delay=1)", "EveryStep()"])
+def test_the_forecast_knows_of_frozen_parameters(text):
+    recipe, attached, sent = heard_of(text, 20, model=partly_frozen)
+    check_bytes(recipe, attached, sent, 3)
 
 
 class Odd(nn.Module):

@@ -35,6 +35,7 @@ def test_the_record_has_exactly_the_promised_fields() -> None:
         "parameters", "steps", "resumed_at", "skipped_steps", "seconds", "seconds_per_step", "compute_seconds_per_step",
         "waiting_seconds_per_step", "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes",
         "metrics", "final", "checkpoints", "switches", "collectives", "servers", "workers_agree", "workers_hold_merged",
+        "differing_tensor",
     }  # fmt: skip
     assert merged["communication_seconds_per_step"] == {"encode": 0.1, "wire": 0.2, "decode": 0.3}
     assert merged["network"] is merged["emulation"] is merged["servers"] is None
@@ -78,6 +79,30 @@ def test_one_machine_of_several_knows_only_of_disagreement() -> None:
     assert merge([ranked(0)])["workers_agree"] is None
     assert merge([ranked(0, digest=None)])["workers_agree"] is False
     assert merge([ranked(0, digest="a", world=3), ranked(1, digest="b", world=3)])["workers_agree"] is False
+
+
+def test_the_first_differing_tensor_is_named_in_the_order_of_the_model() -> None:
+    def merged(*tensors: dict[str, str]) -> Any:
+        ranks = [ranked(rank, digest=str(each), tensors=each) for rank, each in enumerate(tensors)]
+        return merge(ranks)["differing_tensor"]
+
+    same, other = {"z": "1", "b": "2", "a": "3"}, {"z": "1", "b": "4", "a": "5"}
+    assert merged(same, other, same) == {"name": "b", "hashes": {"0": "2", "1": "4", "2": "2"}, "others": 1}
+    assert merged(same, {"z": "1", "a": "3"}) == {"name": "b", "hashes": {"0": "2", "1": None}, "others": 0}
+    assert merged(same, same) is None
+    assert merged(same, {}) is None  # a session that was not closed
+
+
+@pytest.mark.parametrize(
+    ("told", "agree"), [((True, True), True), ((True, None), None), ((True, False), False), ((None, None), None)]
+)
+def test_one_machine_of_several_knows_what_the_others_told_in_time(told: tuple[bool | None, ...], agree: bool) -> None:
+    differing = {"name": "w", "hashes": {}, "others": 0}
+    ranks = [ranked(rank, world=4, agrees=each, differing=differing) for rank, each in enumerate(told)]
+    merged = merge(ranks)
+    assert merged["workers_agree"] is agree
+    assert merged["differing_tensor"] == (differing if agree is False else None)
+    assert merge([replace(each, world=2) for each in ranks])["workers_agree"] is True  # all are here
 
 
 def test_whoever_a_finished_run_has_lost_is_named_and_left_out() -> None:

@@ -33,7 +33,16 @@ def ended(step: int, moment: float, seconds: float = 1.0, skipped: bool = False)
 
 
 def closed(moment: float, steps: int) -> Closed:
-    return Closed(moment=moment, steps=steps, digest="d", residual_bytes=12, bucket_bytes=24)
+    return Closed(
+        moment=moment,
+        steps=steps,
+        digest="d",
+        residual_bytes=12,
+        bucket_bytes=24,
+        tensors={"w": "5e"},
+        agrees=True,
+        differing={"name": "w"},
+    )
 
 
 def record(directory: Path, *events: Event) -> RankRecord:
@@ -60,6 +69,7 @@ def test_times_leave_out_the_warm_up_and_bytes_do_not(tmp_path: Path) -> None:
     assert (written.steps, written.seconds, written.bytes_sent) == (60, 70.0, 8.0)
     assert (written.residual_bytes, written.bucket_bytes, written.digest) == (12, 24, "d")
     assert written.holds_merged
+    assert (written.tensors, written.agrees, written.differing) == ({"w": "5e"}, True, {"name": "w"})
     assert written.peak_resident_bytes > 1e6
 
 

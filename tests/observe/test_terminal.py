@@ -159,6 +159,14 @@ def test_agreement_on_a_merged_model_is_not_said_of_each_worker_s_own(plain: Sho
     assert said[3].startswith("unknown: only")
 
 
+def test_the_tensor_that_differs_is_named_with_the_ranks_that_hold_it(plain: Shown) -> None:
+    hashes = {"0": "aaaaaaaabb", "1": "cccccccc", "2": "aaaaaaaabb", "3": None}
+    differing = {"name": "1.running_mean", "hashes": hashes, "others": 2}
+    plain.terminal.table(RECORD | {"workers_agree": False, "differing_tensor": differing}, {})
+    held = "aaaaaaaa on ranks 0, 2; cccccccc on rank 1; absent on rank 3"
+    assert f'workers agree             no: "1.running_mean" differs ({held}), and 2 more' in plain.out.getvalue()
+
+
 def test_one_machine_of_several_does_not_claim_to_know_the_others(plain: Shown) -> None:
     plain.terminal.table(RECORD | {"workers_agree": None}, {})
     assert "workers agree             unknown" in plain.out.getvalue()

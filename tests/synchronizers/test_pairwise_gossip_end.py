@@ -60,7 +60,7 @@ def check_agree(recipe: str = RECIPE) -> None:
         workers = cluster(partial(ended, recipe=recipe), 3)
     assert len({numbers for numbers, _, _ in workers}) == 1
     assert len({statistics for _, statistics, _ in workers}) == 1
-    assert [int(count) for _, _, count in workers] == [4, 5, 6]
+    assert [int(count) for _, _, count in workers] == 3 * [5]  # the rounded mean of 4, 5 and 6
     distances = [event.values["consensus_distance"] for event in found if isinstance(event, events.Logged)]
     assert [each > 0 for each in distances] == 3 * [True]
     assert len(set(distances)) == 1

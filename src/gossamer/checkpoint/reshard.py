@@ -87,11 +87,13 @@ def taken_up(own: State, mine: State) -> State:
 
 
 def agreed(states: Sequence[State]) -> Remembered:
-    """Parameters, by name, to begin with after local training: the mean over `states` of the agreed ones, or of what
-    each worker held after its last round, where own ones are merged."""
+    """Parameters and other state, by name, to begin with after local training: the mean over `states` of the agreed
+    ones, or of what each worker held after its last round, where own ones are merged."""
     key = FROM_KEY if _merges_own(states[0]["recipe"]) else AGREED_KEY
     names = [name for name, remembered in states[0]["state"].items() if key in remembered]
-    return {name: _mean([state["state"][name][key] for state in states]) for name in names}
+    parameters = {name: _mean([state["state"][name][key] for state in states]) for name in names}
+    others: Sequence[Remembered] = [state["progress"].get("agreed_state", {}) for state in states]
+    return {**parameters, **{name: _mean([each[name] for each in others]) for name in others[0]}}
 
 
 def _merges_own(recipe: str) -> bool:

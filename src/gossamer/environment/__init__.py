@@ -13,6 +13,7 @@ meeting_place.py       where the meeting is, and torch's store for the group
 listening.py           a listening socket at one address of this machine
 network_interfaces.py  IPv4 interfaces, and the one that leads to the other workers
 store.py               a key-value store at the rendezvous, before any process group
+closing_exchange.py    each rank's last text for all others, through the store of the process group
 worker_registry.py     addresses and ends of workers, for those that come back
 roll_call.py           values of the ranks that are left, agreed on through a store; survivor_calls.py: this process's
 run_settings.py        servers, TLS and names from GOSSAMER_* variables

@@ -36,7 +36,7 @@ MOST_NAMED = 8  # of the ranks that one rank cannot reach
 NO_GROUP = "none"
 _server: MeetingServer | None = None  # rank 0's, which refuses latecomers as long as the group is there
 _member: MeetingMember | None = None  # hears who leaves, as long as the group is there
-_group_store: Store | None = None  # where the group was formed
+_store: Store | None = None  # of the process group
 _seen: Sequence[Gpus] = ()  # by rank, the GPUs that all told each other of as they met
 
 
@@ -100,13 +100,12 @@ def _form_group(
     port, prefix = rank_0.store.split("/")
 
     def form() -> None:
-        global _group_store
         try:
             found = place.store(int(port), member.address_of_meeting)
             found.set_timeout(STORE_TIMEOUT)
             # A name of this meeting's own: what another has left in a launcher's store must not be read again
             store: Store = PrefixStore(f"gossamer/{prefix}", found)
-            _group_store = store
+            _keep_store(store)
             dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world, timeout=engine_timeout())
         except Exception as problem:  # of whatever class an engine raises
             said = (str(problem).splitlines() or [type(problem).__name__])[0]
@@ -120,21 +119,29 @@ def _form_group(
     interruptible(form, look, SETTLING_SECONDS if job.rank else 0.0)
 
 
+def _keep_store(store: Store) -> None:
+    global _store
+    _store = store
+
+
+def group_store() -> Store | None:
+    """The store of the process group that was joined here, with keys of this start alone; None without a group.
+
+    Without a launcher, rank 0 keeps it.
+    """
+    return _store
+
+
 def leave_meeting() -> None:
     """Leave the meeting; at rank 0, end it."""
-    global _server, _member, _seen, _group_store
-    _seen, _group_store = (), None
+    global _server, _member, _seen, _store
+    _seen, _store = (), None
     if _member is not None:
         _member.close()
         _member = None
     if _server is not None:
         _server.close()
         _server = None
-
-
-def group_store() -> Store | None:
-    """The store where `join` formed the process group; None where it did not. Without a launcher rank 0 keeps it."""
-    return _group_store
 
 
 def gone() -> str:

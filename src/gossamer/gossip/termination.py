@@ -63,8 +63,15 @@ class TerminationProtocol:
     repeat to it what they have said, in their replies to its greeting.
     """
 
-    def __init__(self, partner: Partner, world: int, claim: Claim = lambda text: None) -> None:
+    def __init__(
+        self,
+        partner: Partner,
+        world: int,
+        claim: Claim = lambda text: None,
+        state: Callable[[], Payload] = tuple,
+    ) -> None:
         self._partner, self._rank, self._world, self._claim = partner, partner.rank, world, claim
+        self._state = state  # gives what is averaged along with the parameters, as it is at a moment
         self._changed = threading.Condition()
         # By key, the newest incarnation in which each worker said so
         self._said: dict[str, dict[int, int]] = {key: {} for key in (HELLO, STOP, DONE, FINAL_MEAN, DISMISSED)}
@@ -132,6 +139,8 @@ class TerminationProtocol:
                 return Reply(token=token, answer=Pulled(version=0, about=self._status().encoded()))
             case Arrived(token=token, op=Pull(key=key)) if key == FINAL:
                 return Reply(token=token, answer=self._final())
+            case Arrived(token=token, op=Pull(key=key)) if key == NOW:
+                return Reply(token=token, answer=Pulled(version=0, payload=self._mine(NOW)))
         return None
 
     def _final(self) -> Pulled:
@@ -193,7 +202,7 @@ class TerminationProtocol:
         return [(each.shape, each.dtype) for each in payload] == kinds
 
     def _mine(self, key: str) -> Payload:
-        return (*self._partner.snapshot(-1).payload, *(self._averaged_state if key == FINAL else ()))
+        return (*self._partner.snapshot(-1).payload, *(self._averaged_state if key == FINAL else self._state()))
 
     # -- said ----------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from gossamer.integrations.trainer_recipes import (
     tell_of_dispatching,
     trains_apart,
 )
-from gossamer.reducer.parameter_views import copy_parameters, trainable
+from gossamer.reducer.parameter_views import copy_parameters, state_of
 from gossamer.session.attach import attach
 from gossamer.session.recipe_choice import Written
 from gossamer.session.session import Session
@@ -84,10 +84,9 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
     def close_session(self) -> None:
         """Training is over: workers that trained apart go on with what they agree on, as it was evaluated and saved."""
         if self.session is not None and trains_apart(self.session):
-            places = {name: parameter.detach() for name, parameter in trainable(self.model).items()}
             with self._merged():
-                agreed = {name: place.clone() for name, place in places.items()}
-            copy_parameters(agreed, places)
+                agreed = {name: tensor.clone() for name, tensor in state_of(self.model).items()}
+            copy_parameters(agreed, state_of(self.model))
         self._open.close()
 
     def _merged(self) -> AbstractContextManager[Any]:

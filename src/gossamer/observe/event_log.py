@@ -39,7 +39,7 @@ Entry = dict[str, Any]
 BATCH_SECONDS = 1.0
 SINGLE_STEPS = 10  # first steps with an entry each: times per step leave up to so many out as warm-up
 LOG_SUFFIX = ".events.jsonl"  # in place of a record's .json, while there is no launcher and training goes on
-MOST_LOGGED = 10_000  # numbers of one line, which is half a megabyte then
+MOST_LOGGED = 10_000  # numbers, or hashes of tensors, of one line, which is half a megabyte then
 MOST_LINE_BYTES = 2**24  # of a line that is read; a longer one is torn
 PENDING_BYTES = 2**24  # kept while the disk takes nothing
 SUMMED = ("waiting_seconds", "encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent", "bytes_pulled")
@@ -173,8 +173,9 @@ class EventLog:
         self._tell("tensors", step=event.step, tensors=[asdict(each) for each in event.tensors])
 
     def _close(self, event: Closed) -> None:
-        told = ("digest", "holds_merged", "residual_bytes", "bucket_bytes")
-        self._at_once("closed", step=event.steps, **{name: getattr(event, name) for name in told})
+        told = ("digest", "holds_merged", "residual_bytes", "bucket_bytes", "agrees", "differing")
+        tensors = dict(event.tensors) if len(event.tensors) <= MOST_LOGGED else {}
+        self._at_once("closed", step=event.steps, tensors=tensors, **{name: getattr(event, name) for name in told})
 
     def _flush_if_due(self) -> None:
         if self._slow or self._moment - self._flushed >= BATCH_SECONDS:

@@ -45,7 +45,10 @@ class RankRecord:
     residual_bytes: int = 0  # of compressors' states
     bucket_bytes: int = 0
     peak_resident_bytes: int = 0
-    digest: str | None = None  # of the parameters that all agree on; None where the session was not closed
+    digest: str | None = None  # of the model that all agree on; None where the session was not closed
+    tensors: dict[str, str] = field(default_factory=dict)  # a hash of each tensor of that model, by name
+    agrees: bool | None = None  # with ranks on other machines, where that was compared
+    differing: dict[str, Any] | None = None  # the tensor that differs, where that was compared between machines
     holds_merged: bool | None = None  # whether the rank's own model is what was merged; None as above
     metrics: dict[str, list[Point]] = field(default_factory=dict)  # (step, seconds since the session began, value)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)  # (step, directory)
@@ -172,6 +175,9 @@ class Tally:
             residual_bytes=latest.get("residual_bytes", 0),
             bucket_bytes=latest.get("bucket_bytes", 0),
             digest=latest.get("digest"),
+            tensors=latest.get("tensors", {}),
+            agrees=latest.get("agrees"),
+            differing=latest.get("differing"),
             holds_merged=latest.get("holds_merged"),
             metrics=self.metrics,
             checkpoints=self.checkpoints,

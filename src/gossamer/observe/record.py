@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -84,7 +84,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
     if ended == "finished" and len(gone) < len(ranks):
         ranks = [rank for rank in ranks if not rank.left]
     first = min(ranks, key=lambda rank: (rank.resumed_at, rank.rank))
-    metrics = _merge_metrics(ranks)
+    metrics, tensors = _merge_metrics(ranks), {rank.rank: rank.tensors for rank in ranks}
 
     def mean(name: str) -> float:
         return fmean(getattr(rank, name) for rank in ranks)
@@ -123,7 +123,8 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
         "switches": [{"step": step, "recipe": recipe, "reason": why} for step, recipe, why in first.switches],
         "collectives": dict(sorted(first.collectives.items(), key=lambda item: int(item[0]))),
         "servers": _servers(ranks, mean("bytes_pulled")),
-        "workers_agree": _agree(ranks, len(lost) + len(gone), ended),
+        "workers_agree": (agree := _agree(ranks, len(lost) + len(gone), ended)),
+        "differing_tensor": None if agree is not False else first.differing or differing_tensor(tensors),
         "workers_hold_merged": _hold_merged(ranks),
     }
 
@@ -147,15 +148,37 @@ def _interface(ranks: Iterable[RankRecord]) -> float | None:
 def _agree(ranks: Sequence[RankRecord], lost: int, ended: Ended) -> bool | None:
     """Whether the ranks that neither were lost nor left agree bitwise at the end; a session not closed has no digest.
 
-    None, for unknown, where the ranks given do agree but others are on other machines or have truncated logs, or the
-    run did not finish.
+    None, for unknown: the run did not finish, or the ranks given agree and others have truncated logs, or are on other
+    machines and sent no hash in time.
     """
     if ended != "finished":
         return None
     known = [rank for rank in ranks if rank.digest is not None or rank.rank not in rank.truncated]
     digests = {rank.digest for rank in known}
     agree = len(digests) <= 1 and None not in digests
-    return None if agree and len(known) + lost < ranks[0].world else agree
+    if not agree or len(known) + lost >= ranks[0].world:
+        return agree
+    told = {rank.agrees for rank in known}
+    return told.pop() if len(told) == 1 else False if False in told else None
+
+
+def differing_tensor(told: Mapping[int, Mapping[str, str]]) -> Record | None:
+    """The first tensor, in the model's order, of which not all ranks have the same hash.
+
+    Args:
+        told: by rank, a hash of each tensor by name.
+
+    Returns:
+        Its name, each rank's hash and how many others differ; None where none does, or a rank told no hashes.
+    """
+    names = [name for name in next(iter(told.values())) if len({tensors.get(name) for tensors in told.values()}) > 1]
+    if not names or not all(told.values()):
+        return None
+    return {
+        "name": names[0],
+        "hashes": {str(rank): tensors.get(names[0]) for rank, tensors in told.items()},
+        "others": len(names) - 1,
+    }
 
 
 def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:

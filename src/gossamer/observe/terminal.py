@@ -142,7 +142,7 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if finished and truncated and record["workers_agree"] is None:
         yield "workers agree", UNRECORDED.format(ranks=truncated)
     elif finished:
-        yield "workers agree", AGREE[record["workers_agree"]] + apart
+        yield "workers agree", AGREE[record["workers_agree"]] + apart + _differing(record.get("differing_tensor"))
     yield from files.items()
 
 
@@ -151,11 +151,23 @@ def ranks_text(ranks: Collection[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
 
 
+def _differing(found: Record | None) -> str:
+    """Which tensor differs between ranks, and how the ranks divide."""
+    if not found:
+        return ""
+    by_hash: dict[str, list[str]] = {}
+    for rank, text in found["hashes"].items():
+        by_hash.setdefault(text or "absent", []).append(rank)
+    held = "; ".join(f"{text[:8]} on rank{'s' * (len(each) > 1)} {', '.join(each)}" for text, each in by_hash.items())
+    more = f", and {found['others']} more" if found["others"] else ""
+    return f': "{in_one_line(found["name"])}" differs ({held}){more}'
+
+
 def _grid(record: Record, files: Mapping[str, str]) -> Table:
     shown = Table.grid(padding=(0, 2))
     shown.add_column(style="dim", no_wrap=True)
     shown.add_column(overflow="fold")
     for name, value in rows(record, files):
-        alarm = (name, value) == ("workers agree", "no")
+        alarm = name == "workers agree" and value.startswith("no")
         shown.add_row(name, Text(without_controls(value), style="bold red" if alarm else ""))
     return shown

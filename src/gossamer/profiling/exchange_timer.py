@@ -19,8 +19,10 @@ from gossamer.core.aggregation import Moments
 from gossamer.estimate.workload_profile import STEADY
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.frozen_parameters import FrozenParameters
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.pending_reduction import StepContext
+from gossamer.reducer.weight_copies import WeightCopies
 from gossamer.runtime.comm_streams import CommStreams
 from gossamer.runtime.comm_thread import CommThread, Work
 from gossamer.runtime.transaction import Transaction
@@ -108,7 +110,9 @@ def _loop() -> LoopState:
         scale=lambda: 1.0,
         settings=lambda: "",
         buffers=lambda: (),
-        averaged=lambda: (),
+        averaged=dict,
+        frozen=FrozenParameters(nn.Module()),
+        copies=WeightCopies(),
         batch=lambda: 0,
         warn=ignore,
         ended=ignore,

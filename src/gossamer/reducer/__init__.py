@@ -13,6 +13,8 @@
     device_failures      names the bucket for which memory ran out, or over which a driver failed
     silenced_gradients   gradients on a GPU that are not finite become zeros there, and who waits is not the host
     averaged_state       uncompressed state averaged along; model_buffers: BatchNorm's statistics and the like
+    frozen_parameters    parameters without gradients that the training script changes itself
+    weight_copies        what an optimizer keeps of parameters besides them: fp32 masters, slow weights
     optimizer_settings   compares learning rates between ranks; parameter_views: parameters by name
 
 A gradient: a hook marks it in its Bucket; at the first of a pass a PendingReduction begins with the loop's StepContext;

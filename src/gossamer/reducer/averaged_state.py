@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -14,14 +15,23 @@ from torch.optim import Optimizer
 
 from gossamer.core.layout import accumulation_dtype
 from gossamer.errors import AttachError
+from gossamer.reducer.model_buffers import is_counter
 from gossamer.strategies import MomentRounds
 
 
 @dataclass(frozen=True)
 class AveragedState:
-    """Floating-point tensors, of the same shapes on every worker."""
+    """Tensors of the same shapes on every worker: floating-point numbers, or single whole numbers.
+
+    names: of the first of them, which belong to the model; the others are an optimizer's.
+    """
 
     tensors: Sequence[Tensor] = ()
+    names: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, named: Mapping[str, Tensor], others: Iterable[Tensor] = ()) -> AveragedState:
+        return cls([*named.values(), *others], list(named))
 
     def numbers(self) -> Tensor | None:
         """A copy of all of them, in float32 or wider: (n,); None where there are none."""
@@ -29,12 +39,37 @@ class AveragedState:
             return None
         return torch.cat([tensor.detach().reshape(-1).to(accumulation_dtype(tensor.dtype)) for tensor in self.tensors])
 
-    def replace(self, mean: Tensor, kept_share: float) -> None:
-        """Overwrite them with `mean`, but for the share that is kept."""
+    def replace(self, mean: Tensor, kept_share: float, sent: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        """Overwrite them with `mean`, but for the share that is kept; whole numbers are rounded.
+
+        Args:
+            sent: what was sent of some of them, some steps ago. These become `mean` plus their change since.
+        """
+        names = [*self.names, *[""] * (len(self.tensors) - len(self.names))]
+        for name, tensor, new in zip(names, self.tensors, self._parts(mean), strict=True):
+            if name in sent:
+                new = new + (tensor - sent[name])
+            elif kept_share:
+                new = torch.lerp(new, tensor.to(new.dtype), kept_share)
+            tensor.detach().copy_(new if tensor.is_floating_point() else new.round())
+
+    def named(self, mean: Tensor) -> dict[str, Tensor]:
+        """`mean` by name, of those that belong to the model, as these would hold it."""
+        rows = zip(self.names, self.tensors, self._parts(mean), strict=False)
+        return {name: (new if old.is_floating_point() else new.round()).to(old.dtype) for name, old, new in rows}
+
+    def held(self) -> dict[str, Tensor]:
+        """A copy by name of those that belong to the model."""
+        return {name: tensor.detach().clone() for name, tensor in zip(self.names, self.tensors, strict=False)}
+
+    def counted_on(self) -> dict[str, Tensor]:
+        """A copy of those in which each worker's own steps add up: counters, and frozen parameters that are moved."""
+        named = zip(self.names, self.tensors, strict=False)
+        return {name: each.detach().clone() for name, each in named if isinstance(each, Parameter) or is_counter(each)}
+
+    def _parts(self, mean: Tensor) -> list[Tensor]:
         parts = mean.split([tensor.numel() for tensor in self.tensors])
-        for tensor, part in zip(self.tensors, parts, strict=True):
-            new = part.view(tensor.shape)
-            tensor.copy_(torch.lerp(new, tensor.to(new.dtype), kept_share) if kept_share else new)
+        return [part.view(tensor.shape) for tensor, part in zip(self.tensors, parts, strict=True)]
 
 
 def optimizer_state_tensors(

@@ -1,6 +1,7 @@
 """Model buffers: BatchNorm's statistics and the like, by the module that holds them.
 
-Where parameters are averaged, gossamer.reducer.averaged_state averages them along.
+Where parameters are averaged, gossamer.reducer.averaged_state averages them along, with the frozen parameters that the
+script changes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from gossamer.kernels import all_finite
+from gossamer.reducer.frozen_parameters import FrozenParameters
+from gossamer.reducer.parameter_views import plain_name
 from gossamer.reducer.step_report import Flags
 
 
@@ -18,29 +21,49 @@ class ModelBuffers:
     """A model's buffers by the module that holds them, as they are at each moment."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._holders = [module._buffers for module in model.modules() if any(True for _ in module.buffers(False))]
-        self._constant: set[tuple[int, str]] = set()
+        modules = model.named_modules()
+        self._holders = [(path, each._buffers) for path, each in modules if any(True for _ in each.buffers(False))]
+        self.frozen = FrozenParameters(model)
+        self._constant: set[str] = set()
         self.see_constants()
 
     def see_constants(self) -> None:
         """Take buffers that are not finite now for constants, such as masks. After all workers were given the same."""
-        self._constant = {key for key, buffer in self._floating() if not all_finite(buffer)}
+        self._constant = {name for name, buffer in self._named() if _is_unbounded(buffer)}
+        self.frozen.note()
 
-    def averaged(self) -> list[Tensor]:
-        """Those that workers average: counters stay each worker's own, and constants are alike."""
-        return [buffer for key, buffer in self._floating() if key not in self._constant]
+    def averaged(self) -> dict[str, Tensor]:
+        """State without gradients that workers average where they train apart, by name, in the same order everywhere.
 
-    def _floating(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
-        for number, holder in enumerate(self._holders):
-            for name, buffer in holder.items():
-                if buffer is not None and buffer.is_floating_point():
-                    yield (number, name), buffer
+        Buffers of floating-point numbers, but for constants; then those of one whole number, such as BatchNorm's count
+        of batches; then the frozen parameters that the script changes. Persistent or not makes no difference. Larger
+        buffers of whole numbers, such as masks, stay each worker's own.
+        """
+        named = [(name, buffer) for name, buffer in self._named() if name not in self._constant]
+        numbers = {name: buffer for name, buffer in named if buffer.is_floating_point()}
+        counters = {name: buffer for name, buffer in named if is_counter(buffer)}
+        return numbers | counters | self.frozen.averaged
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        for path, holder in self._holders:
+            for leaf, buffer in holder.items():
+                if buffer is not None:
+                    yield plain_name(path, leaf), buffer
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def __call__(self) -> list[list[Tensor]]:
-        return [[buffer for buffer in holder.values() if buffer is not None] for holder in self._holders]
+        return [[buffer for buffer in holder.values() if buffer is not None] for _, holder in self._holders]
+
+
+def is_counter(tensor: Tensor) -> bool:
+    """Whether this is one whole number."""
+    return tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def _is_unbounded(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() and not all_finite(buffer)
 
 
 class BufferVersions:
@@ -58,9 +81,21 @@ class BufferVersions:
         """By module."""
         return np.array([new != old for new, old in zip(self._now(), self._noted, strict=True)], dtype=bool)
 
-    def _now(self) -> list[tuple[tuple[int, int], ...]]:
+    def _now(self) -> list[list[_Version]]:
         """Some of BatchNorm's buffers change without their version counters telling, others of the module do tell."""
-        return [tuple((id(buffer), buffer._version) for buffer in group) for group in self._buffers()]
+        return [[_Version(buffer, buffer._version) for buffer in group] for group in self._buffers()]
+
+
+class _Version:
+    """A tensor and how often it was written to. Holds it: a tensor that is made later cannot have its id."""
+
+    def __init__(self, tensor: Tensor, version: int) -> None:
+        self._tensor, self._version = tensor, version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Version) and self._tensor is other._tensor and self._version == other._version
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def moving_buffers(model: nn.Module) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,55 @@ def copy_parameters(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Non
 
 
 @contextmanager
-def swapped_in(values: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within the block, `parameters` have those of `values` that are there."""
-    places = {name: parameter.detach() for name, parameter in parameters.items() if name in values}
+def swapped_in(values: Mapping[str, Tensor], parameters: Mapping[str, Tensor], model: nn.Module) -> Iterator[None]:
+    """Within the block, `parameters` and the other state of `model` have those of `values` that are there.
+
+    A buffer that a module replaces within the block is put back, too.
+    """
+    held = {name: place for name, place in state_places(model).items() if name in values and name not in parameters}
+    others = {name: holder[leaf] for name, (holder, leaf) in held.items()}
+    places = {name: each.detach() for name, each in {**parameters, **others}.items() if name in values}
     kept = {name: place.clone() for name, place in places.items()}
     copy_parameters(values, places)
     try:
         yield
     finally:
         copy_parameters(kept, places)
+        for name, (holder, leaf) in held.items():
+            holder[leaf] = others[name]
+
+
+Place = tuple[dict[str, Tensor], str]  # the dictionary of the module that holds a tensor, and its name there
+
+
+def state_places(model: nn.Module, *, saved: bool = False) -> dict[str, Place]:
+    """Where a model's modules hold its parameters and buffers, by name; tied parameters once.
+
+    Args:
+        saved: leave out buffers that are not persistent, which a state_dict() does not have.
+    """
+    found: dict[str, Place] = {}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        parameters, buffers = cast(dict[str, Tensor], module._parameters), cast(dict[str, Tensor], module._buffers)
+        hidden = module._non_persistent_buffers_set if saved else set()
+        for leaf, parameter in parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found[plain_name(path, leaf)] = parameters, leaf
+        kept = [leaf for leaf, buffer in buffers.items() if buffer is not None and leaf not in hidden]
+        found |= {plain_name(path, leaf): (buffers, leaf) for leaf in kept}
+    return found
+
+
+def state_of(model: nn.Module, *, saved: bool = False) -> dict[str, Tensor]:
+    """A model's parameters and buffers by name, as `state_places` has them: not copies."""
+    return {name: holder[leaf].detach() for name, (holder, leaf) in state_places(model, saved=saved).items()}
+
+
+def plain_name(path: str, leaf: str) -> str:
+    """A tensor's name in the model, without the prefix that torch.compile puts before names."""
+    return f"{path}.{leaf}".removeprefix(".").replace("_orig_mod.", "")
 
 
 def sparse_names(model: nn.Module) -> frozenset[str]:

@@ -1,20 +1,24 @@
-"""Participation poll before each sync round: all-gathers (sample weight, steps, presence)."""
+"""Participation poll before each sync round: all-gathers (sample weight, steps, presence, moved frozen parameters)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from gossamer.core.ops import AllGather
 from gossamer.errors import LoopError
-from gossamer.reducer.step_report import Presence
+from gossamer.reducer.frozen_parameters import FrozenParameters, pack_flags, unpack_flags
+from gossamer.reducer.step_report import Flags, Presence
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.runner import ScriptCost, run_script
 from gossamer.runtime.transport import Transport
+
+NO_FLAGS = np.zeros(0, dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,9 @@ class Participants:
     presences: tuple[Presence, ...]
     members: tuple[int, ...] = ()  # by rank, numbers that stay when ranks change
     awaited: bool = False  # newcomers wait to be let in
+    moved: Flags = field(
+        default_factory=lambda: NO_FLAGS
+    )  # frozen parameters that the script has changed on any of them
 
     def among(self, members: Sequence[int]) -> Participants:
         """Those of them that are among `members`; newcomers have nothing to give in the round that was polled."""
@@ -36,6 +43,7 @@ class Participants:
             tuple(self.presences[rank] for rank in here),
             tuple(self.members[rank] for rank in here),
             self.awaited,
+            self.moved,
         )
 
     @property
@@ -56,11 +64,20 @@ class Participants:
 POLL_BYTES = 24
 
 
-def gather_participants(weight: float, passes: int, presence: Presence) -> Generator[AllGather, Any, Participants]:
-    """The first operation of a round in which parameters are averaged."""
-    heard = yield AllGather((torch.tensor([weight, passes, presence], dtype=torch.float64, device="cpu"),))
-    weights, clocks, presences = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
-    return Participants(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)))
+def gather_participants(
+    weight: float, passes: int, presence: Presence, moved: Flags = NO_FLAGS
+) -> Generator[AllGather, Any, Participants]:
+    """The first operation of a round in which parameters are averaged.
+
+    Args:
+        moved: a flag for each frozen parameter, as many on every rank.
+    """
+    mine = [weight, passes, presence, *pack_flags(moved)]
+    heard = yield AllGather((torch.tensor(mine, dtype=torch.float64, device="cpu"),))
+    rows = [theirs.tolist() for (theirs,) in heard]
+    union = np.any([unpack_flags(flags, len(moved)) for _, _, _, *flags in rows], axis=0)
+    weights, clocks, presences = zip(*(row[:3] for row in rows), strict=True)
+    return Participants(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)), moved=union)
 
 
 def refuse_apart(presences: Sequence[Presence]) -> None:
@@ -88,27 +105,41 @@ def refuse_apart(presences: Sequence[Presence]) -> None:
 class ParticipationPoll:
     """Polls on the communication thread that carries the rounds, or `apart` from it, over a group and a thread of its
     own: then the poll of a round does not wait for the rounds before it. Every rank polls in the same order either way.
+    frozen: parameters of which all ranks say, before some rounds, whether the script has moved them.
     """
 
-    def __init__(self, transport: Transport, comm_thread: CommThread, *, apart: bool) -> None:
+    def __init__(
+        self, transport: Transport, comm_thread: CommThread, *, apart: bool, frozen: FrozenParameters | None = None
+    ) -> None:
         apart = apart and comm_thread.is_fixed  # two groups would have to change together
         self._comm_thread = comm_thread.beside() if apart else comm_thread
         self._transport = transport.part(transport.world) if apart else transport
-        self._apart = apart
+        self._apart, self._frozen = apart, frozen
+        self._still = NO_FLAGS if frozen is None else frozen.none_moved
 
     def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], ScriptCost]:
         """A function that waits for Participants on the rounds' communication thread, where it raises LoopError."""
         if not self._apart:
             transaction = self._comm_thread.transaction()
-            return partial(transaction.run, partial(self._meet, weight, passes, presence), last=True)
-        return self._comm_thread.submit(partial(self._meet, weight, passes, presence)).wait
+            return partial(transaction.run, partial(self._meet, weight, passes, presence, self._still), last=True)
+        return self._comm_thread.submit(partial(self._meet, weight, passes, presence, self._still)).wait
 
-    def hear(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
-        """Poll, and wait for Participants in this thread. Raises LoopError."""
-        return self._comm_thread.exchange(partial(self._meet, weight, passes, presence)).wait()
+    def looks(self, number: int) -> bool:
+        """Whether frozen parameters are compared before the `number`-th round, so that all ranks must `hear`."""
+        return self._frozen is not None and self._frozen.looked_at(number)
 
-    def _meet(self, weight: float, passes: int, presence: Presence) -> ScriptCost:
-        met = run_script(gather_participants(weight, passes, presence), self._transport)
+    def hear(self, weight: float, passes: int, presence: Presence, number: int) -> ScriptCost:
+        """Poll before the `number`-th round, or in its place, and wait for Participants in this thread. Raises
+        LoopError."""
+        if self._frozen is None or not self.looks(number):
+            return self._comm_thread.exchange(partial(self._meet, weight, passes, presence, self._still)).wait()
+        meet = partial(self._meet, weight, passes, presence, self._frozen.moved())
+        polled = self._comm_thread.exchange(meet).wait()
+        self._frozen.average(polled.result.moved, says=self._transport.rank == 0)
+        return polled
+
+    def _meet(self, weight: float, passes: int, presence: Presence, moved: Flags) -> ScriptCost:
+        met = run_script(gather_participants(weight, passes, presence, moved), self._transport)
         refuse_apart(met.result.presences)
         members = tuple(self._comm_thread.members(self._transport.world))
         return replace(met, result=replace(met.result, members=members, awaited=self._comm_thread.is_awaited))

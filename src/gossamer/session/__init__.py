@@ -39,6 +39,7 @@ untold_scaler.py       finds a GradScaler that attach was not given
 foreign_optimizers.py  other optimizers that step in the same parameters
 uneven_inputs.py       parameters and optimizer state for ranks that missed steps
 lifecycle_events.py    the events Attached and Closed
+closing_comparison.py  whether ranks on all machines end with the same model
 data_wait.py            how long the loop takes from a step to the next forward pass
 session_status.py      the event StepEnded, what was sent so far, and what print(session) shows
 reporting.py           whether progress and record are this session's, its launcher's, or nobody's

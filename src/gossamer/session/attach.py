@@ -29,6 +29,7 @@ from gossamer.session.validation import (
     refuse_other_kinds,
     refuse_sharding,
     refuse_sparse_gradients,
+    refuse_swapping,
     sessions_of,
 )
 from gossamer.sharding.replica_mesh import (
@@ -122,6 +123,7 @@ def attach(
     resolved = with_global_batch(resolved, global_batch, batch)
     refuse_small_batch(resolved, join_run().most if is_elastic() else size)
     refuse_sparse_gradients(model, resolved)
+    refuse_swapping(optimizer, resolved)
     if ranks is not None:
         refuse_recipe(model, resolved)
     if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):

@@ -30,7 +30,7 @@ from gossamer.session.group_calls import GroupCalls
 from gossamer.session.residual_report import norm_of
 from gossamer.session.session_status import SessionStatus
 from gossamer.session.step_hooks import StepHooks
-from gossamer.session.validation import refuse_sparse_gradients
+from gossamer.session.validation import refuse_sparse_gradients, refuse_swapping
 from gossamer.synchronizers.base import Synchronizer
 from gossamer.transports.elastic.joined_run import is_elastic
 
@@ -73,7 +73,7 @@ def refuse_fixed_choice(auto: Auto, global_batch: int | None) -> None:
 def first_recipe(auto: Auto, model: nn.Module, optimizer: Optimizer, workers: int) -> Recipe:
     """The one to begin with, of those that serve this model."""
     rungs = admitted(auto, adaptive=is_adaptive(optimizer))
-    return beginning([rung for rung in rungs if _serves(rung.recipe(workers), model)]).recipe(workers)
+    return beginning([rung for rung in rungs if _serves(rung.recipe(workers), model, optimizer)]).recipe(workers)
 
 
 def choose_while_training(session: ChosenSession, auto: Auto, rule: Rule | None = None) -> None:
@@ -93,9 +93,8 @@ class RecipeChoice:
         begun = session.recipe.strategy.steady_stage
         period = begun.schedule.period if begun.local_parameters else 1
         self._state = RuleState(next_look=max(period, RuleState.next_look))
-        rungs = [
-            rung for rung in admitted(auto, adaptive=adaptive) if _serves(rung.recipe(transport.world), session.model)
-        ]
+        parts = session.model, session.optimizer
+        rungs = [each for each in admitted(auto, adaptive=adaptive) if _serves(each.recipe(transport.world), *parts)]
         self._recipes = [rung.recipe(transport.world) for rung in rungs]
         self._costs = _costs(session, rungs, adaptive=adaptive)
         self._look_seconds: float | None = None
@@ -178,9 +177,10 @@ def _costs(session: ChosenSession, rungs: Sequence[LadderRung], *, adaptive: boo
     return rung_costs(rungs, model, transport.world, adaptive=adaptive, buffers=moving_buffers(session.model))
 
 
-def _serves(recipe: Recipe, model: nn.Module) -> bool:
+def _serves(recipe: Recipe, model: nn.Module, optimizer: Optimizer) -> bool:
     try:
         refuse_sparse_gradients(model, recipe)
+        refuse_swapping(optimizer, recipe)
     except AttachError:
         return False
     return True

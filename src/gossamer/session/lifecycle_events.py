@@ -14,11 +14,13 @@ from gossamer import checkpoint, events
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.averaged_state import averaged_bytes, averaged_keys
 from gossamer.reducer.bucket import Bucket, layouts
+from gossamer.reducer.frozen_parameters import FrozenParameters, flags_bytes
 from gossamer.reducer.model_buffers import ModelBuffers, moving_bytes
-from gossamer.reducer.parameter_views import trainable
+from gossamer.reducer.parameter_views import state_of, trainable
 from gossamer.reducer.step_report import control_bytes
 from gossamer.runtime.transport import Transport
-from gossamer.sharding.local_shards import local_parts
+from gossamer.session.tensor_hash import tensor_hashes
+from gossamer.sharding.local_shards import local_part
 from gossamer.strategies import NEVER, AveragingStage, FederatedStage, GossipStage, GradientStage, ServerStage, Stage
 from gossamer.synchronizers.base import Synchronizer
 from gossamer.synchronizers.gossip_round import HEADER_BYTES
@@ -42,7 +44,7 @@ def begun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         buffer_bytes=moving_bytes(model) if stage.averages_gradients_at_once else 0,
         rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if stage.scheduled else (),
-        control_bytes=round_control_bytes(stage, tensors, groups),
+        control_bytes=round_control_bytes(stage, tensors, groups, len(FrozenParameters(model))),
         site_control_bytes=0 if stage.per_site is None else control_bytes(tensors, groups),
         rank=transport.rank,
         world=transport.world,
@@ -50,13 +52,14 @@ def begun(
     )
 
 
-def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int) -> int:
-    """Payload bytes of the report that ends a round; a merge reports neither gradients nor buffers."""
+def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int, frozen: int = 0) -> int:
+    """Payload bytes of the report that ends a round; a merge reports neither gradients nor buffers, and its poll tells
+    which of the model's `frozen` parameters have moved."""
     match stage:
         case GradientStage():
             return control_bytes(parameter_tensors, 0 if stage.scheduled else buffer_groups)
         case AveragingStage():
-            return control_bytes(0)
+            return control_bytes(0) + flags_bytes(frozen)
         case GossipStage():
             return HEADER_BYTES
         case ServerStage():
@@ -71,7 +74,7 @@ def _rider_bytes(
     model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
 ) -> tuple[float, ...]:
     """Bytes of the state averaged with each fragment, in float32 or wider: in a round, on average."""
-    buffers = ModelBuffers(model).averaged()
+    buffers = list(ModelBuffers(model).averaged().values())
     moments = stage.strategy.moments if isinstance(stage, AveragingStage) and optimizer is not None else NEVER
     rounds = averaged_keys(optimizer, moments) if optimizer is not None else {}
 
@@ -85,25 +88,26 @@ def _rider_bytes(
 
 def ended(
     model: nn.Module,
-    own: Mapping[str, Tensor],
     steps: int,
     synchronizer: Synchronizer,
     how: events.Ended = "finished",
 ) -> events.Closed:
-    """The digest is of what the recipe merges, where that is not the model as it is; own: its trainable parameters, or
-    this rank's shards of them."""
-    agreed, buckets = synchronizer.agreed, synchronizer.buckets
-    merged = local_parts(model.parameters()) if agreed is None else [agreed[name] for name in sorted(agreed)]
+    """The digest is of all tensors that model.state_dict() has, or this rank's shards of them, as the recipe merges
+    them."""
+    agreed, buckets = synchronizer.agreed or {}, synchronizer.buckets
+    held = {name: local_part(tensor) for name, tensor in state_of(model, saved=True).items()}
+    merged = {name: agreed.get(name, own) for name, own in held.items()}
     return events.Closed(
         steps=steps,
         ended=how,
-        digest=checkpoint.digest(merged),
-        holds_merged=_holds(own, agreed or {}),
+        digest=checkpoint.digest(merged[name] for name in sorted(merged)),
+        tensors=dict(zip(merged, tensor_hashes(merged.values()), strict=True)) if buckets else {},
+        holds_merged=_holds(held, agreed),
         residual_bytes=sum(bucket.residual_bytes for bucket in buckets),
         bucket_bytes=sum(bucket.flat.nbytes for bucket in buckets),
     )
 
 
 def _holds(own: Mapping[str, Tensor], agreed: Mapping[str, Tensor]) -> bool:
-    """Whether the model's own parameters are those that were agreed on, as it would hold them."""
+    """Whether the model's own tensors are those that were agreed on, as it would hold them."""
     return all(torch.equal(own[name], merged.to(own[name].dtype)) for name, merged in agreed.items() if name in own)

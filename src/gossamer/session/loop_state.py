@@ -6,12 +6,14 @@ from functools import partial
 from typing import Protocol
 
 from torch import nn
+from torch.optim import Optimizer
 
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.parameter_views import sparse_names
 from gossamer.reducer.pending_reduction import StepContext
 from gossamer.reducer.tensor_sampler import TensorSampler
+from gossamer.reducer.weight_copies import WeightCopies
 from gossamer.runtime.transport import Transport
 from gossamer.session.first_batch import FirstBatch
 from gossamer.session.loop_scaler import LoopScaler
@@ -25,6 +27,7 @@ class LoopingSession(Protocol):
     """What a loop's state is made of, of one session."""
 
     model: nn.Module
+    optimizer: Optimizer
     clip_norm: float | None
     status: SessionStatus
     _transport: Transport
@@ -53,6 +56,8 @@ def loop_state(session: LoopingSession) -> LoopState:
         settings=session._settings,
         buffers=session._buffers,
         averaged=session._buffers.averaged,
+        frozen=session._buffers.frozen,
+        copies=WeightCopies(session.optimizer),
         batch=lambda: session._first_batch.hash,
         warn=FirstBatch.compare if session._transport.rank == 0 else lambda batches: None,
         ended=session.status.step_ended,

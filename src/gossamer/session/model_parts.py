@@ -18,11 +18,18 @@ from gossamer.reducer.parameter_views import swapped_in
 from gossamer.reducer.step_report import Agreement, unchanged
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
+from gossamer.session.closing_comparison import compared
 from gossamer.session.gradient_guards import TotalNorm
 from gossamer.session.group_calls import GroupCalls
 from gossamer.sharding.local_shards import parameters_of
 from gossamer.sharding.local_state import LocalModelState, LocalOptimizerState
 from gossamer.sharding.model_group import ModelGroup
+
+BETWEEN_MEANS = (
+    "the session has ended between two means, so each rank's model is its own, and what rank 0 saves now is not the "
+    "merged one. To keep that, write before session.close(), on every rank: `with session.merged(model): "
+    "torch.save(model.state_dict(), path)`"
+)
 
 
 class ModelParts:
@@ -30,6 +37,7 @@ class ModelParts:
 
     def __init__(self, model: nn.Module, group: ModelGroup | None = None) -> None:
         self.views, self._group = parameters_of(model), group
+        self._lent_at = -1  # the step at which the merged model was lent last
         if group is not None:
             group.hold(self.views)
 
@@ -74,21 +82,32 @@ class ModelParts:
         return {"model": whole, "optimizer": self.optimizer_state(optimizer)}
 
     @contextmanager
-    def swapped_in(self, values: Mapping[str, Tensor], model: nn.Module) -> Iterator[None]:
-        """Within the block, `model`, of the same parts, has those of `values` that are there."""
+    def swapped_in(self, values: Mapping[str, Tensor], model: nn.Module, step: int) -> Iterator[None]:
+        """Within the block, `model`, of the same parts, has those of `values` that are there, buffers among them."""
+        self._lent_at = step
         self.views.gather()
         views = parameters_of(model)
         try:
-            with swapped_in(values, views.parameters):
+            with swapped_in(values, views.parameters, model):
                 yield
                 views.gather()  # a pass within the block has made copies
         finally:
             views.close()
 
-    def whole(self, closed: events.Closed) -> events.Closed:
-        """With a digest of all parts of the replica, which replicas compare, where the others end as well."""
+    def whole(self, closed: events.Closed, transport: Transport) -> events.Closed:
+        """With a digest of all parts of the replica, which replicas compare, where the others end as well.
+
+        Rank 0 tells the user if each rank keeps a model of its own, unless the merged one was lent after the last step.
+        """
+        if (
+            transport.rank == 0
+            and closed.ended == "finished"
+            and not closed.holds_merged
+            and self._lent_at != closed.steps
+        ):
+            events.notice(BETWEEN_MEANS)
         if self._group is None or closed.ended != "finished":
-            return closed
+            return compared(closed, transport)
         with suppress(GossamerError):
             return replace(closed, digest=" ".join(self._group.training.all_gather_text(closed.digest)))
         return closed

@@ -41,7 +41,7 @@ from gossamer.session.group_calls import GroupCalls
 from gossamer.session.local_merge import all_means, merge_parameters, merge_state
 from gossamer.session.loop_state import LoopingSession, loop_state
 from gossamer.session.recipe_choice import Written
-from gossamer.session.validation import refuse_sparse_gradients
+from gossamer.session.validation import refuse_sparse_gradients, refuse_swapping
 from gossamer.strategies import AveragingStage, GossipStage, GradientStage
 from gossamer.synchronizers.base import Synchronizer
 from gossamer.synchronizers.stages import StageSequence
@@ -137,6 +137,7 @@ def _prepared(session: SwitchingSession, wanted: Written) -> Following:
 def laid_out(session: SwitchingSession, recipe: Recipe, since: int) -> Following:
     """The stages and buckets of a recipe that goes on from the step `since`. Raises where it cannot be attached."""
     refuse_sparse_gradients(session.model, recipe)
+    refuse_swapping(session.optimizer, recipe)
     refuse_small_batch(recipe, session._transport.world)
     group, transport = session._group, session._transport
     if not group.alone:
@@ -209,18 +210,24 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
     before, stage, nbytes, owed = session._synchronizer, session._stages.now, 0.0, dict[str, Tensor]()
     if not session._group.alone:
         before.flush()
-        compressor, at = session.recipe.compressor, session._at()
+        compressor, at, following_copies = (
+            session.recipe.compressor,
+            session._at(),
+            session._stages.loop.copies.following,
+        )
         match stage:
             case GradientStage():
                 owed = owed_gradients(before.buckets, compressor, at)
                 _add(owed, _on_their_way(before))
             case AveragingStage():
-                nbytes += merge_parameters(stage, before.buckets, compressor, at, session._group)
+                with following_copies(session._parameters.values()):
+                    nbytes += merge_parameters(stage, before.buckets, compressor, at, session._group)
             case GossipStage():
-                copy_parameters(before.merge() or {}, {name: p.detach() for name, p in session._parameters.items()})
+                with following_copies(session._parameters.values()):
+                    copy_parameters(before.merge() or {}, {name: p.detach() for name, p in session._parameters.items()})
         if stage.local_parameters:
             scalers = [*session._loop_scaler.parts.values()]
-            averaged = session._buffers.averaged()
+            averaged = list(session._buffers.averaged().values())
             nbytes += merge_state(
                 session.model, session.optimizer, session._parameters, averaged, scalers, session._group
             )

@@ -217,13 +217,13 @@ class Session:
 
     @contextmanager
     def merged(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Evaluate what the workers agree on: within the block, `model` has the parameters that are merged.
+        """Evaluate and save what the workers agree on: within the block, `model` (or one with the same names) has
+        the merged parameters, buffers and frozen parameters that the script changes. close() leaves each rank its own.
 
         That is the model as it is in lock step; the mean over workers, for which every rank must come, with Gossip in
-        lock step, or DelayedAveraging and a compressor; else the servers', or the last mean. `model`: the attached one,
-        or another with the same parameters, by name.
+        lock step, or DelayedAveraging and a compressor; else the servers', or the last mean.
         """
-        with self._parts.swapped_in(self._synchronizer.merge() or {}, model):
+        with self._parts.swapped_in(self._synchronizer.merge() or {}, model, self.steps):
             yield model
 
     # -- between steps ---------------------------------------------------------------------------------------------
@@ -350,7 +350,8 @@ class Session:
         with self._checkpoints.taking_up(directory, found) as put_back_parts:
             self.load_state_dict(*found.sessions)
             put_back_parts()
-            session_checkpoint.restart_resharded(found, self._parameters, self._synchronizer, self._transport.rank)
+            here = self._parameters, self._stages.loop, self._synchronizer
+            session_checkpoint.restart_resharded(found, *here, self._transport.rank)
         self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
         return dict(found.tree["mine"])
 
@@ -382,8 +383,8 @@ class Session:
                 self._synchronizer.end_run()
                 self._changes.farewell()
             self._synchronizer.close()
-            closed = lifecycle_events.ended(self.model, self._parameters, self.steps, self._synchronizer, how)
-            events.emit(self._parts.whole(closed))
+            closed = lifecycle_events.ended(self.model, self.steps, self._synchronizer, how)
+            events.emit(self._parts.whole(closed, self._transport))
             self._leave()
 
     def __enter__(self) -> Self:

@@ -24,7 +24,7 @@ from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.parameter_views import copy_parameters
 from gossamer.runtime.transport import Transport
 from gossamer.session.group_calls import GroupCalls
-from gossamer.synchronizers.base import NamedState, Synchronizer
+from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
 from gossamer.version import __version__
 
 SessionState = Mapping[str, Any]
@@ -122,13 +122,19 @@ def taking_up(directory: str | os.PathLike[str], tree: Mapping[str, Any], optimi
 
 
 def restart_resharded(
-    found: LoadedCheckpoint, parameters: Mapping[str, Parameter], synchronizer: Synchronizer, rank: int
+    found: LoadedCheckpoint,
+    parameters: Mapping[str, Parameter],
+    loop: LoopState,
+    synchronizer: Synchronizer,
+    rank: int,
 ) -> None:
-    """After another world size wrote `found`: begin with the parameters that its workers agreed on, and say so."""
+    """After another world size wrote `found`: begin with what its workers agreed on, and say so."""
     if not found.news:
         return
     agreed = reshard.agreed(found.sessions)
-    copy_parameters(agreed, {name: parameter for name, parameter in parameters.items() if name in agreed})
+    state = {name: tensor for name, tensor in {**parameters, **loop.averaged()}.items() if name in agreed}
+    with loop.copies.following(parameters.values()):
+        copy_parameters(agreed, state)
     synchronizer.restart()
     if rank == 0:
         events.notice(found.news)

@@ -18,7 +18,7 @@ from gossamer.reducer.parameter_views import refuse_no_module, sparse_names, tra
 from gossamer.runtime.open_sessions import OpenSession, open_sessions
 from gossamer.session.ddp_guard import KEEP_DDP
 from gossamer.sharding.local_shards import is_sharded
-from gossamer.strategies import GradientStage, ServerStage, Stage
+from gossamer.strategies import EveryStep, GradientStage, ServerStage, Stage
 
 SCALER_METHODS = ("step", "get_scale", "is_enabled", "state_dict", "load_state_dict")
 
@@ -213,6 +213,25 @@ def _needs_dense(stage: Stage) -> str | None:
             )
         case _:
             return None
+
+
+def refuse_swapping(optimizer: Optimizer, recipe: Recipe) -> None:
+    """Raise AttachError where workers train apart with an optimizer whose eval() puts other numbers into parameters.
+
+    Schedule-free optimizers keep the iterates z and x in their state, and lend x in eval(). A mean over workers is of
+    the parameters as they are in train(), so x would stay each worker's own.
+    """
+    swaps = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+    stages = [stage for stage in recipe.strategy.stages if not isinstance(stage, GradientStage)]
+    if swaps and stages:
+        kind = type(optimizer).__name__
+        raise AttachError(
+            f"{kind} has train() and eval(), which exchange the parameters for an average that it keeps in its own "
+            f"state. {recipe.strategy!r} makes parameters the same on all workers, and not that average, so each "
+            "worker would evaluate another model. Write EveryStep() with any compressor, which averages gradients: "
+            f'gossamer.attach(model, optimizer, "{EveryStep() + recipe.compressor!r}"); or train with '
+            "torch.optim.AdamW and a learning-rate schedule."
+        )
 
 
 def refuse_sharding(optimizer: Optimizer) -> None:

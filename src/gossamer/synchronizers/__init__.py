@@ -7,6 +7,7 @@
     scheduled            ScheduledSynchronizer: rounds that travel while training goes on; asks a round_task
     parameter_averaging  the task of LocalSGD, DiLoCo and DelayedAveraging; delayed_gradients: of EveryStep(delay=...)
     in_flight            one round: what leaves, its reduction on the communication thread, its result
+    exact_mean           the uncompressed mean of all ranks' parameters and other state, for `merge`
     local_steps          counts the optimizer's steps between rounds and reports what they took
     solo                 SoloSynchronizer: a world of one, plain training
     hierarchical         HierarchicalLocalSGD: gradients within a site, scheduled rounds between all

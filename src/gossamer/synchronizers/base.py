@@ -15,11 +15,13 @@ from gossamer.compressors.sharded import is_unsent
 from gossamer.core.aggregation import NO_MOMENTS, AggregationContext, Moments
 from gossamer.environment.roll_call import RollCall
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.frozen_parameters import FrozenParameters
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.pending_reduction import StepContext
 from gossamer.reducer.step_report import Agreement, unchanged
 from gossamer.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
 from gossamer.reducer.tensor_sampler import TensorSampler
+from gossamer.reducer.weight_copies import WeightCopies
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
 
@@ -45,7 +47,9 @@ class LoopState:
     scale: Callable[[], float | None]  # the factor that a GradScaler put into the gradients, None without one
     settings: Callable[[], str]  # the optimizer's hyperparameters as text
     buffers: Callable[[], Sequence[Sequence[Tensor]]]  # the model's, by module
-    averaged: Callable[[], Sequence[Tensor]]  # those of them that are averaged where parameters are
+    averaged: Callable[[], Mapping[str, Tensor]]  # what is averaged along where parameters are: see ModelBuffers
+    frozen: FrozenParameters  # of the model
+    copies: WeightCopies  # that the optimizer keeps of parameters, which must move with them
     batch: Callable[[], int]  # a hash of this rank's first batch
     warn: Callable[[Sequence[tuple[int, float]]], None]  # takes all ranks' (hash, weight)
     ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and what it took

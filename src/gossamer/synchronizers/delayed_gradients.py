@@ -14,7 +14,7 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.step_report import Flags, Presence
 from gossamer.synchronizers.base import LoopState
 from gossamer.synchronizers.in_flight import InFlightRound, RoundResult
-from gossamer.synchronizers.round_task import RoundTask
+from gossamer.synchronizers.round_task import RoundTask, taken_along
 
 
 class DelayedGradients(RoundTask):
@@ -58,8 +58,8 @@ class DelayedGradients(RoundTask):
             torch._foreach_copy_(views, gradients)
         return flat.div_(self._loop.scale() or 1.0)
 
-    def averaged_state(self, number: int) -> AveragedState:
-        return AveragedState(self._loop.averaged())
+    def averaged_state(self, number: int, landed: InFlightRound | None = None) -> AveragedState:
+        return AveragedState.of(taken_along(self._loop.averaged(), landed))
 
     def used(self, buckets: Sequence[Bucket], presence: Presence) -> Flags:
         graded = [p.grad is not None for bucket in buckets for p in bucket.parameters.values()]
@@ -69,7 +69,7 @@ class DelayedGradients(RoundTask):
         used = {name for name, someone in zip(self._names, result.used, strict=True) if someone}
         self._show([mean.mul_(self._loop.scale() or 1.0) for mean in result.means], used)
         if result.averaged_state is not None:
-            self.averaged_state(0).replace(result.averaged_state, 0.0)
+            self.averaged_state(landed.number, landed).replace(result.averaged_state, 0.0, landed.sent)
 
     def revert(self, landed: InFlightRound) -> None:
         self.nothing_landed()

@@ -14,11 +14,12 @@ from torch import Tensor
 from gossamer import events
 from gossamer.checkpoint.state import AGREED_KEY
 from gossamer.core.layout import FlatTensors, Layout, first_nonfinite
-from gossamer.core.ops import AllReduceMean, Coalesced, Script
+from gossamer.core.ops import AllReduceMean, Coalesced, Payload, Script
 from gossamer.errors import GossamerError
 from gossamer.gossip.rules import MASS
 from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.reducer.frozen_parameters import gather_moved
 from gossamer.reducer.reduction import sum_costs
 from gossamer.reducer.step_report import Presence, gather_first_batches
 from gossamer.runtime.comm_streams import use_on_current_stream
@@ -55,7 +56,7 @@ class GossipAveraging(Synchronizer):
         self._strategy, self._topology, self._rule = strategy, topology, strategy.rule(context.compressor)
         self._buckets, self._context, self._loop, self._transport = buckets, context, context.loop, context.transport
         self._rule.check(topology, self._transport.world, context.seed)
-        self._number = 0
+        self._number, self._looked = 0, -1
         self._merged: dict[str, Tensor] | None = None
         self._begin_anew()
         rank, comm_thread = self._transport.rank, context.comm_thread
@@ -64,6 +65,9 @@ class GossipAveraging(Synchronizer):
     def _begin_anew(self) -> None:
         """All workers have the same parameters and buffers."""
         self._memory = {bucket: self._rule.begin(bucket.gather_parameters()) for bucket in self._buckets}
+        self._begin_state()
+
+    def _begin_state(self) -> None:
         numbers = self._averaged_state().numbers()
         self._along = {} if numbers is None else self._rule.along.begin(numbers)
 
@@ -80,7 +84,18 @@ class GossipAveraging(Synchronizer):
         return self._merged
 
     def _averaged_state(self) -> AveragedState:
-        return AveragedState(self._loop.averaged())
+        return AveragedState.of(self._loop.averaged())
+
+    def _look(self) -> None:
+        """Before some rounds all ranks compare the frozen parameters; those that have moved are mixed from then on."""
+        frozen = self._loop.frozen
+        if not frozen.looked_at(self._number) or self._looked == self._number:
+            return
+        self._looked, before = self._number, frozen.names
+        gather = partial(run_script, gather_moved(frozen.moved()), self._transport)
+        frozen.average(self._context.comm_thread.exchange(gather).wait().result, says=self._transport.rank == 0)
+        if frozen.names != before:
+            self._begin_state()
 
     # -- local steps ---------------------------------------------------------------------------------------------------
 
@@ -112,6 +127,7 @@ class GossipAveraging(Synchronizer):
     @torch.no_grad()
     def _mix(self, presence: Presence) -> bool:
         """Make a round; whether a rank goes on training, as far as this one knows."""
+        self._look()
         parts = self._parts()
         nonfinite, headers = self._run(self._told_round(parts, presence))
         for part in parts:
@@ -120,7 +136,8 @@ class GossipAveraging(Synchronizer):
             if part.bucket is None:
                 self._averaged_state().replace(part.mixed, 0.0)
             else:
-                part.bucket.scatter_parameters(part.mixed)
+                with self._loop.copies.following(part.bucket.parameters.values()):
+                    part.bucket.scatter_parameters(part.mixed)
         self._number += 1
         self._merged = None
         self.stopping = self.stopping or any(header.stop for header in headers)
@@ -130,6 +147,7 @@ class GossipAveraging(Synchronizer):
     @torch.no_grad()
     def _meet(self) -> None:
         """Check that all ranks save or merge now. Raises LoopError where some do not."""
+        self._look()
         self._run(self._round(self._parts(), Presence.SAVING))
 
     def _parts(self) -> list[MixedTensors]:
@@ -191,8 +209,15 @@ class GossipAveraging(Synchronizer):
             mean = self._rule.whole(tuple(means)).to(mine.dtype)
             away += (mine - mean).double().square().sum()
             agreed |= {slot.name: slot.view(mean) for slot in bucket.layout}
+        state = self._averaged_state()
+        if (numbers := state.numbers()) is not None:
+            means = yield Coalesced(tuple(AllReduceMean(each.clone()) for each in self._shares_of_state(numbers)))
+            agreed |= state.named(self._rule.along.whole(tuple(means)))
         squared: Tensor = yield AllReduceMean(away)
         return agreed, sqrt(squared.item())
+
+    def _shares_of_state(self, numbers: Tensor) -> Payload:
+        return self._rule.along.shares(numbers, self._along)
 
     def end_run(self) -> None:
         with suppress(GossamerError):
@@ -227,12 +252,17 @@ class GossipAveraging(Synchronizer):
         return found
 
     def progress(self) -> dict[str, Any]:
-        return {"step": self.step, "round": self._number, "reference": self.reference, "along": dict(self._along)}
+        place = {"step": self.step, "round": self._number, "reference": self.reference}
+        state = {"frozen": self._loop.frozen.names, "agreed_state": self._averaged_state().held()}
+        return {**place, "along": dict(self._along), **state}
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.step, self._number, self.reference = progress["step"], progress["round"], progress["reference"]
-        for key, tensor in self._along.items():
-            tensor.copy_(progress["along"][key])
+        self._loop.frozen.resume(progress.get("frozen", ()))
+        self._begin_state()
+        saved = progress["along"]
+        if all(saved[key].shape == tensor.shape for key, tensor in self._along.items()):  # else an earlier version's
+            self._along = {key: saved[key].clone() for key in self._along}
         self._local.rest()
         self._merged = None
         copy_state(remembered, self.remembered())

@@ -170,12 +170,16 @@ class InFlightRound:
     sync_round: SyncRound
     outgoing: Sequence[OutgoingBucket]
     work: Work[RoundResult]
+    along: Sequence[str] | None = None  # names of the model's state that it took along; None: of an earlier version
+    sent: Mapping[str, Tensor] = field(default_factory=dict)  # of that, what goes on changing until it lands
 
     def written(self) -> dict[str, Any]:
         """What must be known to apply it later, once it has arrived."""
         result = self.work.wait()
         return {
             "number": self.number,
+            "along": None if self.along is None else list(self.along),
+            "sent": dict(self.sent),
             "committed": result.committed,
             "stop": result.stop,
             "riders": result.averaged_state,

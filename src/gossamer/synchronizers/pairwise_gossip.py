@@ -7,6 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from gossamer import events
 from gossamer.core.layout import FlatTensors, first_nonfinite
+from gossamer.core.ops import Payload
 from gossamer.core.peer_ops import PeerScript
 from gossamer.environment import comebacks
 from gossamer.environment.survivor_calls import session_calls
@@ -47,7 +49,7 @@ class PairwiseGossip(Synchronizer):
     Each worker answers others at any time, from the parameters it has shown last, and begins an exchange of its own
     every `period` steps, unless its last one is still under way. The results of both are added to the
     parameters after the next step of the optimizer. Statistics such as BatchNorm's stay each worker's own until the
-    end, when all take the mean of everything, the same bits.
+    end, when all take the mean of everything, the same bits. Frozen parameters that a script changes stay its own.
     """
 
     in_step = False
@@ -84,7 +86,8 @@ class PairwiseGossip(Synchronizer):
         self._layout = start.layout
         self._partner = Partner(start, self._rank, context.compressor, context.seed, incarnation)
         self._partner.beside = partial(pack_statistics, loop)
-        self._termination = TerminationProtocol(self._partner, self._world, partial(claim_end, next(_trainings)))
+        claim = partial(claim_end, next(_trainings))
+        self._termination = TerminationProtocol(self._partner, self._world, claim, self._pack_state)
         self._number, self._talks = 0, dict[int, PeerThread]()
         if found is None:
             self._me.start(self._termination.listen(partial(relocate, self._me)))
@@ -113,6 +116,9 @@ class PairwiseGossip(Synchronizer):
 
     def _named(self) -> dict[str, Tensor]:
         return {name: p.detach() for bucket in self._buckets for name, p in bucket.parameters.items()}
+
+    def _following(self) -> AbstractContextManager[None]:
+        return self._loop.copies.following(p for bucket in self._buckets for p in bucket.parameters.values())
 
     # -- local steps ---------------------------------------------------------------------------------------------------
 
@@ -157,7 +163,7 @@ class PairwiseGossip(Synchronizer):
     @torch.no_grad()
     def _drain(self) -> None:
         """Apply the results of exchanges, and show others the parameters as they are now."""
-        with self._local.waiting():  # for a thread that encodes or decodes a message
+        with self._following(), self._local.waiting():  # for a thread that encodes or decodes a message
             self._partner.drain_each(list(self._named().values()))
 
     def _begin(self) -> None:
@@ -192,9 +198,19 @@ class PairwiseGossip(Synchronizer):
         self._drain()
         return self._published(self._termination.now(self._me))
 
+    def _averaged_state(self) -> AveragedState:
+        return AveragedState.of(self._loop.averaged())
+
+    def _pack_state(self) -> Payload:
+        """A copy of the statistics, on the CPU; some may be a step ahead of the parameters that are shown."""
+        numbers = self._averaged_state().numbers()
+        return () if numbers is None else (numbers.cpu(),)
+
     def _published(self, agreed: FinalMean) -> Mapping[str, Tensor]:
         events.emit(events.Logged(step=self.step, values={"consensus_distance": agreed.distance}))
-        return dict(FlatTensors(agreed.payload[0], self._layout).items())
+        parameters, *state = agreed.payload
+        found = dict(FlatTensors(parameters, self._layout).items())
+        return {**found, **self._averaged_state().named(state[0])} if state else found
 
     def end_epoch(self) -> int:
         """No worker waits for another: this one goes on answering, and the others go on training."""
@@ -208,13 +224,12 @@ class PairwiseGossip(Synchronizer):
         for peer, talk in self._talks.items():
             self._end(talk, peer)
         self._drain()
-        averaged_state = AveragedState(self._loop.averaged())
-        numbers = averaged_state.numbers()
-        agreed = self._termination.end(self._me, () if numbers is None else (numbers.cpu(),))
+        agreed = self._termination.end(self._me, self._pack_state())
         mark_end()
-        copy_parameters(self._published(agreed), self._named())
-        if numbers is not None:
-            averaged_state.replace(agreed.payload[1], 0.0)
+        with self._following():
+            copy_parameters(self._published(agreed), self._named())
+        for state in agreed.payload[1:]:
+            self._averaged_state().replace(state, 0.0)
 
     def close(self) -> None:
         self.end_calls()

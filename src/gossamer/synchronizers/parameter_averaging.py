@@ -16,7 +16,7 @@ from gossamer.reducer.step_report import Presence
 from gossamer.strategies import AGREED, FROM, RESET, AveragingStrategy, Memory
 from gossamer.synchronizers.base import LoopState, NamedState
 from gossamer.synchronizers.in_flight import InFlightRound, RoundResult
-from gossamer.synchronizers.round_task import RoundTask
+from gossamer.synchronizers.round_task import RoundTask, taken_along
 
 
 class ParameterAveraging(RoundTask):
@@ -42,12 +42,14 @@ class ParameterAveraging(RoundTask):
         self._memory: dict[Bucket, Memory] = {
             bucket: strategy.begin(bucket.gather_parameters()) for buckets in fragments for bucket in buckets
         }
+        self.agreed_state = AveragedState.of(loop.averaged()).held()
 
     @property
     def agreed(self) -> Mapping[str, Tensor]:
-        return {
+        parameters = {
             slot.name: slot.view(memory[AGREED]) for bucket, memory in self._memory.items() for slot in bucket.layout
         }
+        return {**parameters, **self.agreed_state}
 
     @torch.no_grad()
     def offer(self, bucket: Bucket, presence: Presence) -> Tensor:
@@ -55,24 +57,25 @@ class ParameterAveraging(RoundTask):
         self._strategy.offer(flat, self._memory[bucket])
         return flat
 
-    def averaged_state(self, number: int) -> AveragedState:
-        """BatchNorm's statistics travel with the first fragment; an optimizer's momenta with their parameters, each in
-        every so many of their rounds."""
+    def averaged_state(self, number: int, landed: InFlightRound | None = None) -> AveragedState:
+        """The model's other state travels with the first fragment; an optimizer's momenta with their parameters, each
+        in every so many of their rounds."""
         turn, fragment = divmod(number, len(self._fragments))
         kinds = [key for key, rounds in self._rounds.items() if (turn + 1) % rounds == 0]
-        buffers = self._loop.averaged() if fragment == 0 else []
+        held = taken_along(self._loop.averaged(), landed) if fragment == 0 else {}
         parameters = [p for bucket in self._fragments[fragment] for p in bucket.parameters.values()]
-        return AveragedState([*buffers, *optimizer_state_tensors(self._optimizer, parameters, kinds)])
+        return AveragedState.of(held, optimizer_state_tensors(self._optimizer, parameters, kinds))
 
     def apply(self, landed: InFlightRound, result: RoundResult) -> None:
         for outgoing, mean, own in zip(landed.outgoing, result.means, result.owns, strict=True):
             bucket = outgoing.bucket
             flat = bucket.gather_parameters()
             self._strategy.land(flat, self._memory[bucket], mean, own)
-            bucket.scatter_parameters(flat)
+            self._write(bucket, flat)
         if result.averaged_state is not None:
-            averaged = self.averaged_state(landed.number)
-            averaged.replace(result.averaged_state, self._strategy.kept_share)
+            averaged = self.averaged_state(landed.number, landed)
+            averaged.replace(result.averaged_state, self._strategy.kept_share, landed.sent)
+            self.agreed_state = {**self.agreed_state, **averaged.named(result.averaged_state)}
         if self._strategy.on_merge == RESET:
             for outgoing in landed.outgoing:
                 for parameter in outgoing.bucket.parameters.values():
@@ -94,11 +97,16 @@ class ParameterAveraging(RoundTask):
     @torch.no_grad()
     def adopt_memory(self) -> None:
         for bucket, memory in self._memory.items():
-            bucket.scatter_parameters(memory.get(FROM, memory[AGREED]))
+            self._write(bucket, memory.get(FROM, memory[AGREED]))
+
+    def _write(self, bucket: Bucket, flat: Tensor) -> None:
+        with self._loop.copies.following(bucket.parameters.values()):
+            bucket.scatter_parameters(flat)
 
     @torch.no_grad()
     def restart(self) -> None:
         """What the workers still had to send is in these parameters already where they are the mean of their own."""
+        self.agreed_state = AveragedState.of(self._loop.averaged()).held()
         for bucket, memory in self._memory.items():
             self._strategy.restart(bucket.gather_parameters(), memory)
             if self.merges_own:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from torch import Tensor
@@ -26,6 +27,7 @@ class RoundTask(ABC):
     merges_own = False  # what is merged is the mean of the workers' own parameters, and not `agreed`
     keeps_offers = False  # what was sent is needed again when the mean is there
     guards_gradients = False  # gradients that are not finite are taken away before the optimizer uses them
+    agreed_state: Mapping[str, Tensor] = MappingProxyType({})  # the model's other state by name, as agreed on last
 
     def check_pass(self, *, counted: bool) -> None:  # noqa: B027 - most can use any number of them
         """A backward pass is over; counted: another was, since the last step. Raises LoopError where that is one too
@@ -39,8 +41,8 @@ class RoundTask(ABC):
         """What leaves of a bucket: (n,)."""
 
     @abstractmethod
-    def averaged_state(self, number: int) -> AveragedState:
-        """What is averaged along in the `number`-th round, uncompressed."""
+    def averaged_state(self, number: int, landed: InFlightRound | None = None) -> AveragedState:
+        """What is averaged along in the `number`-th round, uncompressed; or was, in one that has left."""
 
     def used(self, buckets: Sequence[Bucket], presence: Presence) -> Flags:
         """Which parameters of a fragment have a gradient on this rank, where the others must know."""
@@ -59,7 +61,7 @@ class RoundTask(ABC):
 
     @property
     def agreed(self) -> Mapping[str, Tensor] | None:
-        """Parameters by name as all workers agree on them; None where that is the model as it is."""
+        """Parameters and other state by name as all workers agree on them; None where that is the model as it is."""
         return None
 
     @property
@@ -76,3 +78,14 @@ class RoundTask(ABC):
     def end_epoch(self, missed: int) -> int:
         """How many of the `missed` steps of others this rank has to catch up with."""
         return 0
+
+
+def taken_along(averaged: Mapping[str, Tensor], landed: InFlightRound | None) -> Mapping[str, Tensor]:
+    """Those of the model's averaged tensors that a round took along; without counters, where an earlier version saved
+    it."""
+    if landed is None:
+        return averaged
+    names = landed.along
+    if names is None:
+        names = [name for name, tensor in averaged.items() if tensor.is_floating_point()]
+    return {name: averaged[name] for name in names}

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gossamer import events
 from gossamer.core import rng
-from gossamer.core.ops import AllReduceMean, Coalesced, Script
 from gossamer.errors import GossamerError, PeerLost
+from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.bucket import Bucket, copy_state, state_by_name
 from gossamer.reducer.device_failures import undone
 from gossamer.reducer.kept_inputs import KeptInputs
@@ -24,9 +24,10 @@ from gossamer.reducer.participation import Participants, ParticipationPoll
 from gossamer.reducer.reduction import StepTrailer, sum_costs, unsampled
 from gossamer.reducer.step_report import Presence, StepReport
 from gossamer.runtime.comm_streams import use_on_current_stream
-from gossamer.runtime.runner import ScriptCost, run_script
+from gossamer.runtime.runner import ScriptCost
 from gossamer.strategies import PeriodicSchedule, SyncRound
 from gossamer.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
+from gossamer.synchronizers.exact_mean import ExactMean
 from gossamer.synchronizers.in_flight import (
     Fragment,
     InFlightRound,
@@ -68,7 +69,8 @@ class ScheduledSynchronizer(Synchronizer):
         self._kept = None if context.comm_thread.is_fixed else KeptInputs()
         self._merged: Mapping[str, Tensor] | None = None  # since this step, where it is the mean of the ranks' own
         # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
-        self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=schedule.delay > 0)
+        apart, frozen = schedule.delay > 0, None if task.keeps_alike else self._loop.frozen
+        self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=apart, frozen=frozen)
         rank, comm_thread, within = context.transport.rank, context.comm_thread, task.in_backward
         self._local = LocalSteps(
             self.controls, self._loop, rank, self.buckets, self._count, in_backward=within, comm_thread=comm_thread
@@ -93,23 +95,14 @@ class ScheduledSynchronizer(Synchronizer):
 
     @torch.no_grad()
     def _merge(self, presence: Presence) -> None:
-        """Take the mean of the parameters as all ranks have them after this step. Raises LoopError where some go on."""
+        """Take the mean of the state that all ranks have after this step. Raises LoopError where some go on."""
         self._meet(presence)
-
-        def averaged() -> ScriptCost:
-            flats = [bucket.gather_parameters(torch.empty_like(bucket.flat)) for bucket in self.buckets]
-            return run_script(_means(flats), self._context.transport)
-
+        exact = ExactMean(self.buckets, AveragedState.of(self._loop.averaged()))
         with self._local.waiting():
-            performed = self._context.comm_thread.exchange(averaged).wait()
+            run = partial(exact.run, self._context.transport)
+            performed = self._context.comm_thread.exchange(run).wait()
         self._local.add(False, sum_costs([performed]))
-        means: Sequence[Tensor] = performed.result
-        use_on_current_stream(means)
-        self._merged = {
-            slot.name: slot.view(mean)
-            for bucket, mean in zip(self.buckets, means, strict=True)
-            for slot in bucket.layout
-        }
+        self._merged = exact.by_name(performed.result)
 
     # -- local steps ---------------------------------------------------------------------------------------------------
 
@@ -156,7 +149,7 @@ class ScheduledSynchronizer(Synchronizer):
             landed += self._land_until(due.launch - 1)
             if self.stopping:
                 return landed > 0  # the others come to no further round
-            self._send(due, Presence.TRAINING)
+            self._send(due, Presence.TRAINING, self._looked())
         return landed + self._land_until(self.step) > 0
 
     @property
@@ -167,14 +160,24 @@ class ScheduledSynchronizer(Synchronizer):
         fragment, launch, landing = self._schedule.sync_round(number)
         return SyncRound(fragment, launch + self._start, landing + self._start)
 
+    def _looked(self) -> ScriptCost | None:
+        """The poll of a round before which frozen parameters are compared: it says which of them travel with it."""
+        if not self._poll.looks(self._number):
+            return None
+        with self._local.waiting():
+            return self._hear(self._fragments[self._next.fragment].weight, Presence.TRAINING)
+
+    def _hear(self, weight: float, presence: Presence) -> ScriptCost:
+        return self._poll.hear(weight, self.step, presence, self._number)
+
     def _send(self, sync_round: SyncRound, presence: Presence, participants: ScriptCost | None = None) -> None:
         """Let the next round leave; participants: as its poll found them, where that is over."""
         fragment = self._fragments[sync_round.fragment]
         weight, fragment.weight = fragment.weight, 0.0
-        keeps = self._task.keeps_offers
+        keeps, state = self._task.keeps_offers, self._task.averaged_state(self._number)
         outgoing = OutgoingRound(
             buckets=[OutgoingBucket(bucket, self._task.offer(bucket, presence), keeps) for bucket in fragment.buckets],
-            averaged_state=self._task.averaged_state(self._number).numbers(),
+            averaged_state=state.numbers(),
             trailer=self._trailer(fragment, weight, presence),
             weight=weight,
             at=self._context.aggregation(self._number // len(self._fragments)),
@@ -184,7 +187,8 @@ class ScheduledSynchronizer(Synchronizer):
         )
         poll = self._poll.ask(weight, self.step, presence) if participants is None else lambda: participants
         work = self._context.comm_thread.submit(partial(self._reduce, outgoing, poll))
-        self._in_flight.append(InFlightRound(self._number, sync_round, outgoing.buckets, work))
+        sent = state.counted_on() if sync_round.landing > sync_round.launch else {}
+        self._in_flight.append(InFlightRound(self._number, sync_round, outgoing.buckets, work, state.names, sent))
         self._number += 1
 
     @property
@@ -271,8 +275,7 @@ class ScheduledSynchronizer(Synchronizer):
         missed = 0
         while not self._stops_before((due := self._next).launch):
             self._admit(admits=False)  # newcomers have an epoch's data before them, and this rank has none
-            weight = self._fragments[due.fragment].weight
-            polled = self._poll.hear(weight, self.step, Presence.OUT_OF_DATA)
+            polled = self._hear(self._fragments[due.fragment].weight, Presence.OUT_OF_DATA)
             participants: Participants = polled.result
             if not participants.active and participants.together:
                 return missed
@@ -298,7 +301,7 @@ class ScheduledSynchronizer(Synchronizer):
         """The last rounds land in nobody's step, so nobody would hear of a rank that made fewer."""
         if self._task.keeps_alike:
             with suppress(PeerLost):  # a rank that has left without a word
-                participants: Participants = self._poll.hear(0.0, self.step, Presence.ENDING).result
+                participants: Participants = self._hear(0.0, Presence.ENDING).result
                 self._loop.check().agree_on_steps(dict(enumerate(participants.passes)))
         elif self._task.merges_own:
             with suppress(GossamerError):
@@ -309,7 +312,7 @@ class ScheduledSynchronizer(Synchronizer):
 
     def _meet(self, presence: Presence) -> None:
         self._boundary()
-        self._poll.hear(0.0, self.step, presence)
+        self._hear(0.0, presence)
 
     def flush(self) -> None:
         if self._task.in_backward:
@@ -341,6 +344,8 @@ class ScheduledSynchronizer(Synchronizer):
             "reference": self.reference,
             "weights": [fragment.weight for fragment in self._fragments],
             "flights": [each.written() for each in self._in_flight],
+            "frozen": self._loop.frozen.names,
+            "agreed_state": dict(self._task.agreed_state),
         }
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -350,6 +355,8 @@ class ScheduledSynchronizer(Synchronizer):
             fragment.weight = weight
         self._local.rest()
         self._merged = None
+        self._loop.frozen.resume(progress.get("frozen", ()))
+        self._task.agreed_state = {name: each.clone() for name, each in progress.get("agreed_state", {}).items()}
         self._in_flight = deque(map(self._read, progress["flights"]))
         copy_state(remembered, self.remembered())
 
@@ -374,20 +381,16 @@ class ScheduledSynchronizer(Synchronizer):
         buckets = self._fragments[sync_round.fragment].buckets
         offers = [offer.clone() for offer in written["offers"]] or [bucket.flat for bucket in buckets]
         outgoing = [OutgoingBucket(*each, keeps) for each in zip(buckets, offers, strict=True)]
-        result = read_result(written)
-        return InFlightRound(number, sync_round, outgoing, self._context.comm_thread.submit(lambda: result))
+        result, about = read_result(written), (written.get("along"), written.get("sent", {}))
+        return InFlightRound(number, sync_round, outgoing, self._context.comm_thread.submit(lambda: result), *about)
 
     def take_over_from(self, before: Synchronizer) -> None:
         super().take_over_from(before)
         assert isinstance(before, ScheduledSynchronizer)
-        self._number = before._number
+        self._number, self._task.agreed_state = before._number, before._task.agreed_state
         for mine, theirs in zip(self._fragments, before._fragments, strict=True):
             mine.weight = theirs.weight
 
     def close(self) -> None:
         self._local.close()
         self._poll.close()
-
-
-def _means(flats: Sequence[Tensor]) -> Script:
-    return (yield Coalesced(tuple(AllReduceMean(flat, out=flat) for flat in flats)))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from gossamer.reducer.parameter_views import copy_parameters, trainable
+from gossamer.reducer.parameter_views import copy_parameters, state_of
 from gossamer.session.session import Session
 
 
@@ -25,8 +26,7 @@ def agreed_state(session: Session, state_dict: Callable[[], Mapping[str, Any]]) 
 
 
 def close_agreed(session: Session) -> None:
-    """End training on every rank, with the agreed parameters in its model: what is evaluated next is one model."""
-    parameters = trainable(session.model)
-    agreed = agreed_state(session, lambda: {name: each.detach() for name, each in parameters.items()})
+    """End training on every rank, with the agreed state in its model: what is evaluated next is one model."""
+    agreed = agreed_state(session, partial(state_of, session.model))
     session.__exit__(None, None, None)
-    copy_parameters(agreed, parameters)
+    copy_parameters(agreed, state_of(session.model))

@@ -1,0 +1,272 @@
+"""What is merged and compared at the end is the whole model: buffers, counters and frozen parameters that move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.moving_state import State, begin, differing, merged_state, state_of, train
+from support.virtual_workers import Worker, cluster, heard, notices
+
+from gossamer import events
+
+RECIPES = [
+    "LocalSGD(4)",
+    "LocalSGD(4) + Int8()",
+    "LocalSGD(2, per_site=2)",
+    "PostLocalSGD(3, start=1)",
+    "DiLoCo(4)",
+    "DiLoCo(4, fragments=2, delay=2, mix=0.5)",
+    "DelayedAveraging(2)",
+    "DelayedAveraging(delay=3, period=2) + TopK(0.3)",
+    "Gossip() + Ring()",
+    "Gossip() + Int8() + Ring()",
+    "Gossip('push-sum', period=2) + Exponential()",
+    "EveryStep(delay=1)",
+    "EveryStep()",
+]
+OTHERS = {
+    "norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "seen", "hidden", "momentum.weight",
+    "momentum.bias", "first.parametrizations.weight.0._u", "first.parametrizations.weight.0._v",
+}  # fmt: skip
+
+
+def between_means(worker: Worker, recipe: str) -> tuple[State, State, State]:
+    """(own state, what is merged, own state again) some steps after a mean."""
+    model, session = begin(worker, recipe)
+    train(session, range(11), worker.rank)
+    own, merged = state_of(model), merged_state(session)
+    return own, merged, state_of(model)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_merged_has_the_same_whole_state_on_every_rank(recipe: str) -> None:
+    found = cluster(lambda worker: between_means(worker, recipe), 4)
+    assert differing([merged for _, merged, _ in found]) == []
+    for own, _, again in found:
+        assert differing([own, again]) == []
+    if not recipe.startswith(("EveryStep", "DelayedAveraging")):  # these have just landed
+        assert {"norm.running_mean", "seen", "hidden"} <= set(differing([own for own, _, _ in found]))
+
+
+def test_pairwise_gossip_merges_statistics_and_counters_with_the_parameters() -> None:
+    def work(worker: Worker) -> tuple[State, State]:
+        model, session = begin(worker, "Gossip('pairwise')")
+        session.optimizer.param_groups[0]["lr"] = 0.0  # an exchange that is under way moves no parameter
+        train(session, range(4 + worker.rank), worker.rank)
+        worker.transport.all_gather_text("")  # none trains while the others merge
+        found = state_of(model), merged_state(session)
+        worker.transport.all_gather_text("")
+        session.close()
+        return found
+
+    own, merged = zip(*cluster(work, 2), strict=True)
+    assert differing(list(merged)) == []
+    for name in OTHERS:
+        mean = (own[0][name].double() + own[1][name].double()) / 2
+        torch.testing.assert_close(merged[0][name].double(), mean if mean.numel() > 1 else mean.round())
+
+
+def across_a_round(worker: Worker, recipe: str) -> tuple[State, State, State]:
+    """(the other state as the first round finds it, own state just after it, what is merged a step later)"""
+    model, session = begin(worker, recipe)
+    if worker.rank == 1:
+        model(torch.zeros(4, 6, dtype=torch.float64))  # a batch more than the others: counters differ
+    before = train(session, range(4), worker.rank)[-1]
+    after = state_of(model)
+    train(session, [4], worker.rank)
+    return before, after, merged_state(session)
+
+
+@pytest.mark.parametrize("recipe", ["LocalSGD(4)", "DiLoCo(4)", "DelayedAveraging(delay=0, period=4)"])
+def test_other_state_is_merged_as_its_mean_at_the_last_round(recipe: str) -> None:
+    found = cluster(lambda worker: across_a_round(worker, recipe), 3)
+    for name in OTHERS:
+        mean = torch.stack([before[name].double() for before, _, _ in found]).mean(0)
+        for _, after, merged in found:
+            expected = mean if merged[name].is_floating_point() else mean.round()
+            torch.testing.assert_close(merged[name].double(), expected, rtol=1e-12, atol=1e-12)
+            if not name.startswith("momentum"):  # which has followed since
+                assert torch.equal(after[name], merged[name])
+    assert {int(before["norm.num_batches_tracked"]) for before, _, _ in found} == {4, 5}
+
+
+def test_a_buffer_replaced_within_the_block_is_put_back() -> None:
+    def work(worker: Worker) -> bool:
+        model, session = begin(worker, "LocalSGD(4)")
+        train(session, range(6), worker.rank)
+        kept, own = model.seen, model.seen.clone()
+        with session.merged(model):
+            model(torch.ones(4, 6, dtype=torch.float64))
+        return model.seen is kept and torch.equal(model.seen, own)
+
+    assert cluster(work, 2) == [True, True]
+
+
+@pytest.mark.parametrize("recipe", ["EveryStep(delay=1)", "DelayedAveraging(2)", "DiLoCo(4, delay=2, mix=0.5)"])
+def test_counters_and_momentum_encoders_lose_no_step_while_a_round_travels(recipe: str) -> None:
+    def work(worker: Worker) -> tuple[int, float]:
+        model, session = begin(worker, recipe)
+        with torch.no_grad():
+            model.momentum.bias.zero_()
+        session.optimizer.param_groups[0]["lr"] = 0.0
+        train(session, range(8), worker.rank)
+        return int(model.get_buffer("norm.num_batches_tracked")), float(
+            model.momentum.bias[0] / model.last.bias.detach()[0]
+        )
+
+    for counted, followed in cluster(work, 2):
+        assert (counted, followed) == (8, pytest.approx(1 - 0.9**8))
+
+
+# -- at the end --------------------------------------------------------------------------------------------------------
+
+
+def closed(worker: Worker, recipe: str, spoil: bool = False) -> None:
+    model, session = begin(worker, recipe)
+    train(session, range(6), worker.rank)
+    if spoil and worker.rank == 1:
+        model.get_buffer("mask").logical_not_()  # of whole numbers, more than one: stays each rank's own
+    session.close()
+
+
+@pytest.mark.parametrize("recipe", ["LocalSGD(4)", "DelayedAveraging(2) + Int8()", "Gossip()", "EveryStep()"])
+def test_the_digest_at_the_end_covers_all_state(recipe: str) -> None:
+    for spoil, digests, names in ((False, 1, []), (True, 2, ["mask"])):
+        with heard(events.Closed) as ended:
+            cluster(lambda worker, s=spoil: closed(worker, recipe, s), 2)
+        assert len({event.digest for event in ended}) == digests
+        assert [name for name in ended[0].tensors if len({event.tensors[name] for event in ended}) > 1] == names
+        assert all("hidden" not in event.tensors for event in ended)  # no state_dict() has it
+
+
+@pytest.mark.parametrize(("recipe", "steps", "held"), [("LocalSGD(4)", 4, True), ("LocalSGD(4)", 5, False)])
+def test_a_rank_holds_what_was_merged_only_if_its_buffers_do(recipe: str, steps: int, held: bool) -> None:
+    def work(worker: Worker) -> None:
+        model, session = begin(worker, recipe)
+        session.optimizer.param_groups[0]["lr"] = 0.0
+        model.momentum.load_state_dict(model.last.state_dict())
+        train(session, range(steps), worker.rank)
+        session.close()
+
+    with heard(events.Closed) as ended:
+        cluster(work, 2)
+    assert [event.holds_merged for event in ended] == 2 * [held]
+
+
+@pytest.mark.parametrize(("steps", "lends", "told"), [(5, False, 1), (5, True, 0), (4, False, 0)])
+def test_a_session_that_ends_between_two_means_tells_how_to_save_the_merged_model(
+    steps: int, lends: bool, told: int
+) -> None:
+    def work(worker: Worker) -> None:
+        model, session = begin(worker, "LocalSGD(4)")
+        model.follow = lambda: None  # type: ignore[method-assign]
+        train(session, range(steps), worker.rank)
+        if lends:
+            merged_state(session)
+        session.close()
+
+    with notices() as said:
+        cluster(work, 2)
+    assert sum("with session.merged(model): torch.save(" in text for text in said) == told
+
+
+# -- frozen parameters -------------------------------------------------------------------------------------------------
+
+
+def test_frozen_parameters_that_stay_do_not_travel_and_those_that_move_are_told_once() -> None:
+    def work(worker: Worker, moves: bool) -> float:
+        model, session = begin(worker, "LocalSGD(4)")
+        if not moves:
+            model.follow = lambda: None  # type: ignore[method-assign]
+        train(session, range(8), worker.rank)
+        return float(len(session._buffers.frozen.averaged))
+
+    for moves, count in ((False, 0.0), (True, 2.0)):
+        with notices() as said, heard(events.StepEnded) as ended:
+            assert cluster(lambda worker, m=moves: work(worker, m), 2) == [count, count]
+        told = [text for text in said if "requires_grad=False" in text]
+        assert len(told) == moves
+        assert all('"momentum.weight", "momentum.bias"' in text and "27 numbers a round" in text for text in told)
+        assert sum(event.bytes_sent for event in ended) > 0
+
+
+def test_a_frozen_parameter_that_moves_on_one_rank_is_averaged_on_all() -> None:
+    def work(worker: Worker) -> State:
+        model, session = begin(worker, "LocalSGD(4)")
+        if worker.rank == 0:
+            model.follow = lambda: None  # type: ignore[method-assign]
+        train(session, range(4), worker.rank)
+        return merged_state(session)
+
+    states = cluster(work, 3)
+    assert differing(states) == []
+
+
+# -- going on ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "recipe", ["LocalSGD(4)", "DiLoCo(4, fragments=2, delay=2)", "DelayedAveraging(delay=3, period=2)", "Gossip()"]
+)
+def test_a_resumed_run_merges_the_same_state_bit_for_bit(recipe: str, tmp_path: Path) -> None:
+    def first(worker: Worker) -> tuple[State, State]:
+        _, session = begin(worker, recipe)
+        train(session, range(6), worker.rank)
+        session.save(tmp_path)
+        merged = merged_state(session)
+        train(session, range(6, 11), worker.rank)
+        return merged, merged_state(session)
+
+    def second(worker: Worker) -> tuple[State, State]:
+        _, session = begin(worker, recipe)
+        session.load(tmp_path)
+        merged = merged_state(session)
+        train(session, range(6, 11), worker.rank)
+        return merged, merged_state(session)
+
+    for (before, through), (resumed, after) in zip(cluster(first, 3), cluster(second, 3), strict=True):
+        assert set(differing([before, resumed])) <= {"hidden"}  # not persistent, so no checkpoint has it
+        assert set(differing([through, after])) <= {"hidden"}
+
+
+def test_a_reset_of_parameters_leaves_the_merged_other_state() -> None:
+    def work(worker: Worker) -> tuple[State, State]:
+        _, session = begin(worker, "LocalSGD(4)")
+        train(session, range(6), worker.rank)
+        before = merged_state(session)
+        session.reset("last.weight", "last.bias")
+        return before, merged_state(session)
+
+    found = cluster(work, 2)
+    assert differing([after for _, after in found]) == []
+    assert set(differing([*found[0]])) <= {"last.weight", "last.bias"}
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(2, 3), (1, 2)])
+def test_another_number_of_workers_goes_on_from_the_merged_state(writers: int, readers: int, tmp_path: Path) -> None:
+    def save(worker: Worker) -> State:
+        _, session = begin(worker, "LocalSGD(4)")
+        train(session, range(6), worker.rank)
+        session.save(tmp_path)
+        return merged_state(session)
+
+    def load(worker: Worker) -> tuple[State, State]:
+        model, session = begin(worker, "LocalSGD(4)")
+        session.load(tmp_path)
+        return state_of(model), merged_state(session)
+
+    (merged, *_), loaded = cluster(save, writers), cluster(load, readers)
+    for states in zip(*loaded, strict=True):
+        assert set(differing([merged, *states])) <= {"hidden"}  # not persistent
+
+
+def test_a_switch_to_lock_step_averages_all_other_state() -> None:
+    def work(worker: Worker) -> State:
+        model, session = begin(worker, "LocalSGD(4)")
+        train(session, range(6), worker.rank)
+        session.switch("Dense()")
+        return state_of(model)
+
+    assert differing(cluster(work, 3)) == []
