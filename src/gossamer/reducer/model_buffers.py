@@ -18,9 +18,20 @@ class ModelBuffers:
     """A model's buffers by the module that holds them, as they are at each moment."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._holders = [module._buffers for module in model.modules() if any(True for _ in module.buffers(False))]
+        self._model, self._holders = model, _holders(model)
         self._constant: set[tuple[int, str]] = set()
         self.see_constants()
+
+    def see_model(self) -> None:
+        """Take in modules that the model has gained, once all workers were given the same buffers of them. What was
+        known of the others is kept: a buffer that is not finite on one rank alone is no constant."""
+        before, constant = self._holders, self._constant
+        self._holders = _holders(self._model)
+        self.see_constants()
+        for number, holder in enumerate(self._holders):
+            for place in (place for place, each in enumerate(before) if each is holder):
+                self._constant -= {(number, name) for name in holder}
+                self._constant |= {(number, name) for name in holder if (place, name) in constant}
 
     def see_constants(self) -> None:
         """Take buffers that are not finite now for constants, such as masks. After all workers were given the same."""
@@ -41,6 +52,10 @@ class ModelBuffers:
 
     def __call__(self) -> list[list[Tensor]]:
         return [[buffer for buffer in holder.values() if buffer is not None] for holder in self._holders]
+
+
+def _holders(model: nn.Module) -> list[dict[str, Tensor | None]]:
+    return [module._buffers for module in model.modules() if any(True for _ in module.buffers(False))]
 
 
 class BufferVersions:

@@ -20,7 +20,7 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings, with_weights
 from gossamer.reducer.parameter_check import ParameterCheck, Verify, check_verify
-from gossamer.reducer.parameter_views import trainable
+from gossamer.reducer.step_report import Presence
 from gossamer.runtime import open_sessions
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
@@ -32,7 +32,7 @@ from gossamer.session.first_batch import NO_BATCH, FirstBatch
 from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler, StepGuards
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.group_changes import GroupChanges, ShardedWorld, WorldChange
-from gossamer.session.layout_change import laid_out_anew
+from gossamer.session.layout_change import LayoutChanges
 from gossamer.session.loop_state import loop_state
 from gossamer.session.model_parts import ModelParts
 from gossamer.session.parameter_form import ParameterForm
@@ -50,7 +50,7 @@ from gossamer.synchronizers.stages import StageSequence
 from gossamer.transports.elastic.transport import elastic
 
 
-class Session:
+class Session(LayoutChanges):
     """Trains `model` with `optimizer` together with the other workers of `transport`, as `recipe` says.
 
     Made by gossamer.attach. Raises MismatchError where ranks are not alike.
@@ -193,6 +193,7 @@ class Session:
         stands below it runs, and the next epoch does not begin.
         """
         self._refuse_pass()
+        self._step_hooks.refuse_gained()
         self._passes_before = self._synchronizer.passes
         with self._stop.epoch():
             yield
@@ -337,7 +338,7 @@ class Session:
         if self._changes.handed_over:
             return dict(self._changes.mine)
         if self._synchronizer.in_step:
-            self._synchronizer.meet_to_save()  # LoopError on all ranks where some do not load
+            self._synchronizer.meet_to_save(Presence.LOADING)  # LoopError on all ranks where some do not load
         found = self._checkpoints.load(directory)
         if found is None:
             return {}
@@ -353,20 +354,6 @@ class Session:
         """The parts of a checkpoint besides the session's own, by their names in it; all but the world are alike."""
         parts = self._parts.saved(self.model, self.optimizer)
         return {**parts, **self._loop_scaler.parts, "world": self._world}
-
-    def reset(self, *names: str) -> None:
-        """Forget what is remembered about these parameters: after resizing them, all at once, on every rank."""
-        self._parts.refuse("session.reset()")
-        self._form.refuse_unnamed(names, now := trainable(self.model))
-        self._synchronizer, self._layout = laid_out_anew(
-            self._synchronizer,
-            names,
-            now,
-            self._stages,
-            self._group,
-            self._at(),
-            lambda: self._adopt(WholeParameters(now)),
-        )
 
     def close(self) -> None:
         """Leave the loop as it was found; the model and the optimizer stay as they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,6 +31,24 @@ def refuse(model: nn.Module, *, sharded: bool = False) -> None:
         check(model)
     for name, parameter in trainable(model).items():
         for check_parameter in PARAMETER_CHECKS if sharded else (_refuse_sharded, *PARAMETER_CHECKS):
+            check_parameter(name, parameter)
+
+
+def refuse_added(model: nn.Module, added: Mapping[str, nn.Parameter]) -> None:
+    """Raise AttachError for parameters that `model` has gained and that attach would have refused."""
+    for check in MODEL_CHECKS:
+        if check is not _refuse_attached:
+            check(model)
+    others = {
+        id(each) for session in open_sessions() if session.model is not model for each in session.model.parameters()
+    }
+    for name, parameter in added.items():
+        if id(parameter) in others:
+            raise AttachError(
+                f'"{name}" belongs to another open session, and two sessions would average each gradient twice. Call '
+                "session.close() on the other session first."
+            )
+        for check_parameter in (_refuse_sharded, *PARAMETER_CHECKS):
             check_parameter(name, parameter)
 
 

@@ -332,12 +332,12 @@ class GradientSynchronizer(Synchronizer):
         self.rest()
         return missed
 
-    def meet_to_save(self) -> None:
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         with kept_gradients([p for _, p in self._named()]):
             if self._unused:
                 for bucket in self._buckets:
                     bucket.keep_before()
-            self.finish(Presence.SAVING)  # ranks that train on would not hear of it otherwise
+            self.finish(call)  # ranks that train on would not hear of it otherwise
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
