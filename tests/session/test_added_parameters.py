@@ -122,6 +122,25 @@ def test_what_is_remembered_of_other_parameters_stays(recipe: str) -> None:
     cluster(work, 2)
 
 
+@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=3)"])
+def test_buffers_of_new_modules_are_handed_out_and_kept_alike(recipe: str) -> None:
+    def work(worker: Worker) -> tuple[Tensor, Tensor]:
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
+        steps(model, optimizer, session, range(3), worker.rank)
+        optimizer.add_param_group({"params": widened(model, 0)})
+        statistics = model[5][1].running_mean  # type: ignore[index, union-attr]
+        statistics.fill_(float(worker.rank))
+        session.add_parameters()
+        begun = statistics.clone()
+        with session.epoch():
+            steps(model, optimizer, session, range(3, 9), worker.rank)
+        return begun, statistics.clone()
+
+    results = cluster(work, 2)
+    assert torch.equal(agree([begun for begun, _ in results]), torch.zeros(5, dtype=torch.float64))
+    assert agree([ended for _, ended in results]).any()
+
+
 def test_gradients_on_their_way_are_not_lost_when_parameters_are_added() -> None:
     """With a delay of one step, five passes move the parameters by the mean of five gradients; one step comes later."""
 
