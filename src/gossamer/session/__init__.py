@@ -38,6 +38,7 @@ parameter_form.py      refuses a model that is cast, moved or resized after atta
 loop_scaler.py         the loop's GradScaler, given to attach or found
 scaler_hook.py         hears of optimizer steps that a GradScaler leaves out
 untold_scaler.py       finds a GradScaler that attach was not given
+manual_updates.py      parameters that a loop writes by hand
 foreign_optimizers.py  other optimizers that step in the same parameters
 uneven_inputs.py       parameters and optimizer state for ranks that missed steps
 lifecycle_events.py    the events Attached and Closed

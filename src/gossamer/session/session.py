@@ -103,6 +103,8 @@ class Session(LayoutChanges):
             if not self._changes.joins and not self._group.alone:
                 check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
                 self._buffers.see_constants()
+            if not self._group.alone:
+                self._step_hooks.manual_updates.install(self._parameters.values())
             self._synchronizer = self._stages.begin(self._parameters, fragments)
             self._synchronizer.muted = self._parts.staged
             self._changes.begin(fingerprint(optimizer=None, **self._about()))
@@ -197,6 +199,7 @@ class Session(LayoutChanges):
         self._passes_before = self._synchronizer.passes
         with self._stop.epoch():
             yield
+        self._step_hooks.manual_updates.settle()
         missed = 0 if self.stopping else self._synchronizer.end_epoch()
         while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
             self._enter_next_stage(missed)
@@ -320,6 +323,7 @@ class Session(LayoutChanges):
         close waits for the rest, and raises what went wrong. replicas: other machines that keep each part, too, where
         `directory` is one of each machine's own; `load` fetches what a machine lacks.
         """
+        self._step_hooks.manual_updates.settle()
         self._synchronizer.meet_to_save()
         if not self._stages.now.local_parameters:
             session_checkpoint.compare_parameters(self._check, self._group, self.steps)
@@ -339,6 +343,7 @@ class Session(LayoutChanges):
             return dict(self._changes.mine)
         if self._synchronizer.in_step:
             self._synchronizer.meet_to_save(Presence.LOADING)  # LoopError on all ranks where some do not load
+        self._step_hooks.manual_updates.forget()
         found = self._checkpoints.load(directory)
         if found is None:
             return {}

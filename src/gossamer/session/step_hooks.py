@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gossamer.errors import LoopError
 from gossamer.moments.take_over import take_over
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.parameter_check import ParameterCheck
@@ -19,6 +21,7 @@ from gossamer.session.foreign_optimizers import ForeignOptimizerGuard, Optimizer
 from gossamer.session.gradient_guards import GradientClip, StepGuards, has_closure, scaler_of_parts
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.loop_scaler import LoopScaler
+from gossamer.session.manual_updates import ManualUpdates
 from gossamer.session.model_watch import ModelWatch
 from gossamer.session.owed_gradients import OwedGradients
 from gossamer.session.tracked_parts import TrackedParts
@@ -60,6 +63,7 @@ class StepHooks:
         self._attached_before = WeakParameters()  # all that were attached at some time
         self.between_steps: list[Callable[[], None]] = []  # what is to be done after each, on every rank
         self.owed = OwedGradients()
+        self.manual_updates = ManualUpdates(optimizer, lambda: self._recipe, lambda: session._synchronizer.use())
         self.loop_scaler = LoopScaler(guards.scaler, optimizer, self._step_skipped, self._take_up_scaler)
 
     def adopt(self, views: WholeParameters, transport: Transport) -> None:
@@ -67,6 +71,7 @@ class StepHooks:
         momentum."""
         self._views, self._parameters = views, views.parameters
         self._attached_before.add(*views.own.values())
+        self.manual_updates.forget()
         self.watch.remove()
         self.watch = ModelWatch(self._model)
         self._guard(transport)
@@ -93,6 +98,7 @@ class StepHooks:
     def remove(self) -> None:
         """Stop watching the model."""
         self.watch.remove()
+        self.manual_updates.remove()
 
     def install(self, group: GroupCalls) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler | StepHooks]:
         """What calls the hooks, until it is removed. To be exhausted."""
@@ -102,15 +108,27 @@ class StepHooks:
         yield self
         yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
 
+    def _refuse_within_backward(self, optimizer: Optimizer) -> None:
+        """Raise LoopError where a hook of the loop steps an optimizer before gradients are averaged."""
+        if not self._group.alone and torch._C._current_graph_task_id() != -1:
+            raise LoopError(
+                f"{type(optimizer).__name__} makes a step within backward(), by a hook, where gradients are those of "
+                "this rank alone: the ranks would part. Remove the hook, attach one optimizer of all parameters, and "
+                "call optimizer.step() after loss.backward() has returned."
+            )
+
     def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
         self._tracked.see(optimizer)
         if optimizer is self._optimizer or self._group.forked:
             return
         synchronizer = self._session._synchronizer
         if not self._group.alone:
+            if self._foreign_guard.shares(optimizer):
+                self._refuse_within_backward(optimizer)
             self._foreign_guard.check(optimizer, local=self._session._muted_at == synchronizer.passes)
         if self._foreign_guard.shares(optimizer):
             self.refuse_gained(searches=False)
+            self.manual_updates.remove()
             synchronizer.use()
             self.owed.pay(optimizer, self._parameters, closure=closure)
             self._clip.before(optimizer, self._parameters.values(), closure=closure)
@@ -121,7 +139,9 @@ class StepHooks:
         if not self._group.alone:
             refuse_capture("optimizer.step()")
         self._session._refuse_pass()
+        self._refuse_within_backward(optimizer)
         self.refuse_gained(searches=False)
+        self.manual_updates.remove()
         self._foreign_guard.refuse_unaveraged(optimizer)
         closure, synchronizer = has_closure(args, kwargs), self._session._synchronizer
         if not self._group.alone:
@@ -145,6 +165,7 @@ class StepHooks:
         """The scaler has left out the optimizer's step, of which no hook of the optimizer's tells."""
         if not self._group.forked:
             self._session._refuse_pass()
+            self.manual_updates.remove()
             self._session._synchronizer.step_skipped()
             self._over()
 

@@ -280,19 +280,20 @@ class GradientSynchronizer(Synchronizer):
         self._unused, self._dropped = False, 0
 
     def _drop_thrown_away(self) -> None:
-        """Another pass begins. Where no optimizer has used the last average and its gradients are not there any more,
-        that pass was none: the generator's through a GAN's discriminator, a saliency map, a batch that is left out."""
-        if not self._unused:
-            return
-        if self._seen != self._parameter_versions():
-            self.use()  # by hand, without an optimizer
-        elif not any(part.still_shown for part in self._parts) or all(part.zeroed for part in self._parts):
+        """Discard an average that nothing used and whose gradients are gone: a generator's pass, a saliency map."""
+        gone = not any(part.still_shown for part in self._parts)
+        if self._left_unused() and (gone or all(part.zeroed for part in self._parts)):
             self._drop_unused()  # else this pass accumulates upon it
 
+    def _left_unused(self) -> bool:
+        """Whether the last average was not used. Parameters that were written since have used it: by hand."""
+        if self._unused and self._seen != self._parameter_versions():
+            self.use()
+        return self._unused
+
     def _drop_unused(self) -> None:
-        """Take back what compressors remember of the last average, if no optimizer has used it: its remainder would be
-        sent along with the next."""
-        if not self._unused:
+        """Take back what compressors remember of an average that was not used: it would go along with the next."""
+        if not self._left_unused():
             return
         for bucket in self._buckets:
             bucket.roll_back()
@@ -302,8 +303,7 @@ class GradientSynchronizer(Synchronizer):
         if self._dropped == MANY_DROPPED and self._context.transport.rank == 0:
             notice(
                 f"{MANY_DROPPED} backward passes in a row were averaged and no optimizer has used any of them, so they "
-                "left no trace. Call optimizer.step(); where parameters are updated by hand, write into them with "
-                "`with torch.no_grad(): parameter.sub_(...)` and not through parameter.data, which nobody sees."
+                "left no trace. Call optimizer.step() after backward()."
             )
 
     def _parameter_versions(self) -> list[int]:
@@ -334,7 +334,7 @@ class GradientSynchronizer(Synchronizer):
 
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         with kept_gradients([p for _, p in self._named()]):
-            if self._unused:
+            if self._left_unused():
                 for bucket in self._buckets:
                     bucket.keep_before()
             self.finish(call)  # ranks that train on would not hear of it otherwise
