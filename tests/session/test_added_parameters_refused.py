@@ -63,7 +63,7 @@ def test_different_calls_on_different_ranks_are_all_named(recipe: str, tmp_path:
             session.add_parameters()
 
     for said in cluster(lambda worker: refused(worker, act, recipe), 3):
-        assert all(f"session.{call}() on rank" in said for call in ("save", "switch", "add_parameters"))
+        assert all(f"session.{call}()" in said for call in ("save", "switch", "add_parameters"))
 
 
 def test_ranks_that_add_different_parameters_are_told_so_and_keep_what_they_had() -> None:
