@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+import torch
 from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -51,12 +52,14 @@ class LayoutChanges:
     def _adopt(self, views: WholeParameters) -> None:
         raise NotImplementedError
 
+    @torch.inference_mode(False)  # what is made here is trained with
     def reset(self, *names: str) -> None:
         """Forget what is remembered about these parameters: after resizing them, all at once, on every rank."""
         self._parts.refuse("session.reset()")
         self._form.refuse_unnamed(names, now := trainable(self.model))
         self._lay_out(names, now)
 
+    @torch.inference_mode(False)
     def add_parameters(self) -> tuple[str, ...]:
         """Average the trainable parameters that the model has gained since attach, too: a new head, an adapter, layers
         that were frozen, parameters that were replaced.

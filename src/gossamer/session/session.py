@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -37,7 +38,7 @@ from gossamer.session.loop_state import loop_state
 from gossamer.session.model_parts import ModelParts
 from gossamer.session.parameter_form import ParameterForm
 from gossamer.session.recipe_choice import Written
-from gossamer.session.scalars import sample_weight
+from gossamer.session.scalars import named_metrics, sample_weight
 from gossamer.session.session_status import SessionStatus
 from gossamer.session.startup_checks import check_ranks_alike, fingerprint
 from gossamer.session.step_hooks import StepHooks
@@ -56,6 +57,7 @@ class Session(LayoutChanges):
     Made by gossamer.attach. Raises MismatchError where ranks are not alike.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -172,10 +174,10 @@ class Session(LayoutChanges):
         """
         self._synchronizer.weight, self._weighs = sample_weight(weight), True
 
-    def log(self, **metrics: float | Tensor) -> None:
-        """Write numbers, such as loss=loss, into the run's record; tensors of one entry as well, on a GPU, too: then
-        nothing waits for them here."""
-        self._metrics.log(self.steps, metrics)
+    def log(self, metrics: Mapping[str, float | Tensor] | None = None, /, **more: float | Tensor) -> None:
+        """Write numbers into the run's record: session.log(loss=loss), or session.log({"loss": loss}). Tensors of one
+        entry as well, on a GPU, too: then nothing waits for them here."""
+        self._metrics.log(self.steps, named_metrics(metrics, more))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -254,6 +256,7 @@ class Session(LayoutChanges):
         """Let `callback` hear of an elastic run's workers that came or went, after the step in which they did."""
         self._changes.listen(callback)
 
+    @torch.inference_mode(False)  # what is made here is trained with
     def switch(self, recipe: Written, *, reason: str = "") -> None:
         """Go on with another recipe; every rank calls it after the same step, with the same recipe.
 
@@ -295,6 +298,7 @@ class Session(LayoutChanges):
             shards=self._parts.shards,
         )
 
+    @torch.inference_mode(False)
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
         """Take up what state_dict() of the same rank, recipe and layout gave; or, where another number of workers had
         them, all of their states in order of rank: each worker then begins with the mean of what they had to send.
@@ -331,6 +335,7 @@ class Session(LayoutChanges):
         self._group.whole(lambda: save(self.state_dict(), mine))
         self._changes.mine = mine
 
+    @torch.inference_mode(False)
     def load(self, directory: StrPath) -> dict[str, Any]:
         """Resume from the newest checkpoint in `directory` that is complete on every rank; returns what was saved as
         `mine`, or {} where there is none. Every rank must call it.

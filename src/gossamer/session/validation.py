@@ -82,6 +82,11 @@ def refuse_unmade(model: nn.Module) -> None:
                 f'"{name}" is on the meta device and holds no numbers, so there is nothing to train. Call '
                 "model.to_empty(device=world.device) and initialise or load the model first."
             )
+        if tensor.is_inference():
+            raise AttachError(
+                f'"{name}" was made within torch.inference_mode(), and such a tensor cannot be trained or averaged. '
+                "Build or load the model outside of that block; torch.no_grad() does no harm."
+            )
 
 
 def _refuse_ddp(model: nn.Module) -> None:
