@@ -31,6 +31,7 @@ from support.virtual_workers import (
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from gossamer.compressors.dgc import MOMENTUM
 from gossamer.errors import AttachError, LoopError
 from gossamer.moments.first_moment import AdamRule
 from gossamer.moments.frozen_variance import FrozenVariance
@@ -271,3 +272,26 @@ def test_a_short_warm_up_is_noticed(warmup: int, lines: int) -> None:
     assert len(said) == lines
     assert f"stand still, after {warmup} steps" in said[0]
     assert all("3.2 times as long" in line for line in said[1:])
+
+
+def test_what_travels_begins_at_zero_and_the_warm_ups_moment_stays_in_adams_state() -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01, betas=(0.9, 0.99))
+        session = worker.attach(model, optimizer, "OneBitAdam(warmup=3, inner=Dense())")
+        held = model[2].weight  # type: ignore[index]
+
+        def travels() -> Tensor:
+            return session.state_dict()["state"]["2.weight"][f"0.{MOMENTUM}"].clone()
+
+        for step in range(3):
+            train_step(model, optimizer, step, worker.rank)
+        assert not travels().any()
+        after_warm_up = optimizer.state[held]["exp_avg"].clone()
+        assert after_warm_up.any()
+        for step in range(3, 6):
+            train_step(model, optimizer, step, worker.rank)
+            kept = after_warm_up * 0.9 ** (step - 2)
+            torch.testing.assert_close(optimizer.state[held]["exp_avg"], kept + travels())
+
+    cluster(work, 2)

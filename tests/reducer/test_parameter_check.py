@@ -227,7 +227,7 @@ def replaced(worker: Worker, verify: str) -> None:
     worker.attach(model, optimizer, "Dense()", verify=verify)
     for step in range(WITHIN):
         if (step, worker.rank) == (3, 1):
-            model[4].bias = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+            model[4]._parameters["bias"] = nn.Parameter(torch.zeros(3, dtype=torch.float64))  # no hook is called
         optimizer.zero_grad()
         loss_of(model, step, worker.rank).backward()
         optimizer.step()

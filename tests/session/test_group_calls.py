@@ -185,7 +185,8 @@ model(torch.ones(2, 4)).sum().backward()
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("call", "heard"), [("load", "called it, or session.load()"), ("average", "gossamer.average_ was called on this")]
+    ("call", "heard"),
+    [("load", "call session.load() on every rank"), ("average", "gossamer.average_ was called on this")],
 )
 def test_processes_end_at_once_where_one_of_them_calls_alone(call: str, heard: str) -> None:
     first, other = run_workers(["-c", ALONE, call], 2)  # which does not wait for half an hour

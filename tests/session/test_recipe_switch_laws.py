@@ -41,7 +41,7 @@ TWINS = {
         ["OneBit()", "LocalSGD(period=3)"],
     ),
     "not taken up": ("take_up", lambda whole: lambda owed, buckets: {}, ["OneBit()", "EveryStep(delay=1)"]),
-    "dropped on its way": ("_on_their_way", lambda whole: lambda before: {}, ["EveryStep(delay=2)", "OneBit()"]),
+    "dropped on its way": ("on_their_way", lambda whole: lambda before: {}, ["EveryStep(delay=2)", "OneBit()"]),
     "summed": (
         "_mean",
         lambda whole: lambda *a: (scaled(whole(*a)[0], 4), 0.0),

@@ -15,10 +15,10 @@ from gossamer import events
 from gossamer.session import scalars
 
 
-def logged(**metrics: Any) -> dict[str, float]:
+def logged(*named: Any, **metrics: Any) -> dict[str, float]:
     model = nn.Linear(3, 2)
     with heard(events.Logged) as found, gossamer.attach(model, SGD(model.parameters(), 0.1)) as session:
-        session.log(**metrics)
+        session.log(*named, **metrics)
     (event,) = found
     return dict(event.values)
 
@@ -35,6 +35,21 @@ def test_a_loss_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scalars, "number_in", float)
     with pytest.raises(UserWarning):
         logged(loss=torch.tensor(2.0, requires_grad=True) * 3)
+
+
+def test_a_dict_of_metrics_is_logged_as_keywords_are() -> None:
+    assert logged({"train/loss": 2.0, "rate": torch.tensor(0.5)}, epoch=3) == {
+        "train/loss": 2.0,
+        "rate": 0.5,
+        "epoch": 3,
+    }
+    assert logged(metrics=1.0) == {"metrics": 1.0}
+
+
+@pytest.mark.parametrize("given", [3.0, torch.tensor(1.0), [("loss", 1.0)], {1: 2.0}])
+def test_metrics_without_names_are_refused_with_the_line_to_write(given: Any) -> None:
+    with pytest.raises(TypeError, match=r'session\.log\(loss=loss\) or session\.log\(\{"loss": loss\}\)'):
+        logged(given)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from support.training_loops import (
 )
 from support.virtual_workers import Worker, batch, cluster, parameters, seeded
 from torch import Tensor, nn
+from torch.distributed.algorithms.model_averaging import averagers
 
 from gossamer.errors import AttachError
 from gossamer.reducer.bucketing import assign_buckets
@@ -308,3 +309,24 @@ def test_two_dtypes_are_two_buckets_of_one_turn() -> None:
 
     for layer in zip(*cluster(work, 2), strict=True):
         agree(layer)
+
+
+# -- when, beside torch's ----------------------------------------------------------------------------------------------
+
+
+def test_the_first_merge_is_a_period_after_start_and_torchs_averager_merges_one_step_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local = PostLocalSGD(period=4, start=10).stages[-1]
+    ours = [local.start + each.launch for each in local.schedule.rounds_until(20)]
+    merges = list[None]()
+    monkeypatch.setattr(averagers.utils, "average_parameters_or_parameter_groups", lambda *_: merges.append(None))
+    group: Any = object()
+    averager = averagers.PeriodicModelAverager(period=4, warmup_steps=10, process_group=group)
+    theirs = []
+    for step in range(1, 27):
+        before = len(merges)
+        averager.average_parameters(())
+        theirs += [step] * (len(merges) - before)
+    assert ours == [14, 18, 22, 26, 30]
+    assert theirs == [11, 15, 19, 23]

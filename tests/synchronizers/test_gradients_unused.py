@@ -167,6 +167,29 @@ def test_gradients_that_are_accumulated_upon_were_not_thrown_away() -> None:
     assert steps == 6
 
 
+@pytest.mark.parametrize("recipe", ["Dense()", "RandomK(0.2, feedback=False)"])
+def test_discarded_passes_that_add_up_are_no_steps(recipe: str) -> None:
+    """As two passes of SAC's actor through its critic, whose zero_grad() comes before the critic's own next pass."""
+
+    def work(worker: Worker, detours: int) -> tuple[Tensor, int, int]:
+        model = network(worker.rank)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        session = worker.attach(model, optimizer, recipe)
+        with session.epoch():
+            for step in range(4 if worker.rank else 6):
+                optimizer.zero_grad()
+                loss_of(model, step, worker.rank).backward()
+                optimizer.step()
+                for detour in range(detours):
+                    loss_of(model, 100 + detour, worker.rank).neg().backward()
+        return parameters(model), session.steps, session._synchronizer.passes
+
+    plain, detoured = (cluster(lambda worker, n=n: work(worker, n), 2) for n in (0, 3))
+    for (one, *counts), (other, *others) in zip(plain, detoured, strict=True):
+        assert torch.equal(one, other)
+        assert counts == others == [6, 6]
+
+
 # -- beside other things ----------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,10 @@ class OneBitAdam(AdamMomentum):
     For torch.optim.Adam and AdamW, with gossamer.attach. After the warm-up parameters move by lr m / (sqrt(v) + eps)
     with NO bias correction, neither of m nor of v: warm up for more than 1 / (1 - b2) steps, since before that v is
     still small and steps would be too long. Entries whose v is 0, such as rows of an embedding that no batch held, stay
-    as they are. Weight decay, AdamW's as Adam's, does not travel. Other rules for v: CompressedAdam.
+    as they are. What travels begins at 0 after the warm-up: the moment of the warm-up is the same on all workers, so it
+    stays in Adam's state, decays there by b1 a step, and m' is added to it. In the paper it travels along, so for about
+    1 / (1 - b1) steps messages here are smaller; with an exact `inner` both are the same. Weight decay, AdamW's as
+    Adam's, does not travel. Other rules for v: CompressedAdam.
 
     What comes out of backward() after the warm-up is g, mostly noise of the rounding that Adam averages away: clip here
     (each tensor's fresh gradient, to a norm of at most clip sqrt(n): see DGC) and not there.

@@ -113,10 +113,13 @@ def outermost_function() -> Node | None:
 
 
 class BackwardMonitor:
-    """Calls `over` whenever a backward pass has reached some of the parameters and is over."""
+    """Calls `over` whenever a backward pass has reached some of the parameters and is over; `began` as it reaches the
+    first of them."""
 
-    def __init__(self, parameters: Iterable[Parameter], over: Callable[[], None]) -> None:
-        self._backward = OutermostBackward(lambda: None, over)
+    def __init__(
+        self, parameters: Iterable[Parameter], over: Callable[[], None], began: Callable[[], None] = lambda: None
+    ) -> None:
+        self._backward = OutermostBackward(began, over)
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._ready) for parameter in parameters]
 
     def _ready(self, parameter: Tensor) -> None:

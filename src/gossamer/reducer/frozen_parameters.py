@@ -33,11 +33,17 @@ class FrozenParameters:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        places = state_places(model).items()
-        self._holders = {name: place for name, place in places if _can_be_averaged(place[0][place[1]])}
-        self._places = {name: _places(parameter) for name, parameter in self._now().items()}
+        self._model = model
         self._averaged: tuple[str, ...] = ()
         self._noted: Tensor | None = None
+        self.see_model()
+
+    def see_model(self) -> None:
+        """Find the frozen parameters that the model has now, and compare with them from now on."""
+        places = state_places(self._model).items()
+        self._holders = {name: place for name, place in places if _can_be_averaged(place[0][place[1]])}
+        self._places = {name: _places(parameter) for name, parameter in self._now().items()}
+        self._averaged = tuple(name for name in self._averaged if name in self._holders)
         self.note()
 
     def note(self) -> None:

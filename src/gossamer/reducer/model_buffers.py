@@ -21,11 +21,22 @@ class ModelBuffers:
     """A model's buffers by the module that holds them, as they are at each moment."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = model.named_modules()
-        self._holders = [(path, each._buffers) for path, each in modules if any(True for _ in each.buffers(False))]
+        self._model, self._holders = model, _holders(model)
         self.frozen = FrozenParameters(model)
         self._constant: set[str] = set()
         self.see_constants()
+
+    def see_model(self) -> None:
+        """Take in modules that the model has gained, once all workers were given the same buffers of them. What was
+        known of the others is kept: a buffer that is not finite on one rank alone is no constant."""
+        before, constant = {id(holder) for _, holder in self._holders}, self._constant
+        self._holders = _holders(self._model)
+        self.frozen.see_model()
+        self.see_constants()
+        for path, holder in self._holders:
+            if id(holder) in before:
+                names = {plain_name(path, leaf) for leaf in holder}
+                self._constant = (self._constant - names) | (constant & names)
 
     def see_constants(self) -> None:
         """Take buffers that are not finite now for constants, such as masks. After all workers were given the same."""
@@ -64,6 +75,11 @@ def is_counter(tensor: Tensor) -> bool:
 
 def _is_unbounded(buffer: Tensor) -> bool:
     return buffer.is_floating_point() and not all_finite(buffer)
+
+
+def _holders(model: nn.Module) -> list[tuple[str, dict[str, Tensor | None]]]:
+    """Paths and buffers of the modules that have any."""
+    return [(path, each._buffers) for path, each in model.named_modules() if any(True for _ in each.buffers(False))]
 
 
 class BufferVersions:

@@ -90,16 +90,29 @@ def refuse_apart(presences: Sequence[Presence]) -> None:
             "every rank, DataLoader(..., drop_last=True), or write `with session.epoch():` around the loop over "
             "batches."
         )
-    saving = [rank for rank, presence in enumerate(presences) if presence == Presence.SAVING]
-    if saving and len(saving) < len(presences):
-        who = f"rank{'s' * (len(saving) > 1)} {', '.join(map(str, saving))}"
+    callers: dict[str, list[int]] = {}
+    for rank, presence in enumerate(presences):
+        if presence.call is not None:
+            callers.setdefault(presence.call, []).append(rank)
+    if len(callers) > 1:
+        calls = "; ".join(f"{call} on {ranks_text(ranks)}" for call, ranks in callers.items())
         raise LoopError(
-            f"call session.save() on every rank, not only where world.is_first: {who} called it, or session.load(), "
-            "session.switch(), or session.merged() with DelayedAveraging and a compressor, while others went on "
-            "training or had run out of data, and a checkpoint, a switch or a mean needs all of them at the same step. "
-            "Where ranks have different numbers of batches, write `with session.epoch():` around the loop over batches "
-            "and save after it, or let all draw equally many: DataLoader(..., drop_last=True)."
+            f"the ranks made different calls after the same step: {calls}. Each of these calls needs every rank. Make "
+            "the same calls in the same order on every rank."
         )
+    for call, ranks in callers.items():
+        if len(ranks) < len(presences):
+            raise LoopError(
+                f"call {call} on every rank, not only where world.is_first: {ranks_text(ranks)} called it while other "
+                "ranks went on training or had run out of data, and the call needs every rank at the same step. Where "
+                "ranks have different numbers of batches, write `with session.epoch():` around the loop over batches "
+                "and make the call after it, or let all ranks draw equally many: DataLoader(..., drop_last=True)."
+            )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks in a sentence: "rank 1", "ranks 1, 2"."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 class ParticipationPoll:

@@ -35,8 +35,26 @@ class Presence(IntEnum):
 
     OUT_OF_DATA = 0
     TRAINING = 1  # it has data
-    SAVING = 2  # it has none now, and wants to save
+    SAVING = 2  # it has none now: it called session.save(), and so on for the calls below
     ENDING = 3  # it will have none any more
+    LOADING = 4
+    SWITCHING = 5
+    MERGING = 6
+    ADDING = 7
+
+    @property
+    def call(self) -> str | None:
+        """The call that needs every rank at the same step, as the loop writes it; None where there is none."""
+        return CALLS.get(self)
+
+
+CALLS = {
+    Presence.SAVING: "session.save()",
+    Presence.LOADING: "session.load()",
+    Presence.SWITCHING: "session.switch()",
+    Presence.MERGING: "session.merged()",
+    Presence.ADDING: "session.add_parameters()",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

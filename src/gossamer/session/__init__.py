@@ -13,7 +13,9 @@ residual_report.py     what a worker of an elastic run has still to send, told n
 preemption.py          SIGTERM to one worker, which leaves an elastic run
 global_batch.py        attach's global_batch in the recipe; workers that are too many for it
 elastic_recipes.py     recipes whose workers cannot come and go
-layout_change.py       a synchronizer for parameters of other shapes
+layout_change.py       session.reset and session.add_parameters: a synchronizer for other shapes or more parameters
+added_parameters.py    which parameters a model has gained, the same on all ranks, and which are refused
+model_watch.py         whether a model was given parameters since attach
 recipe_switch.py       another recipe from one step to the next; what is owed goes along
 local_merge.py         one model and optimizer state for ranks that trained apart
 owed_gradients.py      what a recipe before had not sent, for the next step's gradients
@@ -36,6 +38,7 @@ parameter_form.py      refuses a model that is cast, moved or resized after atta
 loop_scaler.py         the loop's GradScaler, given to attach or found
 scaler_hook.py         hears of optimizer steps that a GradScaler leaves out
 untold_scaler.py       finds a GradScaler that attach was not given
+manual_updates.py      parameters that a loop writes by hand
 foreign_optimizers.py  other optimizers that step in the same parameters
 uneven_inputs.py       parameters and optimizer state for ranks that missed steps
 lifecycle_events.py    the events Attached and Closed

@@ -52,8 +52,10 @@ class FirstBatch:
         hashes = [batch for batch, weight in batches if weight > 0 and batch not in (NOT_SEEN, NO_BATCH)]
         if len(set(hashes)) < len(hashes):
             notice(
-                "several workers began with the very same batch, so they compute the same gradient several times. Give "
-                "each its own part of the data: DataLoader(dataset, sampler=world.shard(dataset), ...)."
+                "several workers gave the model equal inputs in their first pass. If their losses are of the same "
+                "samples, they compute one gradient several times: give each worker its own part of the data, "
+                "DataLoader(dataset, sampler=world.shard(dataset), ...). If each loss takes other parts of equal "
+                "inputs, as other nodes of one graph, nothing is to be changed."
             )
 
 

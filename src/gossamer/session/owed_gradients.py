@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from gossamer.reducer.unsent_gradients import Owed
+from gossamer.synchronizers.base import Synchronizer
+
 KEY = "owed_gradient"  # in checkpoints, beside what compressors remember
 
 
@@ -60,6 +63,21 @@ class OwedGradients:
             parameter = parameters[name]
             if id(parameter) in held and parameter.grad is not None:
                 yield name, parameter.grad
+
+
+def on_their_way(before: Synchronizer) -> Owed:
+    """Means of gradients that have arrived and wait for the step in which they are used; the same on every rank."""
+    found: Owed = {}
+    for flight in before.progress().get("flights", ()):
+        for bucket, mean in zip(before.buckets, flight["means"], strict=False):
+            add_owed(found, {slot.name: slot.view(mean) for slot in bucket.layout})
+    return found
+
+
+def add_owed(owed: Owed, more: Mapping[str, Tensor]) -> None:
+    """Add to what is owed of each name."""
+    for name, tensor in more.items():
+        owed[name] = owed[name] + tensor if name in owed else tensor.clone()
 
 
 def _will_skip(optimizer: Optimizer) -> bool:

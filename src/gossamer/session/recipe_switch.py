@@ -34,12 +34,14 @@ from gossamer.reducer.averaged_state import averaged_keys
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.optimizer_settings import by_value
 from gossamer.reducer.parameter_views import copy_parameters
+from gossamer.reducer.step_report import Presence
 from gossamer.reducer.unsent_gradients import Owed, owed_gradients, take_up
 from gossamer.session import session_checkpoint
 from gossamer.session.global_batch import refuse_small_batch
 from gossamer.session.group_calls import GroupCalls
 from gossamer.session.local_merge import all_means, merge_parameters, merge_state
 from gossamer.session.loop_state import LoopingSession, loop_state
+from gossamer.session.owed_gradients import add_owed, on_their_way
 from gossamer.session.recipe_choice import Written
 from gossamer.session.validation import refuse_sparse_gradients, refuse_swapping
 from gossamer.strategies import AveragingStage, GossipStage, GradientStage
@@ -183,7 +185,7 @@ def _agreed(session: SwitchingSession, following: Following | None, refusal: Gos
     switch. Raises on all ranks where they differ, or where the recipe is refused."""
     group, synchronizer = session._group, session._synchronizer
     if not group.alone:
-        synchronizer.meet_to_save()  # LoopError on all ranks where some train on
+        synchronizer.meet_to_save(Presence.SWITCHING)  # LoopError on all ranks where some train on
     asked = "" if following is None else repr(following.recipe)
     mine = {"asked": asked, "step": synchronizer.step, "held": sorted(session._step_hooks.owed.state())}
     told = [json.loads(text) for text in group.all_gather_text(json.dumps(mine))]
@@ -218,7 +220,7 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
         match stage:
             case GradientStage():
                 owed = owed_gradients(before.buckets, compressor, at)
-                _add(owed, _on_their_way(before))
+                add_owed(owed, on_their_way(before))
             case AveragingStage():
                 with following_copies(session._parameters.values()):
                     nbytes += merge_parameters(stage, before.buckets, compressor, at, session._group)
@@ -231,7 +233,7 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
             nbytes += merge_state(
                 session.model, session.optimizer, session._parameters, averaged, scalers, session._group
             )
-    _add(owed, session._step_hooks.owed.take())
+    add_owed(owed, session._step_hooks.owed.take())
     enter(session, following)
     following_stage = following.stages.now
     if isinstance(following_stage, GradientStage):
@@ -261,20 +263,6 @@ def enter(session: SwitchingSession, following: Following) -> None:
     session._step_hooks.switch(following.recipe, session._transport)
     session._passes_before += now.passes - passes
     session._muted_at = -1
-
-
-def _on_their_way(before: Synchronizer) -> Owed:
-    """Means of gradients that have arrived and wait for the step in which they are used; the same on every rank."""
-    found: Owed = {}
-    for flight in before.progress().get("flights", ()):
-        for bucket, mean in zip(before.buckets, flight["means"], strict=False):
-            _add(found, {slot.name: slot.view(mean) for slot in bucket.layout})
-    return found
-
-
-def _add(owed: Owed, more: Mapping[str, Tensor]) -> None:
-    for name, tensor in more.items():
-        owed[name] = owed[name] + tensor if name in owed else tensor.clone()
 
 
 def _mean(session: SwitchingSession, owed: Owed, held: Sequence[str]) -> tuple[Owed, float]:

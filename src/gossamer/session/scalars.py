@@ -23,6 +23,20 @@ def logged_numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
+def named_metrics(
+    metrics: Mapping[str, float | Tensor] | None, more: Mapping[str, float | Tensor]
+) -> dict[str, float | Tensor]:
+    """Both together, where both were given. Raises TypeError for metrics without names."""
+    if metrics is None:
+        return dict(more)
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        raise TypeError(
+            f"session.log() was given {_shown(metrics)}, and each number of a record has a name, which is a string. "
+            'Write session.log(loss=loss) or session.log({"loss": loss}).'
+        )
+    return {**metrics, **more}
+
+
 def sample_weight(weight: float | Tensor) -> float:
     """A batch's weight, in samples. Raises ValueError for anything but a number from 0 to LARGEST_WEIGHT."""
     number = number_in(weight)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -20,7 +21,7 @@ from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.model_buffers import ModelBuffers
 from gossamer.reducer.optimizer_settings import settings, with_weights
 from gossamer.reducer.parameter_check import ParameterCheck, Verify, check_verify
-from gossamer.reducer.parameter_views import trainable
+from gossamer.reducer.step_report import Presence
 from gossamer.runtime import open_sessions
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.runtime.transport import Transport
@@ -32,12 +33,12 @@ from gossamer.session.first_batch import NO_BATCH, FirstBatch
 from gossamer.session.gradient_guards import NonFiniteMonitor, Scaler, StepGuards
 from gossamer.session.group_calls import GroupCalls, leave
 from gossamer.session.group_changes import GroupChanges, ShardedWorld, WorldChange
-from gossamer.session.layout_change import laid_out_anew
+from gossamer.session.layout_change import LayoutChanges
 from gossamer.session.loop_state import loop_state
 from gossamer.session.model_parts import ModelParts
 from gossamer.session.parameter_form import ParameterForm
 from gossamer.session.recipe_choice import Written
-from gossamer.session.scalars import sample_weight
+from gossamer.session.scalars import named_metrics, sample_weight
 from gossamer.session.session_status import SessionStatus
 from gossamer.session.startup_checks import check_ranks_alike, fingerprint
 from gossamer.session.step_hooks import StepHooks
@@ -50,12 +51,13 @@ from gossamer.synchronizers.stages import StageSequence
 from gossamer.transports.elastic.transport import elastic
 
 
-class Session:
+class Session(LayoutChanges):
     """Trains `model` with `optimizer` together with the other workers of `transport`, as `recipe` says.
 
     Made by gossamer.attach. Raises MismatchError where ranks are not alike.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -103,6 +105,8 @@ class Session:
             if not self._changes.joins and not self._group.alone:
                 check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
                 self._buffers.see_constants()
+            if not self._group.alone:
+                self._step_hooks.manual_updates.install(self._parameters.values())
             self._synchronizer = self._stages.begin(self._parameters, fragments)
             self._synchronizer.muted = self._parts.staged
             self._changes.begin(fingerprint(optimizer=None, **self._about()))
@@ -170,10 +174,10 @@ class Session:
         """
         self._synchronizer.weight, self._weighs = sample_weight(weight), True
 
-    def log(self, **metrics: float | Tensor) -> None:
-        """Write numbers, such as loss=loss, into the run's record; tensors of one entry as well, on a GPU, too: then
-        nothing waits for them here."""
-        self._metrics.log(self.steps, metrics)
+    def log(self, metrics: Mapping[str, float | Tensor] | None = None, /, **more: float | Tensor) -> None:
+        """Write numbers into the run's record: session.log(loss=loss), or session.log({"loss": loss}). Tensors of one
+        entry as well, on a GPU, too: then nothing waits for them here."""
+        self._metrics.log(self.steps, named_metrics(metrics, more))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -193,9 +197,11 @@ class Session:
         stands below it runs, and the next epoch does not begin.
         """
         self._refuse_pass()
+        self._step_hooks.refuse_gained()
         self._passes_before = self._synchronizer.passes
         with self._stop.epoch():
             yield
+        self._step_hooks.manual_updates.settle()
         missed = 0 if self.stopping else self._synchronizer.end_epoch()
         while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
             self._enter_next_stage(missed)
@@ -250,6 +256,7 @@ class Session:
         """Let `callback` hear of an elastic run's workers that came or went, after the step in which they did."""
         self._changes.listen(callback)
 
+    @torch.inference_mode(False)  # what is made here is trained with
     def switch(self, recipe: Written, *, reason: str = "") -> None:
         """Go on with another recipe; every rank calls it after the same step, with the same recipe.
 
@@ -291,6 +298,7 @@ class Session:
             shards=self._parts.shards,
         )
 
+    @torch.inference_mode(False)
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
         """Take up what state_dict() of the same rank, recipe and layout gave; or, where another number of workers had
         them, all of their states in order of rank: each worker then begins with the mean of what they had to send.
@@ -322,6 +330,7 @@ class Session:
         """
         if self._group.lacks_ranks("session.save"):
             return
+        self._step_hooks.manual_updates.settle()
         self._synchronizer.meet_to_save()
         if self._synchronizer.in_step and not self._stages.now.local_parameters:
             session_checkpoint.compare_parameters(self._check, self._group, self.steps)
@@ -329,6 +338,7 @@ class Session:
         self._group.whole(lambda: save(self.state_dict(), mine))
         self._changes.mine = mine
 
+    @torch.inference_mode(False)
     def load(self, directory: StrPath) -> dict[str, Any]:
         """Resume from the newest checkpoint in `directory` that is complete on every rank; returns what was saved as
         `mine`, or {} where there is none. Every rank must call it.
@@ -340,7 +350,8 @@ class Session:
         if self._changes.handed_over:
             return dict(self._changes.mine)
         if self._synchronizer.in_step:
-            self._synchronizer.meet_to_save()  # LoopError on all ranks where some do not load
+            self._synchronizer.meet_to_save(Presence.LOADING)  # LoopError on all ranks where some do not load
+        self._step_hooks.manual_updates.forget()
         found = self._checkpoints.load(directory)
         if found is None:
             return {}
@@ -359,13 +370,6 @@ class Session:
         """The parts of a checkpoint besides the session's own, by their names in it; all but the world are alike."""
         parts = self._parts.saved(self.model, self.optimizer)
         return {**parts, **self._loop_scaler.parts, "world": self._world}
-
-    def reset(self, *names: str) -> None:
-        """Forget what is remembered about these parameters: after resizing them, all at once, on every rank."""
-        self._parts.refuse("session.reset()")
-        self._form.refuse_unnamed(names, now := trainable(self.model))
-        old = (self._synchronizer, names, now, self._stages, self._group, self._at())
-        self._synchronizer, self._layout = laid_out_anew(*old, lambda: self._adopt(WholeParameters(now)))
 
     def close(self) -> None:
         """Leave the loop as it was found; the model and the optimizer stay as they are."""

@@ -28,6 +28,11 @@ from gossamer.synchronizers.base import LoopState, NamedState, Synchronizer
 from gossamer.version import __version__
 
 SessionState = Mapping[str, Any]
+REMEDY = "Run with what it was written with"
+REMEDIES = {
+    "layout": "The layout is a hash of the parameters' names, shapes and dtypes. Build the model that it was written "
+    "with, parameters of session.add_parameters() included, before gossamer.attach"
+}
 
 
 def session_state(
@@ -78,7 +83,7 @@ def refuse_misfit(state: SessionState, mine: SessionState) -> None:
         if state[key] != mine[key]:
             raise CheckpointError(
                 f"this checkpoint's {key} is {state[key]!r}, this session's is {mine[key]!r}: what was remembered "
-                "would not fit. Run with what it was written with, or begin in an empty directory."
+                f"would not fit. {REMEDIES.get(key, REMEDY)}, or begin in an empty directory."
             )
 
 

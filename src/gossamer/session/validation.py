@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,6 +31,24 @@ def refuse(model: nn.Module, *, sharded: bool = False) -> None:
         check(model)
     for name, parameter in trainable(model).items():
         for check_parameter in PARAMETER_CHECKS if sharded else (_refuse_sharded, *PARAMETER_CHECKS):
+            check_parameter(name, parameter)
+
+
+def refuse_added(model: nn.Module, added: Mapping[str, nn.Parameter]) -> None:
+    """Raise AttachError for parameters that `model` has gained and that attach would have refused."""
+    for check in MODEL_CHECKS:
+        if check is not _refuse_attached:
+            check(model)
+    others = {
+        id(each) for session in open_sessions() if session.model is not model for each in session.model.parameters()
+    }
+    for name, parameter in added.items():
+        if id(parameter) in others:
+            raise AttachError(
+                f'"{name}" belongs to another open session, and two sessions would average each gradient twice. Call '
+                "session.close() on the other session first."
+            )
+        for check_parameter in (_refuse_sharded, *PARAMETER_CHECKS):
             check_parameter(name, parameter)
 
 
@@ -62,6 +81,11 @@ def refuse_unmade(model: nn.Module) -> None:
             raise AttachError(
                 f'"{name}" is on the meta device and holds no numbers, so there is nothing to train. Call '
                 "model.to_empty(device=world.device) and initialise or load the model first."
+            )
+        if tensor.is_inference():
+            raise AttachError(
+                f'"{name}" was made within torch.inference_mode(), and such a tensor cannot be trained or averaged. '
+                "Build or load the model outside of that block; torch.no_grad() does no harm."
             )
 
 

@@ -29,6 +29,10 @@ class DiLoCo(AveragingStrategy):
     bytes:  the compressor's, each fragment once per period; memory: 3 N, or 2 N without momentum
     source: Douillard et al. 2023, arXiv:2311.08105; Douillard et al. 2025, arXiv:2501.18512 (fragments, delay, mix)
 
+    With a delay, what changed in `period` steps leaves after step `period` and lands after step `period + delay`. In
+    torchft's DiLoCo, fragment_sync_delay counts back from the end: what changed in sync_every - fragment_sync_delay
+    steps leaves then, and lands after step sync_every. Later rounds are equally far apart in both.
+
     Pseudo-gradients, agreed - x_i, go through any compressor, with feedback where it is biased. SparseLoCo (Sarfi et
     al. 2025, arXiv:2508.15706) is not built: Chain(TopK(...), SignMagnitude()) without momentum is near it, but its
     residual decays, it selects entries in chunks of 4,096, and its 2-bit codebook is another.

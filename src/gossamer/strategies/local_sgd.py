@@ -81,6 +81,9 @@ class PostLocalSGD(Strategy):
     law:    all workers hold the same parameters until `start`, and after each merge
     source: Lin et al. 2020, ICLR
 
+    The first merge is after step start + period. torch's PeriodicModelAverager(period, warmup_steps=start) averages
+    after step start + 1 first, and then every `period` steps: period - 1 steps earlier each time.
+
     A compressor's residual of gradients is dropped at `start`: differences of parameters have another unit.
     """
 

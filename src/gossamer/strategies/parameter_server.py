@@ -43,6 +43,9 @@ class ParameterServer(ServerStrategy):
     None counts as zero, since a server steps whole blocks: a parameter that had no part in a loss is still moved by
     momentum and weight decay.
 
+    Compressors see each server's rows of a tensor as a tensor of its own. TopK(density) takes the largest entries of
+    each piece, at least one, and a scale or a norm is a piece's: another number of servers sends other entries.
+
     push=DGC(...) leaves SGD's momentum to the workers: they push velocities, which servers apply as they are, beside
     weight decay with its own momentum. Its clip= bounds each worker's own gradient, since every push is encoded alone.
     """

@@ -18,7 +18,7 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.frozen_parameters import FrozenParameters
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.pending_reduction import StepContext
-from gossamer.reducer.step_report import Agreement, unchanged
+from gossamer.reducer.step_report import Agreement, Presence, unchanged
 from gossamer.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
 from gossamer.reducer.tensor_sampler import TensorSampler
 from gossamer.reducer.weight_copies import WeightCopies
@@ -195,8 +195,11 @@ class Synchronizer(ABC):
         stage begins. Returns how many of their steps this rank missed."""
 
     @abstractmethod
-    def meet_to_save(self) -> None:
-        """Poll whether all ranks save now. Raises LoopError where some do not."""
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
+        """Poll whether all ranks make the same call now. Raises LoopError where some do not.
+
+        call: the call that needs all ranks after the same step.
+        """
 
     def remembered(self) -> NamedState:
         """{parameter name: {key: tensor}}, as views."""

@@ -145,10 +145,10 @@ class GossipAveraging(Synchronizer):
         return not headers or any(header.presence == Presence.TRAINING for header in headers)
 
     @torch.no_grad()
-    def _meet(self) -> None:
-        """Check that all ranks save or merge now. Raises LoopError where some do not."""
+    def _meet(self, call: Presence) -> None:
+        """Check that all ranks make the same call now. Raises LoopError where some do not."""
         self._look()
-        self._run(self._round(self._parts(), Presence.SAVING))
+        self._run(self._round(self._parts(), call))
 
     def _parts(self) -> list[MixedTensors]:
         parts = [
@@ -193,7 +193,7 @@ class GossipAveraging(Synchronizer):
     def merge(self) -> Mapping[str, Tensor]:
         """The exact mean over all workers; their distance to it goes into the run's record."""
         if self._merged is None:
-            self._meet()
+            self._meet(Presence.MERGING)
             self._merged, distance = self._run(self._mean())
             use_on_current_stream(self._merged.values())
             events.emit(events.Logged(step=self.step, values={"consensus_distance": distance}))
@@ -232,8 +232,8 @@ class GossipAveraging(Synchronizer):
             self._local.report()
         return 0
 
-    def meet_to_save(self) -> None:
-        self._meet()
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
+        self._meet(call)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -94,19 +94,19 @@ def gossip_round(
     else:
         heard = yield op
     check({at.rank: head} | {peer: read_header(payload[0]) for peer, payload in zip(op.hears, heard, strict=True)})
-    if head.presence != Presence.SAVING:
+    if head.presence.call is None:
         _land(parts, offers, [(weight, _of(at, peer)) for peer, weight in edges], heard)
     return [read_header(theirs) for (theirs,) in everyone]
 
 
 def check(heads: Mapping[int, RoundHeader]) -> None:
     """Raise LoopError unless a rank and its neighbors, by rank, are at the same place."""
-    waiting = [str(rank) for rank, head in sorted(heads.items()) if head.presence == Presence.SAVING]
+    waiting = {rank: head.presence.call for rank, head in sorted(heads.items()) if head.presence.call is not None}
     if waiting and len({(head.presence, head.passes) for head in heads.values()}) > 1:
+        calls = ", ".join(f"rank {rank} called {call}" for rank, call in waiting.items())
         raise LoopError(
-            f"rank{'s' * (len(waiting) > 1)} {', '.join(waiting)} called session.save(), session.merged() or "
-            "session.close(), or load(), while others were elsewhere in their training, and with Gossip all workers "
-            "are needed for it, after equally many steps. "
+            f"{calls.replace('session.merged()', 'session.merged() or session.close()')} while other ranks were "
+            "elsewhere in their training. With Gossip this call needs all workers, after equally many steps. "
             "Call it on every rank; where ranks have different numbers of batches, write `with session.epoch():` "
             "around the loop over batches and call it after that."
         )

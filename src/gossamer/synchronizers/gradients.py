@@ -80,7 +80,7 @@ class GradientSynchronizer(Synchronizer):
         # What it tries follows from the number of exchanges, which newcomers have not made
         self._tuner = PipelineTuner() if context.comm_thread.is_fixed else None
         self._versions = BufferVersions(context.loop.buffers)
-        self._unused, self._dropped = False, 0  # no optimizer has used the last average; averages in a row without use
+        self._unused, self._dropped = 0, 0  # averages that add up and no optimizer has used; drops in a row
         self._seen: list[int] = []  # versions of some parameters when that average was shown
         self._trained: Sequence[int] = self._members  # who did in the exchange before
         self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
@@ -258,14 +258,14 @@ class GradientSynchronizer(Synchronizer):
         blame = pending.commit(decision)
         self.reference = pending.reduction.reference
         if decision.presences[self._context.transport.rank] == Presence.OUT_OF_DATA:
-            self._passes -= pending.reduction.at.step < self.step  # nobody has used the last average, as the others say
-            self._unused = False
+            self._passes -= max(0, self.step - pending.reduction.at.step)  # averages that the others have dropped
+            self._unused = 0
         self.step = max(pending.reduction.at.step, *decision.steps.values(), 0) + pending.committed
         self._versions.note()
         self._expect_all()
         if decision.active:
             self._trained = [self._members[rank] for rank in decision.active]
-            self._unused = pending.committed and not self.in_optimizer
+            self._unused = self._unused + 1 if pending.committed and not self.in_optimizer else 0
             self._seen = self._parameter_versions()
             self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
             self._passes += 1
@@ -277,33 +277,33 @@ class GradientSynchronizer(Synchronizer):
     # -- averages that no optimizer uses -------------------------------------------------------------------------------
 
     def use(self) -> None:
-        self._unused, self._dropped = False, 0
+        self._unused, self._dropped = 0, 0
 
     def _drop_thrown_away(self) -> None:
-        """Another pass begins. Where no optimizer has used the last average and its gradients are not there any more,
-        that pass was none: the generator's through a GAN's discriminator, a saliency map, a batch that is left out."""
-        if not self._unused:
-            return
-        if self._seen != self._parameter_versions():
-            self.use()  # by hand, without an optimizer
-        elif not any(part.still_shown for part in self._parts) or all(part.zeroed for part in self._parts):
+        """Discard an average that nothing used and whose gradients are gone: a generator's pass, a saliency map."""
+        parts = self._parts if self._left_unused() else ()
+        if not any(part.still_shown for part in parts) or all(part.zeroed for part in parts):
             self._drop_unused()  # else this pass accumulates upon it
 
+    def _left_unused(self) -> bool:
+        """Whether the last average was not used. Parameters that were written since have used it: by hand."""
+        if self._unused and self._seen != self._parameter_versions():
+            self.use()
+        return self._unused > 0
+
     def _drop_unused(self) -> None:
-        """Take back what compressors remember of the last average, if no optimizer has used it: its remainder would be
-        sent along with the next."""
-        if not self._unused:
+        """Take back what compressors remember of an average that was not used: it would go along with the next."""
+        if not self._left_unused():
             return
         for bucket in self._buckets:
             bucket.roll_back()
-        self.step, self._passes, self._dropped = self.step - 1, self._passes - 1, self._dropped + 1
-        self._unused = False
+        self.step, self._passes = self.step - self._unused, self._passes - self._unused
+        self._unused, self._dropped = 0, self._dropped + 1
         self.rest()
         if self._dropped == MANY_DROPPED and self._context.transport.rank == 0:
             notice(
-                f"{MANY_DROPPED} backward passes in a row were averaged and no optimizer has used any of them, so they "
-                "left no trace. Call optimizer.step(); where parameters are updated by hand, write into them with "
-                "`with torch.no_grad(): parameter.sub_(...)` and not through parameter.data, which nobody sees."
+                f"{MANY_DROPPED} backward passes in a row were averaged and no optimizer has used any: they left no "
+                "trace. Call optimizer.step() after backward()."
             )
 
     def _parameter_versions(self) -> list[int]:
@@ -332,19 +332,19 @@ class GradientSynchronizer(Synchronizer):
         self.rest()
         return missed
 
-    def meet_to_save(self) -> None:
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         with kept_gradients([p for _, p in self._named()]):
-            if self._unused:
+            if self._left_unused():
                 for bucket in self._buckets:
                     bucket.keep_before()
-            self.finish(Presence.SAVING)  # ranks that train on would not hear of it otherwise
+            self.finish(call)  # ranks that train on would not hear of it otherwise
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def remembered(self) -> NamedState:
         found: NamedState = {}
         for bucket in self._buckets:
-            found |= bucket.state_by_name(rolled_back=self._unused)
+            found |= bucket.state_by_name(rolled_back=self._unused > 0)
         for name, total in self._sums.state():
             found.setdefault(name, {})[SUM] = total
         return found
@@ -360,7 +360,7 @@ class GradientSynchronizer(Synchronizer):
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.step, self._passes, self.reference = progress["step"], progress["passes"], progress["reference"]
         self._sums.resume(progress["accumulated"])
-        self._unused, self._trained = False, self._members
+        self._unused, self._trained = 0, self._members
         self.rest()
         copy_state(remembered, self.remembered())
 

@@ -12,7 +12,7 @@ from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.sparse_gradients import SparseGradients
 from gossamer.reducer.step_report import Presence
 from gossamer.strategies import PeriodicSchedule
-from gossamer.synchronizers.base import LoopControls, NonFiniteOrigin, StepCosts, SyncContext
+from gossamer.synchronizers.base import LoopControls, NonFiniteOrigin, StepCosts, SyncContext, Synchronizer
 from gossamer.synchronizers.gradients import GradientSynchronizer
 from gossamer.synchronizers.round_task import RoundTask
 from gossamer.synchronizers.scheduled import ScheduledSynchronizer
@@ -84,10 +84,10 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
             self.step -= 1  # steps of its site are missing here since the last round: one more brings all together
         return super().end_epoch()
 
-    def meet_to_save(self) -> None:
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         """The site first: its ranks that train on wait for this one there."""
-        self._inside.meet_to_save()
-        super().meet_to_save()
+        self._inside.meet_to_save(call)
+        super().meet_to_save(call)
 
     def progress(self) -> dict[str, Any]:
         return {**super().progress(), "inside": self._inside.progress()}
@@ -95,6 +95,11 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         super().resume(progress, remembered)
         self._inside.resume(progress["inside"], {})
+
+    def take_over_from(self, before: Synchronizer) -> None:
+        super().take_over_from(before)
+        assert isinstance(before, HierarchicalLocalSGD)
+        self._inside.take_over_from(before._inside)
 
     def close(self) -> None:
         self._inside.close()

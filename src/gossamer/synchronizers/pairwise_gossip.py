@@ -31,6 +31,7 @@ from gossamer.gossip.termination import TerminationProtocol
 from gossamer.reducer.averaged_state import AveragedState
 from gossamer.reducer.bucket import Bucket
 from gossamer.reducer.parameter_views import copy_parameters
+from gossamer.reducer.step_report import Presence
 from gossamer.runtime.peer_thread import PeerThread
 from gossamer.strategies import GossipStrategy, SyncRound
 from gossamer.synchronizers.base import SyncContext, Synchronizer
@@ -238,7 +239,7 @@ class PairwiseGossip(Synchronizer):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def meet_to_save(self) -> None:
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         raise LoopError(
             "with pairwise gossip workers never stand at the same step, and what one has given and another not yet "
             "taken would be missing. To keep the model, save it on one rank: `with session.merged(model): "

@@ -23,6 +23,7 @@ from gossamer.parameter_server.client.partition import servers_for
 from gossamer.parameter_server.client.shard_client import ShardClient
 from gossamer.recipes.recipe import Recipe
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.step_report import Presence
 from gossamer.runtime.peer_thread import PeerThread, run_peer_script
 from gossamer.runtime.transport import Transport
 from gossamer.strategies import ServerStrategy
@@ -176,7 +177,7 @@ class ServerSynchronizer(Synchronizer):
             self._client.apply_pull()
         return 0
 
-    def meet_to_save(self) -> None:
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         """Wait until no worker pushes, and fetch the state of every server: each worker that of its share."""
         self._apply_pull()
         self._tell(f"{self.step}")

@@ -90,7 +90,7 @@ class ScheduledSynchronizer(Synchronizer):
 
     def merge(self) -> Mapping[str, Tensor] | None:
         if self._task.merges_own and self._merged is None:
-            self._merge(Presence.SAVING)
+            self._merge(Presence.MERGING)
         return self.agreed
 
     @torch.no_grad()
@@ -307,8 +307,8 @@ class ScheduledSynchronizer(Synchronizer):
             with suppress(GossamerError):
                 self._merge(Presence.ENDING)
 
-    def meet_to_save(self) -> None:
-        self._meet(Presence.SAVING)
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
+        self._meet(call)
 
     def _meet(self, presence: Presence) -> None:
         self._boundary()

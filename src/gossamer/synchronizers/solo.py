@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.reducer.bucket import Bucket
+from gossamer.reducer.step_report import Presence
 from gossamer.synchronizers.base import NamedState, StepCosts, Synchronizer
 
 
@@ -35,7 +36,7 @@ class SoloSynchronizer(Synchronizer):
     def end_epoch(self) -> int:
         return 0
 
-    def meet_to_save(self) -> None:
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         pass
 
     def remembered(self) -> NamedState:

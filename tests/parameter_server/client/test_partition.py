@@ -7,10 +7,16 @@ from math import prod
 import pytest
 import torch
 from support.server_runs import SHAPES, parameters, whole
+from torch.nn import Parameter
+from torch.optim import SGD
 
 from gossamer.core.layout import FlatTensors, Layout
+from gossamer.core.peer_ops import Stamp
 from gossamer.parameter_server import ShardSlice, gather, scatter, split
 from gossamer.parameter_server.client.partition import servers_for
+from gossamer.parameter_server.client.shard_client import shard_clients
+from gossamer.parameter_server.from_recipe import push_pull_codecs
+from gossamer.recipes.recipe import resolve
 
 TABLES = [
     ({"a": (4, 2), "b": (4, 2)}, 2, [[("a", 0, 4)], [("b", 0, 4)]]),
@@ -104,3 +110,19 @@ def test_a_gradient_that_is_not_there_is_zero() -> None:
     packed = FlatTensors.pack(whole({"bias": (5,)}, 0))
     gather({"bias": None}, parts, packed)
     assert packed.flat.tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_each_servers_piece_of_a_tensor_has_its_own_largest_entries(shards: int) -> None:
+    """A tenth of each piece, although the first tenth of the tensor has all of its largest entries."""
+    weight = Parameter(torch.zeros(100, 100))
+    gradient = torch.arange(10_000.0, 0.0, -1.0).view(100, 100)
+    codecs = push_pull_codecs(resolve("ParameterServer(push=TopK(0.1, feedback=False))"))
+    clients = shard_clients({"weight": weight}, SGD([weight], 1.0), codecs, recipe="", world=1, seed=0, shards=shards)
+    sent = []
+    for each in clients:
+        each.gather({"weight": gradient})
+        (values, *_) = each.encode(Stamp(0, 0)).payload
+        sent.append(values.tolist())
+    rows = 100 // shards
+    assert sent == [gradient[rows * n :].flatten()[: 1000 // shards].tolist() for n in range(shards)]
