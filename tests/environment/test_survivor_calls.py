@@ -127,3 +127,18 @@ def test_a_recipe_in_lock_step_keeps_to_its_collectives() -> None:
         return gossamer.gather(worker.rank)
 
     assert cluster(at_place(work), 2) == [[0, 1]] * 2
+
+
+def test_without_a_launcher_the_store_of_the_group_is_taken_unless_the_run_encrypts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not encrypted, and other machines may reach it."""
+    monkeypatch.setattr(survivor_calls, "registry_store", lambda: None)
+    monkeypatch.setattr(survivor_calls, "group_store", HashStore)
+    monkeypatch.delenv("GOSSAMER_TLS", raising=False)
+    calls = survivor_calls.session_calls(0, 1, tuple)
+    assert calls is not None
+    assert calls.gather("gossamer.mean", "", b"1") == {0: b"1"}
+    monkeypatch.setenv("GOSSAMER_TLS", "folder")
+    assert survivor_calls.session_calls(0, 1, tuple) is None
+    assert survivor_calls.process_calls(0, 1) is None
