@@ -117,7 +117,7 @@ def test_too_few_devices_with_data_end_a_federation(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_run_says_why_it_ended() -> None:
-    spent = simulate(one_pass, model_of, PRIVATE.replace("noise", "budget=1.2, noise"), clients=4, rounds=9)
+    spent = simulate(one_pass, model_of, PRIVATE.replace("noise", "budget=0.7, noise"), clients=4, rounds=9)
     assert (spent.ended, len(spent.rounds)) == ("exhausted", 2)
     assert "the privacy budget is spent: epsilon is" in spent.why
     reached = simulate(one_pass, model_of, "FedAvg(fraction=1.0)", clients=2, rounds=9, until="loss>=0")

@@ -57,17 +57,31 @@ def test_sampling_counts_only_where_it_hides_anything() -> None:
 @pytest.mark.parametrize("mechanism", ["skellam", "discrete-gaussian"])
 def test_integers_cost_a_little_more_than_numbers(mechanism: str) -> None:
     privacy = DistributedPrivacy(noise=1.0, mechanism=mechanism)
-    full = gaussian_epsilon(1.0, 10, 1e-5)
-    most = 1.04 if mechanism == "skellam" else 1.02  # whole orders only
+    full = renyi_epsilon(lambda order: 10 * order / 2, 1e-5)
+    most = 1.05 if mechanism == "skellam" else 1.02  # whole orders only
     assert full <= privacy.epsilon_after(10, 60, 1000, entries=10_000, bits=16) < most * full
     assert privacy.epsilon_after(0, 60, 1000) == 0.0
     assert DistributedPrivacy(noise=0.5, mechanism=mechanism).epsilon_after(10, 60, 1000, entries=10_000) > 2 * full
 
 
+@pytest.mark.parametrize("mechanism", ["skellam", "discrete-gaussian"])
+def test_integers_have_a_finite_epsilon_however_many_the_rounds(mechanism: str) -> None:
+    """Above 40 rounds are accounted for in parts, which is a looser bound."""
+    privacy = DistributedPrivacy(noise=1.0, mechanism=mechanism)
+    rounds = (1, 10, 20, 30, 50, 100, 1000)
+    spent = [privacy.epsilon_after(each, 10, 100, entries=1000, bits=16) for each in rounds]
+    assert spent == sorted(spent)
+    for each, epsilon in zip(rounds, spent, strict=True):
+        exact = gaussian_epsilon(1.0, each, 1e-5)
+        assert exact <= epsilon < (1.12 if epsilon < 40 else 3.5) * exact
+
+
 def test_draws_by_table_are_accounted_for() -> None:
     """Their error costs (1 + exp(epsilon)) times itself of delta; where that is more, nothing is promised."""
     privacy = DistributedPrivacy(noise=4.0, mechanism=DISCRETE_GAUSSIAN)
-    assert privacy.epsilon_after(100, 60, 100, entries=10**6, bits=24) < 1.01 * gaussian_epsilon(4.0, 100, 1e-5)
+    assert privacy.epsilon_after(100, 60, 100, entries=10**6, bits=24) < 1.01 * renyi_epsilon(
+        lambda order: 100 * order / 32, 1e-5
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(terms, "TABLE_DISTANCE", 4e-15)
         assert privacy.epsilon_after(100, 60, 100, entries=10**6, bits=24) == float("inf")

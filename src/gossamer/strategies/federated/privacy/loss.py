@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
-from math import exp, inf, log, pi, sqrt
+from math import erfc, exp, inf, log, log1p, pi, sqrt
 from typing import Any
+
+import torch
 
 from gossamer.errors import AttachError
 
@@ -26,14 +28,32 @@ LEAST_NOISE = 0.2  # below it a coin hides nothing worth counting, and PLD's los
 GRID = 1e-3  # of the losses that PLD adds up, rounded so that epsilon is never too small
 
 
+@lru_cache(maxsize=4096)
 def gaussian_epsilon(noise: float, rounds: int, delta: float) -> float:
     """Epsilon where a device takes part in so many rounds, each with Gaussian noise of standard deviation
     `noise` times the most that the device can move what noise is added to.
 
-    T / (2 z^2) + sqrt(2 T ln(1 / delta)) / z: the least of T a / (2 z^2) + ln(1 / delta) / (a - 1) over orders a > 1
-    source: Mironov 2017, CSF
+    The rounds together are one Gaussian mechanism with mu = sqrt(T) / z, so this is exact: the epsilon at which
+    Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu) is delta, rounded up.
+    source: Balle & Wang 2018, ICML, Theorem 8; Dong, Roth & Su 2022, JRSS B, Corollary 3.3 (composition)
     """
-    return rounds / (2 * noise * noise) + sqrt(2 * rounds * log(1 / delta)) / noise
+    if rounds == 0:
+        return 0.0
+    mu = sqrt(rounds) / noise
+    low, high = 0.0, mu * mu / 2 + mu * sqrt(2 * log(1 / delta))  # a bound by Renyi's divergence: Mironov 2017, CSF
+    if _gaussian_delta(mu, low) <= delta:
+        return low
+    while high - low > 1e-10 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _gaussian_delta(mu, middle) > delta else (low, middle)
+    return high
+
+
+def _gaussian_delta(mu: float, epsilon: float) -> float:
+    """exp(epsilon) Phi(-a) is exp(-b^2 / 2) erfcx(a / sqrt(2)) / 2, in which nothing overflows; a - b = mu."""
+    a, b = epsilon / mu + mu / 2, epsilon / mu - mu / 2
+    scaled = float(torch.special.erfcx(torch.tensor(a / sqrt(2), dtype=torch.float64)))
+    return (erfc(b / sqrt(2)) - exp(-b * b / 2) * scaled) / 2
 
 
 @lru_cache(maxsize=4096)
@@ -74,7 +94,8 @@ def renyi_epsilon(
     """The least epsilon that follows from a divergence at each order.
 
     distance: total variation between what is drawn and what the divergence is of, on either side: it costs
-    (1 + exp(epsilon)) times itself of delta. source: Mironov 2017, CSF
+    (1 + exp(epsilon)) times itself of delta. source: Canonne, Kamath & Steinke 2020, NeurIPS, Proposition 12; Balle et
+    al. 2020, AISTATS
     """
     divergences = [divergence(order) for order in orders]
     epsilon = 0.0
@@ -83,7 +104,11 @@ def renyi_epsilon(
         if left <= 0:
             return inf
         before = epsilon
-        epsilon = min(each + log(1 / left) / (order - 1) for order, each in zip(orders, divergences, strict=True))
+        found = min(
+            each + log1p(-1 / order) - log(left * order) / (order - 1)
+            for order, each in zip(orders, divergences, strict=True)
+        )
+        epsilon = max(found, 0.0)
         if epsilon <= before * (1 + 1e-12):
             return epsilon
 

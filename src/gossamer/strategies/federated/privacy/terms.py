@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
+from math import ceil, inf
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -266,14 +268,27 @@ class DistributedPrivacy(Privacy):
         grid = self.grid(entries, bits, cohort)
         if rounds == 0:
             return 0.0
+        orders = INTEGER_ORDERS if self.mechanism == SKELLAM else ORDERS
+        distance = cohort * entries * TABLE_DISTANCE
 
+        @cache
         def divergence(order: float) -> float:
             if self.mechanism == SKELLAM:
-                return rounds * skellam_divergence(order, grid.norm, grid.norm1, grid.variance)
-            return rounds * discrete_gaussian_divergence(order, grid.norm, grid.norm1, grid.variance, cohort, entries)
+                return skellam_divergence(order, grid.norm, grid.norm1, grid.variance)
+            return discrete_gaussian_divergence(order, grid.norm, grid.norm1, grid.variance, cohort, entries)
 
-        orders = INTEGER_ORDERS if self.mechanism == SKELLAM else ORDERS
-        return renyi_epsilon(divergence, self.delta, orders, distance=rounds * cohort * entries * TABLE_DISTANCE)
+        def in_parts(parts: int) -> float:
+            """Rounds in so many parts, whose epsilons and deltas add up."""
+            count = ceil(rounds / parts)
+            by_part = renyi_epsilon(
+                lambda order: count * divergence(order), self.delta / parts, orders, distance=count * distance
+            )
+            return parts * by_part
+
+        # Tables cost exp(epsilon) times their distance of delta: too much from an epsilon of about 40 on, for which
+        # rounds are accounted for in parts below that.
+        whole = in_parts(1)
+        return whole if whole < inf else min(in_parts(2**power) for power in range(1, rounds.bit_length() + 1))
 
     def check(self, strategy: FederatedStrategy, compressor: Compressor) -> None:
         super().check(strategy, compressor)
