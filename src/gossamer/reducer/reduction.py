@@ -218,6 +218,8 @@ class StepReduction:
             self.shortage = "; ".join(filter(None, self.transport.all_gather_text(self.shortage)))
         if not decision.in_step:
             trailer.check.agree_on_steps(decision.steps)
+        if decision.apart_in_data:
+            trailer.check.note_apart_in_data(decision.apart_in_data)
         moved = [group for group, has_moved in zip(trailer.buffers, decision.moved, strict=True) if has_moved]
         if moved:
             traveling = [buffer for group in moved for buffer in group]

@@ -45,6 +45,22 @@ class ShardedWorld(Stateful, Protocol):
     def note_trained(self) -> None:
         """What was drawn so far was trained on."""
 
+    def watch(self, progress: Callable[[], object], /) -> None:
+        """progress: returns another value after each step of the session."""
+
+    def enter_epoch(self) -> None:
+        """session.epoch() begins."""
+
+    def entered_epochs(self) -> list[int]:
+        """For each shard the newest epoch of which this rank has drawn."""
+
+    def leave_epoch(self, entered: Sequence[Sequence[int]], /) -> None:
+        """session.epoch() ends. entered: entered_epochs() of all ranks that come to an epoch's end together."""
+
+    @property
+    def lap(self) -> int:
+        """The position of this rank in its data, in half epochs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorldChange:
@@ -97,6 +113,7 @@ class GroupChanges:
 
     def begin(self, fingerprint: Mapping[str, str]) -> None:
         """The synchronizer is there: be let in where others train already, else tell what newcomers must be like."""
+        self._session._world.watch(_progress_of(self._session))
         if self._group is None:
             return
         alike = {key: value for key, value in fingerprint.items() if key != "optimizer"}  # its state is handed over
@@ -247,6 +264,15 @@ class GroupChanges:
         held = synchronizer.agreed if local else checkpoint.flatten(self._alike())[1]
         tensors = [each for _, each in sorted((held or self._session.model.state_dict()).items())]
         return " ".join(tensor_hashes([each for each in tensors if isinstance(each, torch.Tensor)]))
+
+
+def _progress_of(session: ChangingSession) -> Callable[[], object]:
+    def progress() -> object:
+        with suppress(ReferenceError):  # the session is collected
+            return session._synchronizer.step, session._synchronizer.passes
+        return None
+
+    return progress
 
 
 def _packed(tree: Any) -> list[Any]:

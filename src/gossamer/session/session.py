@@ -134,9 +134,8 @@ class Session:
 
     def _about(self) -> dict[str, str]:
         scaled, clipped = self._loop_scaler.scale() is not None, self.clip_norm
-        options = (
-            f"clip_norm={clipped}, scaler={scaled}, seed={self._seed}, verify={self._verify}, {self._verify_every}"
-        )
+        verify = f"{self._verify}, {self._verify_every}"
+        options = f"clip_norm={clipped}, scaler={scaled}, seed={self._seed}, verify={verify}"
         return {"recipe": repr(self.recipe), "layout": self._layout, "options": options}
 
     def _adopt(self, views: WholeParameters) -> None:
@@ -189,10 +188,12 @@ class Session:
         """Let ranks run out of data at different times within the block, on every rank once per epoch.
 
         A rank that is done keeps the others company with weight 0 until all are; then it takes over the parameters,
-        buffers and optimizer state from one that made every step. Where training is stopped, the block ends early, what
-        stands below it runs, and the next epoch does not begin.
+        buffers and optimizer state from one that made every step. What a rank draws from the world's shards outside of
+        the block, and does not train on, does not count. Where training is stopped, the block ends early, what stands
+        below it runs, and the next epoch does not begin.
         """
         self._refuse_pass()
+        self._world.enter_epoch()
         self._passes_before = self._synchronizer.passes
         with self._stop.epoch():
             yield
@@ -203,6 +204,7 @@ class Session:
         self._stop.over = self._synchronizer.stopping
         if self._synchronizer.in_step:
             self._catch_up(missed)
+        uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
 
     def _enter_next_stage(self, missed: int = 0) -> None:
         self._catch_up(missed)  # so that all ranks enter it with the same parameters
@@ -338,8 +340,7 @@ class Session:
             return dict(self._changes.mine)
         if self._synchronizer.in_step:
             self._synchronizer.meet_to_save()  # LoopError on all ranks where some do not load
-        found = self._checkpoints.load(directory)
-        if found is None:
+        if (found := self._checkpoints.load(directory)) is None:
             return {}
         self._parts.refuse_other_shards(found)
         with self._checkpoints.taking_up(directory, found) as put_back_parts:
