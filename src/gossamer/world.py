@@ -36,7 +36,9 @@ class MeshDimension(Protocol):
 class World:
     """This worker's place among all workers; alone, a world of one."""
 
-    def __init__(self, *, rank: int, size: int, local_rank: int, device: torch.device) -> None:
+    def __init__(self, *, rank: int, size: int, local_rank: int, device: torch.device, joins: bool = False) -> None:
+        """joins: this worker is a newcomer to a run, which is given its place at gossamer.attach."""
+        self._joins = joins
         self._place = (rank, size)  # one reference: another thread than the one that trains may move it
         self._local_rank, self._device = local_rank, device
         self._shards: list[weakref.ref[WorldShard]] = []
@@ -53,7 +55,7 @@ class World:
 
     @property
     def size(self) -> int:
-        """How many workers there are now."""
+        """How many workers there are now; before gossamer.attach, with how many the run began."""
         return self._place[1]
 
     @property
@@ -69,7 +71,7 @@ class World:
     @property
     def is_first(self) -> bool:
         """True on rank 0 only: the worker that prints and writes."""
-        return self.rank == 0
+        return self.rank == 0 and not self._joins
 
     def within(self, mesh: MeshDimension) -> World:
         """This worker's place within one dimension of a DeviceMesh, for data: within(mesh["replicate"]).shard(dataset)
@@ -241,7 +243,7 @@ class World:
         for shard, states in matched:
             shard.regroup(rank, size, states, stayed=stayed)
         self._marks.set(self._alive())
-        self._place = (rank, size)
+        self._place, self._joins = (rank, size), False
         shards = [shard for shard, _ in matched]
         self._tell_of_fetching(shards, "what a lost worker had only fetched counts as trained on: those who go on")
 
@@ -294,7 +296,7 @@ def _elastic_world() -> World:
     events.emit(events.Joined())
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = environment.device_for(environment.JobEnvironment(local_rank=local_rank))
-    return World(rank=run.rank, size=run.size, local_rank=local_rank, device=device)
+    return World(rank=run.rank, size=run.size, local_rank=local_rank, device=device, joins=run.joins)
 
 
 def current() -> World:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from gossamer import checkpoint, events
 from gossamer.checkpoint.state import Stateful
@@ -21,6 +22,7 @@ from gossamer.errors import GossamerError, LoopError
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.session.preemption import PreemptionHandler
 from gossamer.session.residual_report import ResidualReport, norm_of
+from gossamer.session.schedule_functions import explained
 from gossamer.session.tensor_hash import tensor_hashes
 from gossamer.session.tracked_parts import TrackedParts
 from gossamer.strategies import GradientStage
@@ -78,6 +80,7 @@ class ChangingSession(Protocol):
     """What follows the group, of one session."""
 
     model: nn.Module
+    optimizer: Optimizer
     _tracked: TrackedParts
     _world: ShardedWorld
     _synchronizer: Synchronizer
@@ -116,10 +119,12 @@ class GroupChanges:
         self._session._world.watch(_progress_of(self._session))
         if self._group is None:
             return
-        alike = {key: value for key, value in fingerprint.items() if key != "optimizer"}  # its state is handed over
+        # The optimizer's state is handed over
+        alike = {**fingerprint, "optimizer": _kind(self._session.optimizer), **self._session._tracked.functions()}
         text = json.dumps(alike)
         if self.joins:
-            self._group.join(text)
+            with explained():
+                self._group.join(text)
             self._untold.clear()  # the loop has not begun
         else:
             self._group.attached(text)
@@ -228,6 +233,7 @@ class GroupChanges:
         own = {
             "buffers": self._buffers(),
             "tracked": self._session._tracked.state_dict(),
+            "functions": self._session._tracked.functions(),
             "mine": dict(self.mine),
             "synchronizer": self._session._synchronizer.handed_over(),
             "passes": self._session._synchronizer.passes,
@@ -254,7 +260,7 @@ class GroupChanges:
         parts["model"] |= found["buffers"]
         for name, part in self._parts.items():
             part.load_state_dict(parts[name])
-        self._session._tracked.take_up(found["tracked"])
+        self._session._tracked.take_up(found["tracked"], found["functions"])
         with torch.no_grad():
             self._session._synchronizer.take_up(found["synchronizer"])
         self.mine, self.handed_over = dict(found["mine"]), True
@@ -264,6 +270,11 @@ class GroupChanges:
         held = synchronizer.agreed if local else checkpoint.flatten(self._alike())[1]
         tensors = [each for _, each in sorted((held or self._session.model.state_dict()).items())]
         return " ".join(tensor_hashes([each for each in tensors if isinstance(each, torch.Tensor)]))
+
+
+def _kind(optimizer: Optimizer) -> str:
+    sizes = ", ".join(str(len(group["params"])) for group in optimizer.param_groups)
+    return f"{type(optimizer).__name__} with groups of {sizes} parameters"
 
 
 def _progress_of(session: ChangingSession) -> Callable[[], object]:

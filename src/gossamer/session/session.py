@@ -70,13 +70,13 @@ class Session:
         verify: Verify = "warn",
         verify_every: int | None = None,
         parts: ModelParts | None = None,
+        scheduler: Stateful | None = None,
     ) -> None:
         check_verify(verify, verify_every)
-        self._verify_every = verify_every
         self.model, self.optimizer, self.recipe, self.clip_norm = model, optimizer, recipe, clip_norm
-        self._attached = recipe  # `recipe` is the one in force
+        self._attached, self._verify_every = recipe, verify_every  # `recipe` is the one in force
         self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
-        self._tracked = TrackedParts(model, optimizer, says=transport.rank == 0)
+        self._tracked = TrackedParts(model, optimizer, scheduler, says=transport.rank == 0)
         self._parts = parts or ModelParts(model)
         guards = StepGuards(scaler, clip_norm, self._parts.total_norm)
         self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, guards)
@@ -188,9 +188,8 @@ class Session:
         """Let ranks run out of data at different times within the block, on every rank once per epoch.
 
         A rank that is done keeps the others company with weight 0 until all are; then it takes over the parameters,
-        buffers and optimizer state from one that made every step. What a rank draws from the world's shards outside of
-        the block, and does not train on, does not count. Where training is stopped, the block ends early, what stands
-        below it runs, and the next epoch does not begin.
+        buffers, optimizer and tracked schedulers from one that made every step. Draws outside of the block that nothing
+        was trained on do not count. Where training is stopped, the block ends early, and no other epoch begins.
         """
         self._refuse_pass()
         self._world.enter_epoch()
@@ -214,7 +213,8 @@ class Session:
         self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
 
     def _catch_up(self, missed: int) -> None:
-        parts = [self._parts.optimizer_state(self.optimizer), *self._loop_scaler.parts.values()]
+        beside = (*self._loop_scaler.parts.values(), *self._tracked.schedulers())
+        parts = [self._parts.optimizer_state(self.optimizer), *beside]
         self._group.together(partial(uneven_inputs.catch_up, self.model, parts, missed, self._group))
 
     @contextmanager
