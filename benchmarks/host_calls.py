@@ -32,6 +32,7 @@ from gossamer.recipes.recipe import resolve
 from gossamer.reducer.bucket import slot_of
 from gossamer.session.session import Session
 from gossamer.transports.simulated import SimulatedGroup
+from gossamer.world import World
 
 WARM, COUNTED = 5, 8  # steps; every fourth compares a part of the parameters
 COMMUNICATION = "gossamer-comm"
@@ -70,17 +71,6 @@ RECIPES = (
     "Gossip()",
     "Gossip() + TopK(density=0.1)",
 )
-
-
-class World:
-    """A world without shards."""
-
-    def move(self, *_: Any, **__: Any) -> None: ...
-    def note_trained(self) -> None: ...
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class HostBoundary:
@@ -150,7 +140,8 @@ def train(
     options = {"momentum": 0.9} if owners and owners[0].rule is UpdateRule.VELOCITY else {}
     optimizer = kind(here.parameters(), lr=0.01, **options)
     clip_norm = None if owners else 1.0
-    session = Session(here, optimizer, resolved, transport, world=World(), clip_norm=clip_norm)
+    world = World(rank=rank, size=transport.world, local_rank=rank, device=device)
+    session = Session(here, optimizer, resolved, transport, world=world, clip_norm=clip_norm)
     draw = torch.Generator().manual_seed(rank)
     batches = [torch.randn(8, 12, generator=draw).to(device) for _ in range(WARM + COUNTED)]
 

@@ -23,6 +23,7 @@ from gossamer.recipes.recipe import resolve
 from gossamer.runtime.transport import Transport
 from gossamer.session.session import Session
 from gossamer.transports.simulated import SimulatedGroup, SimulatedTransport
+from gossamer.world import World
 
 APART = "apart"  # in the place of a recipe: nobody talks
 POINTS = 10  # of a curve
@@ -88,21 +89,6 @@ class Counting:
         self._inner.close()
 
 
-class Nothing:
-    """A world without shards."""
-
-    def move(self, rank: int, size: int, positions: Any, *, stayed: Any = ()) -> None:
-        """There are none to be dealt out again."""
-
-    def note_trained(self) -> None:
-        """There is nothing to be drawn."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 _building = threading.Lock()  # torch's global generator is shared by the threads
 
 
@@ -136,7 +122,9 @@ class Worker:
     def _talk(self, model: nn.Module, optimizer: Optimizer) -> None:
         """The first to close its session ends the group, so all do that when all are done."""
         recipe = resolve(self.recipe, self.transport.world)
-        session = Session(model, optimizer, recipe, self.transport, world=Nothing(), seed=self.seed)
+        rank, device = self.transport.rank, torch.device("cpu")
+        world = World(rank=rank, size=self.transport.world, local_rank=rank, device=device)
+        session = Session(model, optimizer, recipe, self.transport, world=world, seed=self.seed)
         try:
             self._train(model, optimizer, session)
             self.finished.wait(PATIENCE_SECONDS)

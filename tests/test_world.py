@@ -291,6 +291,16 @@ def test_a_world_tells_what_its_shards_have_trained_on():
     assert "trained" not in here.state_dict()["shards"][0]
 
 
+def test_a_newcomer_is_not_the_first_before_it_was_let_in():
+    here = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), joins=True)
+    shard = here.shard(range(8))
+    assert (here.is_first, len(shard)) == (False, 8)
+    here.move(1, 2, [[{"epoch": 0, "drawn": 0}]], stayed=[0])
+    assert (here.rank, here.is_first) == (1, False)
+    here.move(0, 1, [[shard.state_dict()] * 2], stayed=[1])
+    assert here.is_first
+
+
 def test_a_world_cannot_be_written_to():
     here = world(0)
     for name in ("rank", "size", "local_rank", "device", "is_first"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, overload
 
@@ -17,7 +17,7 @@ from gossamer.errors import CheckpointError
 from gossamer.runtime import uncaught_errors
 from gossamer.runtime.transport import Transport
 from gossamer.runtime.worker_scope import WorkerScope, current_worker
-from gossamer.sampler import Even, HubStreamShard, Labels, Shard, StreamShard, WorldShard, is_hub_stream
+from gossamer.sampler import EpochMarks, Even, HubStreamShard, Labels, Shard, StreamShard, WorldShard, is_hub_stream
 from gossamer.transports.elastic.joined_run import is_elastic, join_run
 from gossamer.transports.simulated import SimulatedGroup
 
@@ -36,10 +36,13 @@ class MeshDimension(Protocol):
 class World:
     """This worker's place among all workers; alone, a world of one."""
 
-    def __init__(self, *, rank: int, size: int, local_rank: int, device: torch.device) -> None:
+    def __init__(self, *, rank: int, size: int, local_rank: int, device: torch.device, joins: bool = False) -> None:
+        """joins: this worker is a newcomer to a run, which is given its place at gossamer.attach."""
+        self._joins = joins
         self._place = (rank, size)  # one reference: another thread than the one that trains may move it
         self._local_rank, self._device = local_rank, device
         self._shards: list[weakref.ref[WorldShard]] = []
+        self._marks = EpochMarks()
         self._told = False  # of a loader that draws ahead, once
 
     def __repr__(self) -> str:
@@ -52,7 +55,7 @@ class World:
 
     @property
     def size(self) -> int:
-        """How many workers there are now."""
+        """How many workers there are now; before gossamer.attach, with how many the run began."""
         return self._place[1]
 
     @property
@@ -68,14 +71,14 @@ class World:
     @property
     def is_first(self) -> bool:
         """True on rank 0 only: the worker that prints and writes."""
-        return self.rank == 0
+        return self.rank == 0 and not self._joins
 
     def within(self, mesh: MeshDimension) -> World:
         """This worker's place within one dimension of a DeviceMesh, for data: within(mesh["replicate"]).shard(dataset)
         gives all ranks of a replica the same samples, as tensor parallelism and pipelines need them. Checkpoints hold
         these shards with this world's."""
         world = World(rank=mesh.get_local_rank(), size=mesh.size(), local_rank=self.local_rank, device=self.device)
-        world._shards = self._shards
+        world._shards, world._marks = self._shards, self._marks
         return world
 
     def own_transport(self) -> Transport | None:
@@ -155,6 +158,7 @@ class World:
 
     def _kept(self, shard: _Dealt) -> _Dealt:
         self._shards.append(weakref.ref(shard))
+        self._marks.add(shard)
         return shard
 
     def _alive(self) -> list[WorldShard]:
@@ -162,10 +166,11 @@ class World:
         return [shard for reference in self._shards if (shard := reference()) is not None]
 
     def state_dict(self) -> dict[str, Any]:
-        """The positions of the shards in use, in the order they were made."""
+        """The positions of the shards in use, in the order they were made. Draws outside of session.epoch() that
+        nothing was trained on do not count."""
         shards = self._alive()
         self._tell_of_fetching(shards, "a checkpoint counts as trained on what was only fetched: the resumed run would")
-        return {"shards": [shard.state_dict() for shard in shards]}
+        return {"shards": self._marks.states(shards)}
 
     def _tell_of_fetching(self, shards: Sequence[WorldShard], consequence: str) -> None:
         if self.is_first and not self._told and any(shard.drawn_ahead and not shard.tracked for shard in shards):
@@ -179,6 +184,36 @@ class World:
         """Make the shards in use go on where the saved ones stood."""
         for shard, position in self._matched(state["shards"], "The checkpoint holds"):
             shard.load_state_dict(position)
+        self._marks.set(self._alive())
+
+    # -- epochs that all ranks agree on --------------------------------------------------------------------------------
+
+    def watch(self, progress: Callable[[], object]) -> None:
+        """A session is attached. progress: returns another value after each of its steps."""
+        self._marks.watch(progress)
+
+    def enter_epoch(self) -> None:
+        """session.epoch() begins: draws since the last one count only if they were trained on."""
+        self._marks.enter(self._alive())
+
+    def entered_epochs(self) -> list[int]:
+        """For each shard in use the newest epoch of which this rank has drawn, or -1."""
+        return [shard.entered for shard in self._alive()]
+
+    def leave_epoch(self, entered: Sequence[Sequence[int]]) -> None:
+        """session.epoch() ends. entered: entered_epochs() of all ranks that were compared."""
+        shards = self._alive()
+        if all(len(each) == len(shards) for each in entered):
+            for shard, epochs in zip(shards, zip(*entered, strict=True), strict=False):
+                shard.finish_through(max(epochs))
+        self._marks.leave(shards)
+
+    @property
+    def lap(self) -> int:
+        """The position of this rank, in half epochs of the first shard that is shuffled; 0 without one."""
+        return next((lap for shard in self._alive() if (lap := shard.lap) is not None), 0)
+
+    # -- workers that come and go --------------------------------------------------------------------------------------
 
     def note_trained(self) -> None:
         """A step was made together: what was drawn up to now is trained on."""
@@ -204,9 +239,11 @@ class World:
         matched.
         """
         matched = self._matched(positions, "The other workers hold")
+        self._marks.rewind(self._alive())
         for shard, states in matched:
             shard.regroup(rank, size, states, stayed=stayed)
-        self._place = (rank, size)
+        self._marks.set(self._alive())
+        self._place, self._joins = (rank, size), False
         shards = [shard for shard, _ in matched]
         self._tell_of_fetching(shards, "what a lost worker had only fetched counts as trained on: those who go on")
 
@@ -259,7 +296,7 @@ def _elastic_world() -> World:
     events.emit(events.Joined())
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = environment.device_for(environment.JobEnvironment(local_rank=local_rank))
-    return World(rank=run.rank, size=run.size, local_rank=local_rank, device=device)
+    return World(rank=run.rank, size=run.size, local_rank=local_rank, device=device, joins=run.joins)
 
 
 def current() -> World:

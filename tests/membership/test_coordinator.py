@@ -81,6 +81,23 @@ def test_started_again_it_changes_nothing_while_all_are_there() -> None:
     assert (other.view.number, other.members) == (2, [1, 2, 3, 4])
 
 
+def test_a_newcomer_is_told_with_how_many_the_run_began() -> None:
+    """Also where others are there by now, and by a coordinator that was started again."""
+    desk = Desk(initial=3, most=8)
+    desk.begin(1, 2, 3)
+    desk.here(4)
+    assert desk.standing(4).began == 3
+    desk.ready(4)
+    desk.lose(1, 2)
+    desk.wait(60)
+    assert desk.members == [3, 4]
+    desk.here(5)
+    assert (desk.standing(5).began, desk.standing(5).size) == (3, 2)
+    other = again(desk, 1, 2)
+    other.here(6)
+    assert other.standing(6).began == 3
+
+
 def test_started_again_it_waits_for_members_before_it_judges_them() -> None:
     desk = Desk(initial=3)
     desk.begin(1, 2, 3)

@@ -28,6 +28,20 @@ Started = tuple[nn.Module, torch.optim.Optimizer, Session]
 class Nothing:
     """A world without shards."""
 
+    lap = 0
+
+    def watch(self, progress: Callable[[], object]) -> None:
+        """No draws are to be told from training."""
+
+    def enter_epoch(self) -> None:
+        """There is nothing to be drawn."""
+
+    def entered_epochs(self) -> list[int]:
+        return []
+
+    def leave_epoch(self, entered: Sequence[Sequence[int]]) -> None:
+        assert not any(entered)
+
     def move(self, rank: int, size: int, positions: Any, *, stayed: Any = ()) -> None:
         """There are none to be dealt out again."""
 

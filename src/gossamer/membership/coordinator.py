@@ -187,7 +187,8 @@ class Coordinator:
     def _standing(self, worker: HeardWorker) -> Standing:
         formed = self.rule.view is not None and not self.rule.view.holds(worker.number)
         size = self.rule.view.world if self.rule.view else 0
-        return Standing(formed=formed, size=size, most=self.rule.most, refused=worker.refused)
+        rule = self.rule
+        return Standing(formed=formed, size=size, began=rule.began, most=rule.most, refused=worker.refused)
 
     def _status(self, number: int) -> str:
         """What a worker waits for, in words."""

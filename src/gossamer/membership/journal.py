@@ -36,6 +36,7 @@ class Remembered:
     fingerprint: str = ""  # of the first view's members
     finishing: bool = False  # a member has left because all is done
     most: int = 0  # members, where it was changed; else 0
+    began: int = 0  # members of the first view; 0 in a journal that does not hold it
     ended: str = ""  # why the run is over
 
     def after(self, entry: Entry) -> Remembered:

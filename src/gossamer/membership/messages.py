@@ -99,6 +99,7 @@ class Standing:
 
     formed: bool = False  # training has begun without it
     size: int = 0  # members of the newest view
+    began: int = 0  # members of the first view; 0 where that is not known
     most: int = 0  # workers that it may have
     refused: str = ""  # why it cannot be taken in
 

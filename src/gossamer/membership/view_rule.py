@@ -59,6 +59,7 @@ class ViewRule:
         self._patience_seconds, self._end_after_seconds = patience_seconds, end_after_seconds
         kept = journal.load()
         self.most, self.ended, self.fingerprint = kept.most or most, kept.ended, kept.fingerprint
+        self.began = kept.began  # members of the first view
         self.resizes = 0  # so often somebody said how many workers there may be
         self.finishing = kept.finishing
         self.view: View | None = None
@@ -286,7 +287,8 @@ class ViewRule:
             newcomers=newcomers,
             secret=self._draw(SECRET_BYTES),
         )
-        self._journal.append(view_entry(view))
+        self.began = view.world if self.view is None else self.began
+        self._journal.append(view_entry(view) if self.view else {**view_entry(view), "began": self.began})
         self.view, self.is_over, self._view_since = view, False, self.now
         self._broken, self._waits_since, self._note_at, self.first_here = [], inf, inf, inf
 

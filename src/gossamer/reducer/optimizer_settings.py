@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.errors import MismatchError
+from gossamer.events import notice
 
 
 def by_value(values: Sequence[str]) -> str:
@@ -34,6 +35,24 @@ def settings(optimizer: Optimizer) -> str:
 def with_weights(settings: str, *, said: bool) -> str:
     """The same, and whether the loop says how much its batches count, which is compared along."""
     return f"{settings}\nsession.weight(...) was {'' if said else 'not '}called"
+
+
+def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Sequence[int], rank: int) -> None:
+    """Raise MismatchError where the members that began a run differ; else on the newcomers alone that differ from them.
+
+    texts: of `with_weights`, by rank. joined: whether a rank came later. active: the ranks that train. rank: this one.
+    """
+    began = [each for each in active if not joined[each]] or list(active[:1])
+    if len({texts[each] for each in began}) > 1:
+        compare_settings(texts)
+    odd = [each for each in active if texts[each] != texts[began[0]]]
+    if rank in odd:
+        compare_settings([texts[began[0]] if each not in odd else texts[each] for each in range(len(texts))])
+    if odd and rank == began[0]:
+        notice(
+            f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} joined this run with other settings of the "
+            f"optimizer and must not go on: {by_value([text.rsplit(chr(10), 1)[0] for text in texts])}. The others do"
+        )
 
 
 def compare_settings(texts: Sequence[str]) -> None:

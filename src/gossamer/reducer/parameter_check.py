@@ -179,6 +179,23 @@ class ParameterCheck:
             )
         return max(made.values())
 
+    # -- data ----------------------------------------------------------------------------------------------------------
+
+    def note_apart_in_data(self, epochs: Mapping[int, float]) -> None:
+        """Say once that ranks train on different epochs of their data. epochs: how far each is ahead of another."""
+        if self._verify == "off" or "data" in self._told:
+            return
+        self._told.add("data")
+        behind = min(epochs.values())
+        ahead = [self._first_rank + rank for rank, epoch in epochs.items() if epoch > behind]
+        if self._rank == 0:  # all ranks have found the same
+            notice(
+                f"{_ranks(ahead)} trained on a later epoch of the data than the other ranks: a loader was iterated "
+                "more often there, as by next(iter(loader)) or by an evaluation on one rank. Each epoch has another "
+                "shuffle, so some samples are drawn twice and others not at all. Write `with session.epoch():` around "
+                "the loop over batches on every rank, and draw batches for other purposes outside of that block"
+            )
+
     # -- this rank alone -----------------------------------------------------------------------------------------------
 
     def look(self, step: int) -> None:

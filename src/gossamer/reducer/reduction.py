@@ -21,7 +21,7 @@ from gossamer.core.relay import relayed
 from gossamer.kernels import within_range
 from gossamer.reducer.device_failures import named, shortage
 from gossamer.reducer.kept_inputs import KeptInputs
-from gossamer.reducer.optimizer_settings import compare_settings
+from gossamer.reducer.optimizer_settings import compare_settings, refuse_newcomers
 from gossamer.reducer.parameter_check import ParameterCheck
 from gossamer.reducer.sparse_gradients import Rows, mean_rows
 from gossamer.reducer.step_report import (
@@ -213,16 +213,27 @@ class StepReduction:
         self.spent += [each.performed for each in self._left]
         _, decision = last.performed.result
         if not decision.alike:
-            compare_settings(self.transport.all_gather_text(trailer.settings))
+            self._refuse_other_settings(trailer.settings, decision.active)
         if decision.short:
             self.shortage = "; ".join(filter(None, self.transport.all_gather_text(self.shortage)))
         if not decision.in_step:
             trailer.check.agree_on_steps(decision.steps)
+        if decision.apart_in_data:
+            trailer.check.note_apart_in_data(decision.apart_in_data)
         moved = [group for group, has_moved in zip(trailer.buffers, decision.moved, strict=True) if has_moved]
         if moved:
             traveling = [buffer for group in moved for buffer in group]
             self.spent.append(broadcast(self.transport, traveling, source=decision.active[0]))
         return decision  # type: ignore[no-any-return]
+
+    def _refuse_other_settings(self, mine: str, active: Sequence[int]) -> None:
+        """Raise MismatchError on all ranks; where members come and go, on newcomers alone if they are the others."""
+        joined: bool | None = getattr(self.transport, "joined", None)
+        told = self.transport.all_gather_text(f"{bool(joined):d}{mine}")
+        texts = [text[1:] for text in told]
+        if joined is None:
+            compare_settings(texts)
+        refuse_newcomers(texts, [text[0] == "1" for text in told], active, self.transport.rank)
 
     def _try(self, presence: Presence) -> None:
         """Note what this reduction took; ranks compare once a trial is over. No part of any step's bytes.

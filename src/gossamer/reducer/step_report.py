@@ -17,7 +17,8 @@ from gossamer.core.ops import AllGather
 
 NOBODY, SHORT_OF_MEMORY = -1, -2
 HEAD = Struct("<dqqqiBB")  # weight, settings, steps, sample, first non-finite, presence, wishes: alike on every machine
-STOP, LOOK = 1, 2  # wishes
+STOP, LOOK, LAP = 1, 2, 4  # wishes; above them the lap
+LAPS = 64
 
 Flags = npt.NDArray[np.bool_]
 NonFiniteOrigin = tuple[int | None, str]  # (rank, tensor); no rank where only the agreed mean was not finite
@@ -71,6 +72,7 @@ class StepReport:
     sample: int = 0  # a hash of a part of the parameters; see gossamer.reducer.parameter_check
     stop: bool = False  # this rank was asked to end the run
     look: bool = False  # it wants all to tell what they measured, since its steps have become slow
+    lap: int = 0  # its position in its data, in half epochs, modulo LAPS
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,15 @@ class StepDecision:
         return () if alike or not self.in_step else self.active
 
     @property
+    def apart_in_data(self) -> Mapping[int, float]:
+        """How far each rank that had data is ahead of the first, in epochs, where that is more than half of one."""
+        laps = {rank: self.reports[rank].lap for rank in self.active}
+        first = next(iter(laps.values()), 0)
+        ahead = {rank: (lap - first + LAPS // 2) % LAPS - LAPS // 2 for rank, lap in laps.items()}
+        apart = any(abs(more) >= 2 for more in ahead.values())
+        return {rank: more / 2 for rank, more in ahead.items()} if apart else {}
+
+    @property
     def used(self) -> Flags:
         """The parameters that have a gradient on some rank."""
         flags: Flags = np.any([report.used for report in self.reports], axis=0)
@@ -169,7 +180,7 @@ def _encode(report: StepReport) -> Tensor:
         report.sample,
         report.first_nonfinite,
         report.presence,
-        STOP * report.stop | LOOK * report.look,
+        STOP * report.stop | LOOK * report.look | LAP * (report.lap % LAPS),
     )
     bits = (np.packbits(flags).tobytes() for flags in (report.used, report.moved))
     return torch.frombuffer(bytearray(b"".join((head, *bits))), dtype=torch.uint8)
@@ -190,6 +201,7 @@ def _decode(text: Tensor, parameters: int, buffers: int) -> StepReport:
         moved=_bits(raw[split:], buffers),
         stop=bool(wishes & STOP),
         look=bool(wishes & LOOK),
+        lap=wishes // LAP,
     )
 
 

@@ -3,6 +3,7 @@
 shard     Shard, the sampler itself
 progress  what loaders, checkpoints and changes of the workers ask of a shard
 stream    StreamShard, for iterable datasets; hub_stream: for those of Hugging Face, which have shards of their own
+epoch_marks  what is drawn outside of session.epoch() does not count
 position  where a worker stands: its epoch and its draws; positions of all of them after workers came or went
 deal      how one epoch's common order is shared out, again after each change of the workers
 non_iid   parts in which few labels are frequent
@@ -10,6 +11,7 @@ sources   what is dealt out: its length and its labels
 """
 
 from gossamer.sampler.deal import Even
+from gossamer.sampler.epoch_marks import EpochMarks
 from gossamer.sampler.hub_stream import HubStreamShard, is_hub_stream
 from gossamer.sampler.non_iid import dirichlet_split
 from gossamer.sampler.position import taken_up
@@ -19,6 +21,7 @@ from gossamer.sampler.sources import Labels
 from gossamer.sampler.stream import StreamShard
 
 __all__ = [
+    "EpochMarks",
     "Even",
     "HubStreamShard",
     "Labels",

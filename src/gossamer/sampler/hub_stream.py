@@ -57,7 +57,7 @@ class HubStreamShard(IterableDataset[Any]):
     def _drawn(self) -> Iterator[Any]:
         self._dataset.set_epoch(self._epoch)
         for item in self._dataset:
-            self._begun, self._continues, self._random_state = True, False, None
+            self._begun, self._continues, self._random_state, self._loaded = True, False, None, None
             yield item
         self._over = get_worker_info() is None
 
@@ -67,7 +67,7 @@ class HubStreamShard(IterableDataset[Any]):
             "epoch": self._epoch,
             "begun": self._begun,
             "over": self._over,
-            "source": self._loaded if self._continues else self._dataset.state_dict(),
+            "source": self._loaded if self._continues or self._loaded else self._dataset.state_dict(),
             "own": [self._rank, self._size],
         }
 
@@ -81,6 +81,28 @@ class HubStreamShard(IterableDataset[Any]):
         self._epoch, self._begun, self._over = state["epoch"], state["begun"], state["over"]
         self._loaded, self._continues, self._random_state = state["source"], True, torch.get_rng_state()
         self._dataset.load_state_dict(self._loaded)
+
+    def mark(self) -> tuple[dict[str, Any], bool, Tensor | None]:
+        return self.state_dict(), self._continues, self._random_state
+
+    def rewind(self, mark: tuple[dict[str, Any], bool, Tensor | None]) -> None:
+        self.load_state_dict(mark[0])
+        _, self._continues, self._random_state = mark
+
+    def state_at(self, mark: tuple[dict[str, Any], bool, Tensor | None]) -> dict[str, Any]:
+        return mark[0]
+
+    @property
+    def entered(self) -> int:
+        return self._epoch if self._begun else self._epoch - 1
+
+    def finish_through(self, epoch: int) -> None:
+        if self.entered < epoch:
+            self._epoch, self._begun, self._over, self._continues = epoch, True, True, False
+
+    @property
+    def lap(self) -> int | None:
+        return None
 
     def note_trained(self) -> None:
         """Nothing: the position of a lost worker is of no use to others."""

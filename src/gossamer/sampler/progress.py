@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +32,25 @@ class WorldShard(Protocol):
     def regroup(
         self, rank: int, size: int, positions: Sequence[State | None], *, stayed: Sequence[int] = ()
     ) -> None: ...
+    def mark(self) -> Any:
+        """The present position, for `rewind` and `state_at`."""
+
+    def rewind(self, mark: Any, /) -> None:
+        """Return to a marked position. Iterators that exist draw on without being counted."""
+
+    def state_at(self, mark: Any, /) -> dict[str, Any]:
+        """state_dict() at a marked position."""
+
+    @property
+    def entered(self) -> int:
+        """The newest epoch of which something was drawn, or -1."""
+
+    def finish_through(self, epoch: int, /) -> None:
+        """Let the next iteration begin the epoch after `epoch`, which another rank has entered."""
+
+    @property
+    def lap(self) -> int | None:
+        """The position of this rank in half epochs, where ranks at different positions would draw the same samples."""
 
 
 class ShardProgress:
@@ -80,7 +100,11 @@ class ShardProgress:
         return at
 
     def _next_epoch(self, at: Position) -> Position:
-        fresh = self._beginning(at.epoch + 1, at.rank, at.size)
+        return self._epoch_after(at, at.epoch + 1)
+
+    def _epoch_after(self, at: Position, epoch: int) -> Position:
+        """The beginning of `epoch`, which comes after the one of `at`."""
+        fresh = self._beginning(epoch, at.rank, at.size)
         fresh.deal = at.later.get(fresh.epoch, fresh.deal)
         fresh.later = {epoch: deal for epoch, deal in at.later.items() if epoch > fresh.epoch}
         fresh.changes, fresh.trained = at.changes, None if at.trained is None else 0
@@ -126,6 +150,40 @@ class ShardProgress:
         at = self._at
         at.drawn, at.in_last_batch = at.deal.part, False
         self._continues, self._random_state = False, None
+
+    # -- what all ranks agree on, by session.epoch() -------------------------------------------------------------------
+
+    def mark(self) -> tuple[Position, bool, Tensor | None]:
+        return self._copied(self._at), self._continues, self._random_state
+
+    def rewind(self, mark: tuple[Position, bool, Tensor | None]) -> None:
+        at, self._continues, self._random_state = mark
+        self._at = self._copied(at)  # the mark stays as it is
+
+    def state_at(self, mark: tuple[Position, bool, Tensor | None]) -> dict[str, Any]:
+        at, self._at = self._at, mark[0]
+        try:
+            return self.state_dict()
+        finally:
+            self._at = at
+
+    @staticmethod
+    def _copied(at: Position) -> Position:
+        return replace(at, run=object())  # of no iterator that exists
+
+    @property
+    def entered(self) -> int:
+        at = self._at
+        return at.epoch if at.begun or at.over else at.epoch - 1
+
+    def finish_through(self, epoch: int) -> None:
+        if self.entered < epoch:
+            self._at = self._at if self._at.epoch == epoch else self._epoch_after(self._at, epoch)
+            self.finish()
+
+    @property
+    def lap(self) -> int | None:
+        return None
 
     # -- checkpoints, and changes of the workers -----------------------------------------------------------------------
 

@@ -85,6 +85,15 @@ class Shard(ShardProgress, Sampler[int]):
             return at.before + at.deal.part
         return len(range(at.rank, length_of(self._source), at.size))
 
+    @property
+    def lap(self) -> int | None:
+        """None where all epochs have the same order, or ranks have samples of their own."""
+        if self._own is not None or not (self._shuffle or isinstance(self._source, Sampler)):
+            return None
+        at, total = self._at, length_of(self._source)
+        drawn = at.epoch * (total // at.size) + sum(map(sum, at.deal.drawn)) // at.size + at.drawn
+        return drawn // max(1, total // (2 * at.size))
+
     # -- drawing -------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[int]:

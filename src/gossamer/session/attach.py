@@ -146,10 +146,9 @@ def attach(
         verify=verify,
         verify_every=verify_every,
         parts=parts,
+        scheduler=scheduler,
     )
     session.status.record = recorded
-    if scheduler is not None:
-        session.track(scheduler=scheduler)
     if auto is not None:
         choose_while_training(session, auto)
     return session

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from gossamer import checkpoint, events
 from gossamer.checkpoint.state import Stateful
@@ -21,6 +22,7 @@ from gossamer.errors import GossamerError, LoopError
 from gossamer.runtime.comm_thread import CommThread
 from gossamer.session.preemption import PreemptionHandler
 from gossamer.session.residual_report import ResidualReport, norm_of
+from gossamer.session.schedule_functions import explained
 from gossamer.session.tensor_hash import tensor_hashes
 from gossamer.session.tracked_parts import TrackedParts
 from gossamer.strategies import GradientStage
@@ -45,6 +47,22 @@ class ShardedWorld(Stateful, Protocol):
     def note_trained(self) -> None:
         """What was drawn so far was trained on."""
 
+    def watch(self, progress: Callable[[], object], /) -> None:
+        """progress: returns another value after each step of the session."""
+
+    def enter_epoch(self) -> None:
+        """session.epoch() begins."""
+
+    def entered_epochs(self) -> list[int]:
+        """For each shard the newest epoch of which this rank has drawn."""
+
+    def leave_epoch(self, entered: Sequence[Sequence[int]], /) -> None:
+        """session.epoch() ends. entered: entered_epochs() of all ranks that come to an epoch's end together."""
+
+    @property
+    def lap(self) -> int:
+        """The position of this rank in its data, in half epochs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorldChange:
@@ -62,6 +80,7 @@ class ChangingSession(Protocol):
     """What follows the group, of one session."""
 
     model: nn.Module
+    optimizer: Optimizer
     _tracked: TrackedParts
     _world: ShardedWorld
     _synchronizer: Synchronizer
@@ -97,12 +116,15 @@ class GroupChanges:
 
     def begin(self, fingerprint: Mapping[str, str]) -> None:
         """The synchronizer is there: be let in where others train already, else tell what newcomers must be like."""
+        self._session._world.watch(_progress_of(self._session))
         if self._group is None:
             return
-        alike = {key: value for key, value in fingerprint.items() if key != "optimizer"}  # its state is handed over
+        # The optimizer's state is handed over
+        alike = {**fingerprint, "optimizer": _kind(self._session.optimizer), **self._session._tracked.functions()}
         text = json.dumps(alike)
         if self.joins:
-            self._group.join(text)
+            with explained():
+                self._group.join(text)
             self._untold.clear()  # the loop has not begun
         else:
             self._group.attached(text)
@@ -211,6 +233,7 @@ class GroupChanges:
         own = {
             "buffers": self._buffers(),
             "tracked": self._session._tracked.state_dict(),
+            "functions": self._session._tracked.functions(),
             "mine": dict(self.mine),
             "synchronizer": self._session._synchronizer.handed_over(),
             "passes": self._session._synchronizer.passes,
@@ -237,7 +260,7 @@ class GroupChanges:
         parts["model"] |= found["buffers"]
         for name, part in self._parts.items():
             part.load_state_dict(parts[name])
-        self._session._tracked.take_up(found["tracked"])
+        self._session._tracked.take_up(found["tracked"], found["functions"])
         with torch.no_grad():
             self._session._synchronizer.take_up(found["synchronizer"])
         self.mine, self.handed_over = dict(found["mine"]), True
@@ -247,6 +270,20 @@ class GroupChanges:
         held = synchronizer.agreed if local else checkpoint.flatten(self._alike())[1]
         tensors = [each for _, each in sorted((held or self._session.model.state_dict()).items())]
         return " ".join(tensor_hashes([each for each in tensors if isinstance(each, torch.Tensor)]))
+
+
+def _kind(optimizer: Optimizer) -> str:
+    sizes = ", ".join(str(len(group["params"])) for group in optimizer.param_groups)
+    return f"{type(optimizer).__name__} with groups of {sizes} parameters"
+
+
+def _progress_of(session: ChangingSession) -> Callable[[], object]:
+    def progress() -> object:
+        with suppress(ReferenceError):  # the session is collected
+            return session._synchronizer.step, session._synchronizer.passes
+        return None
+
+    return progress
 
 
 def _packed(tree: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from gossamer.reducer.tensor_sampler import TensorSampler
 from gossamer.reducer.weight_copies import WeightCopies
 from gossamer.runtime.transport import Transport
 from gossamer.session.first_batch import FirstBatch
+from gossamer.session.group_changes import ShardedWorld
 from gossamer.session.loop_scaler import LoopScaler
 from gossamer.session.model_parts import ModelParts
 from gossamer.session.session_status import SessionStatus
@@ -37,6 +38,7 @@ class LoopingSession(Protocol):
     _check: ParameterCheck
     _step_hooks: StepHooks
     _loop_scaler: LoopScaler
+    _world: ShardedWorld
 
     @property
     def steps(self) -> int: ...
@@ -67,6 +69,7 @@ def loop_state(session: LoopingSession) -> LoopState:
         guarded_late=partial(session._judge, "earlier pass"),
         agree=agree,
         agree_in_round=session._parts.agree_in_round,
+        lap=lambda: session._world.lap,
         sparse=partial(sparse_names, session.model),
         tensors=TensorSampler(lambda: session.steps),
         clips=session.clip_norm is not None,

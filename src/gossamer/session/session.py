@@ -72,13 +72,13 @@ class Session(LayoutChanges):
         verify: Verify = "warn",
         verify_every: int | None = None,
         parts: ModelParts | None = None,
+        scheduler: Stateful | None = None,
     ) -> None:
         check_verify(verify, verify_every)
-        self._verify_every = verify_every
         self.model, self.optimizer, self.recipe, self.clip_norm = model, optimizer, recipe, clip_norm
-        self._attached = recipe  # `recipe` is the one in force
+        self._attached, self._verify_every = recipe, verify_every  # `recipe` is the one in force
         self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
-        self._tracked = TrackedParts(model, optimizer, says=transport.rank == 0)
+        self._tracked = TrackedParts(model, optimizer, scheduler, says=transport.rank == 0)
         self._parts = parts or ModelParts(model)
         guards = StepGuards(scaler, clip_norm, self._parts.total_norm)
         self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, guards)
@@ -138,9 +138,8 @@ class Session(LayoutChanges):
 
     def _about(self) -> dict[str, str]:
         scaled, clipped = self._loop_scaler.scale() is not None, self.clip_norm
-        options = (
-            f"clip_norm={clipped}, scaler={scaled}, seed={self._seed}, verify={self._verify}, {self._verify_every}"
-        )
+        verify = f"{self._verify}, {self._verify_every}"
+        options = f"clip_norm={clipped}, scaler={scaled}, seed={self._seed}, verify={verify}"
         return {"recipe": repr(self.recipe), "layout": self._layout, "options": options}
 
     def _adopt(self, views: WholeParameters) -> None:
@@ -193,11 +192,12 @@ class Session(LayoutChanges):
         """Let ranks run out of data at different times within the block, on every rank once per epoch.
 
         A rank that is done keeps the others company with weight 0 until all are; then it takes over the parameters,
-        buffers and optimizer state from one that made every step. Where training is stopped, the block ends early, what
-        stands below it runs, and the next epoch does not begin.
+        buffers, optimizer and tracked schedulers from one that made every step. Draws outside of the block that nothing
+        was trained on do not count. Where training is stopped, the block ends early, and no other epoch begins.
         """
         self._refuse_pass()
         self._step_hooks.refuse_gained()
+        self._world.enter_epoch()
         self._passes_before = self._synchronizer.passes
         with self._stop.epoch():
             yield
@@ -209,6 +209,7 @@ class Session(LayoutChanges):
         self._stop.over = self._synchronizer.stopping
         if self._synchronizer.in_step:
             self._catch_up(missed)
+        uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
 
     def _enter_next_stage(self, missed: int = 0) -> None:
         self._catch_up(missed)  # so that all ranks enter it with the same parameters
@@ -218,7 +219,8 @@ class Session(LayoutChanges):
         self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
 
     def _catch_up(self, missed: int) -> None:
-        parts = [self._parts.optimizer_state(self.optimizer), *self._loop_scaler.parts.values()]
+        beside = (*self._loop_scaler.parts.values(), *self._tracked.schedulers())
+        parts = [self._parts.optimizer_state(self.optimizer), *beside]
         self._group.together(partial(uneven_inputs.catch_up, self.model, parts, missed, self._group))
 
     @contextmanager
@@ -352,8 +354,7 @@ class Session(LayoutChanges):
         if self._synchronizer.in_step:
             self._synchronizer.meet_to_save(Presence.LOADING)  # LoopError on all ranks where some do not load
         self._step_hooks.manual_updates.forget()
-        found = self._checkpoints.load(directory)
-        if found is None:
+        if (found := self._checkpoints.load(directory)) is None:
             return {}
         if self._group.is_detached:  # the servers have what was learned since, and are not put back
             return dict(found.tree["mine"])

@@ -15,21 +15,27 @@ from gossamer.checkpoint.state import Stateful
 from gossamer.errors import AttachError, LoopError
 from gossamer.sampler import HubStreamShard, Shard, StreamShard
 from gossamer.session.foreign_optimizers import steps_through
+from gossamer.session.schedule_functions import functions_text, refuse_other_functions
 from gossamer.session.tracked_loader import RestoredLoader, TrackedLoader
 
 
 class TrackedParts:
     """What one session saves and loads beside model, optimizer and scaler, by name."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, says: bool) -> None:
-        """says: whether to tell the user, which one rank does."""
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, scheduler: Stateful | None = None, *, says: bool
+    ) -> None:
+        """scheduler: the first part. says: whether to tell the user, which one rank does."""
         self._model, self._optimizer, self._says = model, optimizer, says
         self._parts: dict[str, Stateful] = {}
         self._loaded: frozenset[str] = frozenset()  # names in the checkpoint that was loaded
+        self._functions: Mapping[str, str] = {}  # of schedulers that are not tracked yet, on the others
         self._handed: dict[str, Any] = {}  # states that others gave at attach, of parts that are not tracked yet
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in this process, beside the attached one
         self._told: set[str] = set()
         self._rates: list[float] | None = None  # the others', until this newcomer has made a step
+        if scheduler is not None:
+            self._add("scheduler", scheduler)
 
     def track(self, loader: DataLoader[Any] | None, parts: Mapping[str, Any]) -> Any:
         """Take one part up; returns what the loop should use in its place. Raises AttachError and LoopError."""
@@ -67,6 +73,7 @@ class TrackedParts:
             part.dataset.tracked = True
         self._parts[name] = part
         if name in self._handed:
+            refuse_other_functions(name, part, self._functions)
             self._put_in(part, self._handed.pop(name))
 
     def see(self, optimizer: Optimizer) -> None:
@@ -96,8 +103,19 @@ class TrackedParts:
         for name in sorted(parts.keys() - saved.keys()):
             self._tell(f"the checkpoint holds no state of {name}, which begins as it is")
 
-    def take_up(self, handed: Mapping[str, Any]) -> None:
-        """Put in what the others' parts hold, of which some may be tracked only from now on."""
+    def schedulers(self) -> list[Stateful]:
+        """Those of the attached optimizer."""
+        return [part for part in self._all().values() if _schedules(part, self._optimizer)]
+
+    def functions(self) -> dict[str, str]:
+        """The functions of tracked schedulers, by values, which state_dict() lacks: every worker must have the same."""
+        found = {name: functions_text(part) for name, part in self._all().items()}
+        return {f"functions of {name}": text for name, text in found.items() if text}
+
+    def take_up(self, handed: Mapping[str, Any], functions: Mapping[str, str]) -> None:
+        """Put in what the others' parts hold, of which some may be tracked only from now on. functions: `functions()`
+        of the others."""
+        self._functions = functions
         parts, self._rates = self._all(), _rates(self._optimizer)
         for name, state in handed.items():
             if name in parts:

@@ -1,4 +1,5 @@
-"""Uneven inputs: copies parameters and optimizer state to ranks that ran out of data early, at an epoch's end.
+"""Uneven inputs: copies parameters and optimizer state to ranks that ran out of data early, at an epoch's end, and
+agrees on the number of the next epoch.
 
 Until then such a rank shadows the others' collectives with weight 0: `end_epoch` of its synchronizer.
 """
@@ -16,6 +17,7 @@ from gossamer import checkpoint
 from gossamer.checkpoint.state import Stateful
 from gossamer.core.layout import dtype_name, dtype_of
 from gossamer.session.group_calls import GroupCalls
+from gossamer.session.group_changes import ShardedWorld
 from gossamer.sharding.local_shards import local_parts
 
 
@@ -26,6 +28,15 @@ def catch_up(model: nn.Module, parts: Sequence[Stateful], missed: int, group: Gr
     if not any(missed_by_rank):
         return
     take_over(model, parts, missed_by_rank.index(0), group)
+
+
+def leave_epoch(world: ShardedWorld, group: GroupCalls, *, together: bool) -> None:
+    """Agree on the number of the epoch that comes next, where all ranks come to an epoch's end together."""
+
+    def entered() -> list[list[int]]:
+        return [json.loads(text) for text in group.all_gather_text(json.dumps(world.entered_epochs()))]
+
+    world.leave_epoch(group.together(entered) if together and not group.alone else [world.entered_epochs()])
 
 
 def take_over(model: nn.Module, parts: Sequence[Stateful], source: int, group: GroupCalls) -> None:

@@ -59,6 +59,7 @@ class LoopState:
     guarded_late: Callable[[NonFiniteOrigin | None], None] = lambda _: None  # the same of a pass some steps ago
     agree: Agreement = unchanged  # what was not finite, here or in another rank's part of the model
     agree_in_round: Agreement = unchanged  # the same on the communication thread
+    lap: Callable[[], int] = lambda: 0  # this rank's position in its data, in half epochs
     sparse: Callable[[], Collection[str]] = frozenset  # names of parameters whose gradients are sparse
     begins: Callable[[], None] = lambda: None  # a pass whose gradients travel; raises where there must be none any more
     tensors: TensorSampler | None = None  # measures what tensors cost

@@ -193,6 +193,7 @@ class GradientSynchronizer(Synchronizer):
             settings=rng.address(settings),
             steps=self.step,
             stop=self.asked_to_stop,
+            lap=self._loop.lap(),
             look=self.asked_to_look,
             used=np.array([name in self._sums.used or p.grad is not None for name, p in self._named()]) & training,
             moved=self._versions.moved() & training,
@@ -255,8 +256,7 @@ class GradientSynchronizer(Synchronizer):
             self._context.compare_parameters(decision.parted, self.step)
         elif decision.presences[self._context.transport.rank] == Presence.TRAINING and decision.in_step:
             self._loop.check().note_alike(self.step)
-        blame = pending.commit(decision)
-        self.reference = pending.reduction.reference
+        blame, self.reference = pending.commit(decision), pending.reduction.reference
         if decision.presences[self._context.transport.rank] == Presence.OUT_OF_DATA:
             self._passes -= max(0, self.step - pending.reduction.at.step)  # averages that the others have dropped
             self._unused = 0

@@ -207,6 +207,7 @@ class ScheduledSynchronizer(Synchronizer):
             used=self._task.used(fragment.buckets, presence),
             moved=NO_FLAGS,
             stop=self.asked_to_stop,
+            lap=self._loop.lap(),
         )
         alike = self._task.keeps_alike and presence == Presence.TRAINING
         sample = check.sampled(self.step) if alike else unsampled

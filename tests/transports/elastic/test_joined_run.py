@@ -83,3 +83,13 @@ def test_survivors_choose_between_devices_and_hosts_by_what_was_timed_before() -
     assert known is not None
     assert (len(known.round_trips), known.ways) == (2, WAYS)
     assert run._known((1, 4)) is None
+
+
+@pytest.mark.parametrize("began", [1, 2, 5])
+def test_a_newcomer_has_the_size_with_which_the_run_began(began: int) -> None:
+    run = Lone(9)
+    run.first, run.agent.began = None, began
+    assert (run.rank, run.size, run.joins) == (began - 1, began, True)
+    members = tuple(Member(number=number, host="here", port=1) for number in (8, 9, 7))
+    run.first = View(number=1, members=members, newcomers=frozenset(), secret=bytes(32))
+    assert (run.rank, run.size, run.joins) == (1, 3, False)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.errors import MismatchError
+from gossamer.errors import MismatchError, PeerLost
 from gossamer.membership.view import View
 from gossamer.transports.elastic.change import FAILURES, Group, RunMembership, Trainee, unreached
 from gossamer.transports.elastic.state_transfer import hand_over_value
@@ -90,8 +90,11 @@ class Admission:
             trainee.take_over(alike, own)
         hashes = group.all_gather_text(trainee.state_hash())
         if len({*hashes}) > 1:
-            raise MismatchError(
+            told = (
                 f"a newcomer's state is not the group's after it was handed over (hashes by rank: {', '.join(hashes)}),"
                 " so it must not contribute. Build the same model and optimizer on every worker"
             )
+            if hashes[group.rank] != hashes[0] or len({hashes[rank] for rank in donors}) > 1:
+                raise MismatchError(told)
+            raise PeerLost(told)  # the newcomer ends by itself, and the others connect without it
         return completed

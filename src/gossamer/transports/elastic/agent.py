@@ -58,7 +58,7 @@ class MembershipAgent:
         tls: Tls | None = None,
     ) -> None:
         self.number = secrets.randbits(63) if number is None else number
-        self.formed, self.size, self.most = False, 0, 0  # known after here()
+        self.formed, self.size, self.began, self.most = False, 0, 0, 0  # known after here()
         self._told = False  # why this worker is released
         self._where = f"{coordinator[0]}:{coordinator[1]}"
         self._changed = threading.Condition()
@@ -81,6 +81,7 @@ class MembershipAgent:
         self._scripts.learn(host=door[0], port=door[1])
         standing: Standing = self._run(self._scripts.say(HERE), "the coordinator to answer", seconds)
         self.formed, self.size, self.most = standing.formed, standing.size, standing.most
+        self.began = standing.began or standing.size
         self._endpoint.start(self._following())
 
     def first_view(self, seconds: float) -> View:

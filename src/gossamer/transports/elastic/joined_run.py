@@ -76,12 +76,18 @@ class JoinedRun:
 
     @property
     def rank(self) -> int:
-        """A newcomer's is the one that it would have now, the last."""
-        return self.agent.size if self.first is None else self.first.rank_of(self.agent.number)
+        """The rank until attach: in the first view, and of a newcomer the last of that view."""
+        return self.size - 1 if self.first is None else self.first.rank_of(self.agent.number)
 
     @property
     def size(self) -> int:
-        return self.agent.size + 1 if self.first is None else self.first.world
+        """Workers with which the run began: a newcomer computes len(loader), and schedules from it, as they did."""
+        return self.agent.began if self.first is None else self.first.world
+
+    @property
+    def joins(self) -> bool:
+        """Whether this worker is a newcomer to a run that trains."""
+        return self.first is None
 
     @property
     def most(self) -> int:

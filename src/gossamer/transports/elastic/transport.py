@@ -56,6 +56,7 @@ class ElasticTransport:
         self._admission = Admission(membership, connect, seconds)
         self._trainee: Trainee | None = None
         self._view = first
+        self.joined = first is None  # whether the others trained before this worker came
         self._group: Group | None = None
         self._ended = -1  # the newest view that is known to be over
         self._changing = threading.Lock()  # of the group, which any thread may close
