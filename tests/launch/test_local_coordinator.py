@@ -200,7 +200,7 @@ def test_promise_23_the_same_command_continues_the_run_where_a_worker_reports(tm
         assert identity(again) == killed.run
         view = killed.agents[1].view_after(1, 30.0)
         assert [member.number for member in view.members] == [12]
-        assert "waiting up to 30 s" in killed.notes[0]
+        assert "(1): waiting up to 30 s" in killed.notes[0]
         assert "so it continues" in killed.notes[1]
 
 
