@@ -155,7 +155,7 @@ class Credulous(Coordinator):
     def _check_newer(self, view: int) -> None: ...
 
     def _reported(self, token: int, sender: Peer, key: str, report: WorkerReport) -> None:
-        super()._reported(token, sender, key, replace(report, view=0))
+        super()._reported(token, sender, key, replace(report, view=0, run=""))
 
 
 TWINS: Mapping[str, Callable[[int], ElasticRun]] = {

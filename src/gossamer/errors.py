@@ -75,6 +75,10 @@ class LeftWhileJoining(ConnectError, PeerLost):
     """A worker left before the group of all stood."""
 
 
+class CoordinatorLost(ConnectError, PeerLost):
+    """The coordinator of an elastic run did not answer for the stated time. Restarts of the worker do not help."""
+
+
 class CheckpointError(GossamerError):
     """A checkpoint that is missing, damaged, or belongs to another run."""
 

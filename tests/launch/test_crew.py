@@ -106,6 +106,30 @@ def test_a_worker_that_is_not_like_the_others_is_not_started_again() -> None:
     assert run.living == [0, 2]
 
 
+def test_a_worker_whose_coordinator_stayed_away_is_not_started_again() -> None:
+    """The launcher of other machines ends with the last of its workers."""
+    run = VirtualRun(2, restarts=5, joins=True).attach()
+    for worker in run.workers:
+        worker.end(1, "gossamer.errors.CoordinatorLost: the coordinator did not answer", echo=True)
+    assert not run.after()
+    failure = run.crew.outcome().failure
+    assert failure is not None
+    assert "CoordinatorLost" in failure.summary
+
+
+def test_the_coordinator_is_told_of_each_start() -> None:
+    run = VirtualRun(2, restarts=1).attach()
+    run.workers[1].end(KILLED)
+    run.after()
+    assert run.coordinator.started == [*run.workers[0].numbers, *run.workers[1].numbers]
+
+
+def test_workers_of_a_run_that_continues_have_no_parameters_before_they_attach() -> None:
+    run = VirtualRun(2, resumed=True)
+    assert not any(worker.holds_state for worker in run.workers)
+    assert all(worker.holds_state for worker in VirtualRun(2).workers)
+
+
 def check_the_same_error_in_all_ends_the_run(run: VirtualRun) -> None:
     run.attach()
     for worker in run.workers:

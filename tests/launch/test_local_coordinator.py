@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from gossamer.environment.run_settings import tls_contexts
-from gossamer.errors import ConnectError
+from gossamer.errors import ConnectError, PeerLost
+from gossamer.launch import local_coordinator
+from gossamer.launch.job import Job
 from gossamer.launch.local_coordinator import LocalCoordinator, check_joinable
+from gossamer.launch.member_launcher import Elasticity, journal_path
 from gossamer.launch.worker_range import WorkerRange
+from gossamer.membership.journal import ViewLog
 from gossamer.transports.elastic.agent import MembershipAgent
 from gossamer.transports.elastic.remote_control import ask_status, resize
 from gossamer.transports.rpc.sockets import Tls
@@ -26,7 +33,7 @@ LOOPBACK = "127.0.0.1"
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[LocalCoordinator]:
     made = LocalCoordinator(
-        WorkerRange(least=1, most=4, initial=2), (LOOPBACK, 0), TOKEN, tmp_path, note=lambda text: None
+        WorkerRange(least=1, most=4, initial=2), (LOOPBACK, 0), TOKEN, tmp_path / "journal", note=lambda text: None
     )
     yield made
     made.close()
@@ -68,7 +75,6 @@ def test_a_name_that_means_nothing_is_said_to_be_wrong() -> None:
 
 def test_two_coordinators_at_one_port_are_refused_with_another(coordinator: LocalCoordinator, tmp_path: Path) -> None:
     port = coordinator.address[1]
-    (tmp_path / "second").mkdir()
     with pytest.raises(ConnectError, match=f"--listen {LOOPBACK}:{port + 1}"):
         LocalCoordinator(
             WorkerRange(least=1, most=4, initial=2), coordinator.address, TOKEN, tmp_path / "second", note=print
@@ -94,7 +100,7 @@ def tls(tmp_path: Path) -> Tls:
 
 def test_an_encrypted_run_is_joined_encrypted(tmp_path: Path, tls: Tls) -> None:
     range_ = WorkerRange(least=1, most=4, initial=2)
-    coordinator = LocalCoordinator(range_, (LOOPBACK, 0), TOKEN, tmp_path, lambda text: None, tls)
+    coordinator = LocalCoordinator(range_, (LOOPBACK, 0), TOKEN, tmp_path / "journal", lambda text: None, tls)
     try:
         check_joinable(coordinator.address, TOKEN, tls)
         with pytest.raises(ConnectError, match="--tls"):
@@ -145,3 +151,126 @@ def test_members_are_those_of_the_view_that_are_not_lost(coordinator: LocalCoord
     assert set(coordinator.members) == {11}
     for agent in agents:
         agent.close()
+
+
+# -- a launcher that is killed, and started again by the same command --------------------------------------------------
+
+
+class Killed:
+    """A coordinator with two members, 11 and 12, whose launcher is killed."""
+
+    def __init__(self, journal: Path, *, launched: tuple[int, ...]) -> None:
+        self.journal, self.notes = journal, list[str]()
+        before = self.start((LOOPBACK, 0))
+        self.address = before.address
+        for number in launched:
+            before.launched(number)
+        self.agents = [MembershipAgent(self.address, TOKEN, number=number) for number in (11, 12)]
+        for agent in self.agents:
+            agent.here((LOOPBACK, 1))
+        assert self.agents[0].first_view(30.0).world == 2
+        self.run = before._server._coordinator.rule.run
+        before._server.close()  # and nothing else that an orderly end does
+
+    def start(self, listen: tuple[str, int]) -> LocalCoordinator:
+        return LocalCoordinator(
+            WorkerRange(least=1, most=4, initial=2), listen, TOKEN, self.journal, note=lambda text: None
+        )
+
+    def start_again(self) -> LocalCoordinator:
+        again = self.start(self.address)
+        again.settle(self.notes.append)
+        return again
+
+    def __enter__(self) -> Killed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self.agents:
+            agent.close()
+
+
+def identity(coordinator: LocalCoordinator) -> str:
+    return coordinator._server._coordinator.rule.run
+
+
+def test_promise_23_the_same_command_continues_the_run_where_a_worker_reports(tmp_path: Path) -> None:
+    with Killed(tmp_path / "journal", launched=(11,)) as killed, closing(killed.start_again()) as again:
+        assert again.resumed
+        assert identity(again) == killed.run
+        view = killed.agents[1].view_after(1, 30.0)
+        assert [member.number for member in view.members] == [12]
+        assert "(1): waiting up to 30 s" in killed.notes[0]
+        assert "so it continues" in killed.notes[1]
+
+
+def test_a_new_run_begins_at_once_where_all_workers_ended_with_the_launcher(tmp_path: Path) -> None:
+    with Killed(tmp_path / "journal", launched=(11, 12)) as killed, closing(killed.start_again()) as again:
+        assert not again.resumed
+        assert identity(again) != killed.run
+        assert killed.notes == []
+        assert again.address == killed.address
+
+
+def test_promise_23_workers_that_come_too_late_are_refused_and_the_new_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_coordinator, "SURVIVOR_SECONDS", 0.0)
+    with Killed(tmp_path / "journal", launched=(11,)) as killed, closing(killed.start_again()) as again:
+        assert "so a new run begins" in killed.notes[-1]
+        with pytest.raises(PeerLost, match=f"it belongs to run {killed.run:.8}"):
+            killed.agents[1].view_after(1, 30.0)
+        assert not again.ended
+        assert not again.resumed
+        fresh = MembershipAgent(again.address, TOKEN)
+        fresh.here((LOOPBACK, 1))
+        assert not fresh.formed
+        fresh.close()
+
+
+def test_a_run_that_was_over_is_not_continued(tmp_path: Path) -> None:
+    with Killed(tmp_path / "journal", launched=()) as killed:
+        log = ViewLog(killed.journal, lambda text: None)
+        log.append({"ended": "all workers that had the parameters have left"})
+        log.close()
+        with closing(killed.start_again()) as again:
+            assert (again.ended, again.resumed) == ("", False)
+            assert identity(again) != killed.run
+
+
+def test_an_orderly_end_tells_the_workers_of_other_launchers_and_leaves_no_journal(tmp_path: Path) -> None:
+    made = LocalCoordinator(
+        WorkerRange(least=1, most=4, initial=1), (LOOPBACK, 0), TOKEN, tmp_path / "journal", note=lambda text: None
+    )
+    agent = MembershipAgent(made.address, TOKEN)
+    agent.here((LOOPBACK, 1))
+    agent.first_view(30.0)
+    worker = made._server._coordinator.rule.workers[agent.number]
+    while not worker.polls:  # until it waits for news
+        threading.Event().wait(0.01)
+    made.close()
+    with pytest.raises(PeerLost, match="its first launcher has ended"):
+        agent.view_after(1, 30.0)
+    agent.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_command_finds_the_journal_in_another_folder_of_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_file = tmp_path / "token"
+    (tmp_path / "runs").mkdir()
+
+    def path(logs: str, *, port: int = 7, token: bytes = TOKEN, file: Path | None = token_file) -> Path | None:
+        job = Job(script=tmp_path / "train.py", workers=2, logs=tmp_path / logs, worker_module="w", token_file=file)
+        range_ = WorkerRange(least=1, most=4, initial=2)
+        return journal_path(job, Elasticity(range=range_, listen=(LOOPBACK, port)), token)
+
+    assert path("runs/a") == path("runs/b")
+    assert path("runs/a") != path("a")
+    assert len({path("a"), path("a", port=8), path("a", token=OTHER)}) == 3
+    assert path("a", port=0) is None
+    assert path("a", file=None) is None
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert (found := path("runs/a")) is not None
+    assert found.parent == tmp_path / "runs" / "a"

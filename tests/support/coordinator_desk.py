@@ -55,6 +55,7 @@ class Desk:
         self.news: dict[int, News] = {}
         self.silent: set[int] = set()
         self.places: dict[int, int] = {}
+        self.runs: dict[int, str] = {}  # by worker: the identity of the run that it was told
         self._tokens = count()
         self._asks: dict[int, tuple[int, Push | Pull]] = {}
         self.answers: dict[int, list[Any]] = {}
@@ -73,10 +74,17 @@ class Desk:
                 self._heard_news(worker, reply.answer.version, News.of(reply.answer.about))
             else:
                 self.answers.setdefault(worker, []).append(reply.answer)
+                self._compare_runs(worker, reply.answer)
         for worker in sorted(self.known.keys() - self.silent):
             waits = any(asker == worker and isinstance(op, Pull) for asker, op in self._asks.values())
             if not waits and not self.news[worker].out:
                 self.poll(worker)
+
+    def _compare_runs(self, worker: int, answer: Any) -> None:
+        """As MemberScripts: a worker that another run's coordinator answers is out."""
+        standing = Standing.of(answer.about) if isinstance(answer, Receipt) and "run" in answer.about else Standing()
+        if standing.run and self.runs.setdefault(worker, standing.run) != standing.run:
+            self.news[worker] = News(out=standing.refused)
 
     def gone(self, *workers: int) -> None:
         """A launcher sees their processes end."""
@@ -102,6 +110,7 @@ class Desk:
 
     def say(self, worker: int, key: str, **facts: Any) -> None:
         """facts: of the worker's report."""
+        facts.setdefault("run", self.runs.get(worker, ""))
         self.places[worker] = facts.pop("place", self.places.get(worker, worker))
         report = WorkerReport(number=worker, host="h", port=worker, place=self.places[worker], **facts)
         self.ask(worker, Push(to=COORDINATOR, key=key, stamp=Stamp(worker, 0), about=report.text()))

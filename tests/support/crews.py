@@ -62,8 +62,14 @@ class VirtualCoordinator:
     buried: list[int] = field(default_factory=list)
     finishing: bool = False
     ended: str = ""
+    resumed: bool = False
+    started: list[int] = field(default_factory=list)
     request: int | None = None
     expected: int | None = None
+
+    def settle(self, note: object) -> None: ...
+    def launched(self, number: int) -> None:
+        self.started.append(number)
 
     def asked(self) -> int | None:
         asked, self.request = self.request, None
@@ -82,10 +88,12 @@ class VirtualCoordinator:
 class VirtualRun:
     """A crew, its time and what it said. joins: beside another launcher's coordinator."""
 
-    def __init__(self, workers: int, *, least: int = 1, restarts: int = 0, joins: bool = False) -> None:
+    def __init__(
+        self, workers: int, *, least: int = 1, restarts: int = 0, joins: bool = False, resumed: bool = False
+    ) -> None:
         self.now = [100.0]
         self.notes: list[str] = []
-        self.coordinator = VirtualCoordinator()
+        self.coordinator = VirtualCoordinator(resumed=resumed)
         orders = CrewOrders(
             initial=workers,
             least=least,

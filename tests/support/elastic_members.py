@@ -48,14 +48,21 @@ class ElasticRun:
         self.server.close()
         self.server = self._serve(self.server.address[1])
 
-    def agent(self, place: int | None = None, on_change: Callable[[int], None] | None = None) -> MembershipAgent:
+    def agent(
+        self, place: int | None = None, on_change: Callable[[int], None] | None = None, **options: Any
+    ) -> MembershipAgent:
         def close(view: int) -> None:
             self.closed.append((made, view))
             if on_change is not None:
                 on_change(view)
 
         made = MembershipAgent(
-            self.server.address, TOKEN, place=place, on_change=close, dead_after_seconds=DEAD_AFTER_SECONDS
+            self.server.address,
+            TOKEN,
+            place=place,
+            on_change=close,
+            dead_after_seconds=DEAD_AFTER_SECONDS,
+            **options,
         )
         self.agents.append(made)
         return made

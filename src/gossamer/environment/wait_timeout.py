@@ -8,6 +8,7 @@ from math import inf
 
 VARIABLE = "GOSSAMER_TIMEOUT"
 USUAL_SECONDS = 1800.0  # as torch's process groups over Gloo
+COORDINATOR_SECONDS = 600.0  # for its machine to start again
 LONGEST = timedelta(days=3650)  # that torch is told, which has no "for ever"
 
 
@@ -24,6 +25,12 @@ def timeout_seconds() -> float:
             f"for one that says nothing. Write {VARIABLE}=3600 for an hour, or leave it unset."
         )
     return seconds
+
+
+def coordinator_seconds() -> float:
+    """How long workers of an elastic run wait for a coordinator that does not answer: GOSSAMER_TIMEOUT where it is set,
+    else ten minutes. Raises ValueError."""
+    return timeout_seconds() if os.environ.get(VARIABLE) else COORDINATOR_SECONDS
 
 
 def set_timeout(timeout: timedelta) -> None:

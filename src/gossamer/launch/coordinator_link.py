@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +32,17 @@ class CoordinatorLink(Protocol):
     def ended(self) -> str:
         """Why nobody can come in any more; empty while the run goes on."""
 
+    @property
+    def resumed(self) -> bool:
+        """Whether the run had begun before this launcher was started, so that all workers here are newcomers."""
+
+    def settle(self, note: Callable[[str], None]) -> None:
+        """Find out whether workers of the run outlived an earlier start of this launcher; else a new run begins. Call
+        it before workers are started. note: is told what is waited for."""
+
+    def launched(self, number: int) -> None:
+        """Hear that the launcher has started this member."""
+
     def asked(self) -> int | None:
         """The number of workers that somebody asked for since the last call, if any."""
 
@@ -52,10 +63,13 @@ class RemoteCoordinator:
     members: Collection[int] = ()
     finishing: bool = False
     ended: str = ""
+    resumed: bool = False
 
     def asked(self) -> int | None:
         return None
 
+    def settle(self, note: Callable[[str], None]) -> None: ...
+    def launched(self, number: int) -> None: ...
     def gone(self, number: int) -> None: ...
     def expect(self, workers: int) -> None: ...
     def close(self) -> None: ...

@@ -128,7 +128,7 @@ class Crew:
         return self._is_done or any(worker.is_finishing for worker in self.workers)
 
     def begin(self) -> None:
-        self._add(self._orders.initial, initial=True)
+        self._add(self._orders.initial, initial=not self._coordinator.resumed)
 
     def look(self, now: float) -> bool:
         """Handle what has happened since the last look, at `now` in seconds; whether the run goes on."""
@@ -140,7 +140,7 @@ class Crew:
                 worker.due = None
             if worker.due is not None and worker.due <= now and not self._is_over:
                 worker.due = None
-                worker.start()
+                self._start(worker)
         if (asked := self._coordinator.asked()) is not None:
             self._resize(asked)
         if not self._is_done and self._orders.join_command is not None:
@@ -208,7 +208,11 @@ class Crew:
             if not free:
                 self.workers.append(self._hire(len(self.workers), initial))
                 free = self.workers[-1:]
-            free.pop(0).start()
+            self._start(free.pop(0))
+
+    def _start(self, worker: CrewMember) -> None:
+        worker.start()
+        self._coordinator.launched(worker.number)
 
     def _resize(self, asked: int) -> None:
         size = self.size
@@ -235,7 +239,7 @@ class Crew:
             return
         self._lost.append(failure)
         again = hint = ""
-        if not worker.policy.exhausted and not self._no_way_back and not failure.is_mismatch:
+        if not worker.policy.exhausted and not self._no_way_back and not failure.is_final:
             wait_seconds = worker.policy.delay(worker.age_seconds)
             worker.due = now + wait_seconds
             when = f" in {wait_seconds:g} s" if wait_seconds else ""

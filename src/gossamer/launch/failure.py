@@ -54,9 +54,9 @@ class Failure:
         return f"signal {_signal_name(-self.exit_code)}"
 
     @property
-    def is_mismatch(self) -> bool:
-        """Whether the worker is not like the others, which no restart heals."""
-        return self.summary.startswith("gossamer.errors.MismatchError")
+    def is_final(self) -> bool:
+        """Whether no restart heals it: the worker is not like the others, or the coordinator did not come back."""
+        return self.summary.startswith(("gossamer.errors.MismatchError", "gossamer.errors.CoordinatorLost"))
 
     def __str__(self) -> str:
         if self.origin is Origin.STOPPED:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from gossamer.core.peer_ops import Answer, Ask
 from gossamer.errors import ConnectError
+from gossamer.launch.process import POLL_SECONDS
 from gossamer.launch.worker_range import WorkerRange
 from gossamer.transports.elastic.coordinator_server import CoordinatorServer
 from gossamer.transports.elastic.remote_control import ask_status
 from gossamer.transports.rpc.sockets import Tls
 
-JOURNAL = "coordinator-journal"
 REACH_SECONDS = 1.9
+SURVIVOR_SECONDS = 30.0  # for workers that outlived the first launcher to report: they dial twice a second
 OTHERS = (
     "{endpoint} is reached, and whatever listens there knows nothing of this token: it belongs to another run or to "
     "another version of Gossamer, is encrypted where this is not (--tls), or is no coordinator. Copy the token file "
@@ -27,8 +30,9 @@ OTHERS = (
 class LocalCoordinator:
     """Serves the coordinator in threads of this process until it is closed. Implements CoordinatorLink.
 
-    listen: where, port 0 for any free one; directory: the run's, for its journal; beside: as CoordinatorServer's.
-    Raises ConnectError where the port is taken, or the address is none of this machine's.
+    listen: where, port 0 for any free one; journal: its file, which outlives this process only where that is killed;
+    beside: as CoordinatorServer's. Raises ConnectError where the port is taken, or the address is none of this
+    machine's.
     """
 
     def __init__(
@@ -36,26 +40,60 @@ class LocalCoordinator:
         range_: WorkerRange,
         listen: tuple[str, int],
         token: bytes,
-        directory: Path,
+        journal: Path,
         note: Callable[[str], None],
         tls: Tls | None = None,
         beside: Mapping[str, Callable[[Ask], Answer]] | None = None,
     ) -> None:
         _check_free(*listen)
-        self._server = CoordinatorServer(
+        self._serve = partial(
+            CoordinatorServer,
             token=token,
             address=listen[0],
-            port=listen[1],
             least=range_.least,
             most=range_.most,
             initial=range_.initial,
-            journal=directory / JOURNAL,
+            journal=journal,
             note=note,
             tls=tls,
             beside=beside,
         )
+        self._journal = journal
+        self._server = self._serve(port=listen[1])
         self.address = self._server.address
         self._resizes = 0  # of which the launcher knows
+
+    @property
+    def resumed(self) -> bool:
+        return self._server.world > 0
+
+    def settle(self, note: Callable[[str], None]) -> None:
+        """Continue the journal's run where a worker of it reports within SURVIVOR_SECONDS; else begin a new one."""
+        if not self._server.ended and (not self.resumed or self._survivors_report(note)):
+            return
+        self._server.close()
+        self._journal.unlink(missing_ok=True)
+        self._server = self._serve(port=self.address[1])
+
+    def _survivors_report(self, note: Callable[[str], None]) -> bool:
+        survivors = self._server.survivors
+        if not survivors:
+            return False
+        note(
+            f"the last run of this command was cut off while other launchers had workers in it ({survivors}): waiting up "
+            f"to {SURVIVOR_SECONDS:g} s for a report of one (journal: {self._journal})"
+        )
+        until = time.monotonic() + SURVIVOR_SECONDS
+        while not (heard := self._server.heard_survivors) and not self._server.ended and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+        if heard:
+            note("workers of that run are there, so it continues; the workers here join it as newcomers")
+        else:
+            note("no worker of that run reported, so a new run begins, from the checkpoint that the script loads")
+        return bool(heard)
+
+    def launched(self, number: int) -> None:
+        self._server.launched(number)
 
     @property
     def members(self) -> Collection[int]:
@@ -82,7 +120,10 @@ class LocalCoordinator:
         self._server.expect(workers)
 
     def close(self) -> None:
+        """End the run: workers of other launchers that are still in it are told so."""
+        self._server.end("its first launcher has ended")
         self._server.close()
+        self._journal.unlink(missing_ok=True)
 
 
 def check_joinable(address: tuple[str, int], token: bytes, tls: Tls | None = None) -> None:

@@ -37,6 +37,11 @@ from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.transports.rpc.sockets import Tls
 
 LOOPBACK = "127.0.0.1"
+JOURNAL = "coordinator-journal"
+NO_WAY_BACK = (
+    "a launcher that is killed takes this run along: start it with --listen HOST:PORT and --token-file FILE, and the "
+    "same command continues the run with the workers of other machines"
+)
 # Variables of runs with a fixed number of workers, which an outer launcher may have set
 FOREIGN = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -84,8 +89,24 @@ def coordinate_run(
         check_joinable(elasticity.coordinator, token, tls)
         return RemoteCoordinator(elasticity.coordinator)
     assert elasticity.listen is not None
-    serve = partial(LocalCoordinator, elasticity.range, elasticity.listen, token, directory, note, tls, beside)
+    journal = journal_path(job, elasticity, token) or directory / JOURNAL
+    serve = partial(LocalCoordinator, elasticity.range, elasticity.listen, token, journal, note, tls, beside)
     return serve() if elasticity.network is None else in_namespace(elasticity.network, serve)
+
+
+def journal_path(job: Job, elasticity: Elasticity, token: bytes) -> Path | None:
+    """Where the coordinator's journal is, as the same command finds it again; None where workers of other launchers
+    would not find a coordinator that is started again, since its port or its token are made for one start.
+
+    It is next to the folder of logs, since the default folder has another name in each start; where that place is not
+    writable, it is in the folder. Its name is a hash of the address and the token.
+    """
+    if job.token_file is None or elasticity.listen is None or not elasticity.listen[1]:
+        return None
+    host, port = elasticity.listen
+    name = hashlib.sha256(b"journal" + token + f"{host}:{port}".encode()).hexdigest()[:16]
+    logs = job.logs.absolute()
+    return (logs.parent if os.access(logs.parent, os.W_OK) else logs) / f".{JOURNAL}-{name}"
 
 
 def launch_members(
@@ -109,11 +130,15 @@ def launch_members(
     token_file = check_token_file(job.token_file) if job.token_file else make_token_file(directory)
     delayed = DelayedNotes(note)
     coordinator = coordinate(job, elasticity, token_file, directory, delayed)
-    launch = MemberLaunch(job, elasticity, directory, coordinator, token_file, show, note, delayed, staffed)
-    card = RunCard(coordinator.address, token_file).write(job.logs) if launch.leads else None
+    card: Path | None = None
     try:
+        coordinator.settle(note)
+        launch = MemberLaunch(job, elasticity, directory, coordinator, token_file, show, note, delayed, staffed)
+        card = RunCard(coordinator.address, token_file).write(job.logs) if launch.leads else None
         if launch.leads and elasticity.network is None and not coordinator.address[0].startswith("127."):
             note(f"workers on other machines join by: {launch.join_command}")
+            if journal_path(job, elasticity, b"") is None:
+                note(NO_WAY_BACK)
         return launch.run(tick)
     finally:
         if card is not None:

@@ -48,6 +48,10 @@ from gossamer.membership.messages import (
 from gossamer.membership.view_rule import NO_SECRET, ViewRule
 
 MOST_DIGITS = 19  # of a worker's number
+OTHER_RUN = (
+    "it belongs to run {theirs:.8}, and this coordinator serves run {ours:.8}: its own run is over, or its first "
+    "launcher was started again in another folder, where it did not find the journal"
+)
 
 
 class Coordinator:
@@ -94,6 +98,13 @@ class Coordinator:
         self.rule.initial = max(self.rule.least, min(self.rule.initial, workers))
         return self._go_on()
 
+    def end(self, why: str, now: float) -> list[Reply]:
+        """The run is over, unless it was before."""
+        self.rule.look_at_clock(now)
+        if not self.rule.ended:
+            self.rule.end(why)
+        return self._go_on()
+
     def number_at(self, place: int) -> int | None:
         """The newest worker that reported this place."""
         found = [each.number for each in self.rule.workers.values() if each.report.place == place]
@@ -132,14 +143,14 @@ class Coordinator:
                 raise MalformedError(f"nobody can tell a coordinator {op.key[:40]!r}")
 
     def _poll(self, token: int, sender: Peer, number: int, known: int) -> None:
-        if known < OUT_VERSION:
-            self._check_newer(known // 2)
         worker = self.rule.workers.get(number)
         if worker is None or worker.peer != sender:
             out = self.rule.ended or self.rule.outs.get(number)
             told = Pulled(version=OUT_VERSION, about=News(out=out).text()) if out else self._again(known)
             self._reply(token, told)
             return
+        if known < OUT_VERSION:
+            self._check_newer(known // 2)
         self.rule.heard(worker, sender)
         worker.polls.append((token, known))
         if known > 0 and known % 2:
@@ -151,6 +162,10 @@ class Coordinator:
                 self.rule.declare_over()
 
     def _reported(self, token: int, sender: Peer, key: str, report: WorkerReport) -> None:
+        if report.run != self.rule.run and (report.run or report.view):
+            about = Standing(refused=OTHER_RUN.format(theirs=report.run, ours=self.rule.run), run=self.rule.run)
+            self._reply(token, Receipt(version=-1, about=about.text()))
+            return
         self._check_newer(report.view)
         worker = self.rule.workers.get(report.number)
         if worker is None:
@@ -174,12 +189,13 @@ class Coordinator:
             self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
 
     def _check_newer(self, view: int) -> None:
-        """End the run where somebody was in a view that this coordinator has never made: another one did."""
+        """End the run where a worker of this run was in a view that this coordinator has never made: the journal has
+        lost its end."""
         mine = 0 if self.rule.view is None else self.rule.view.number
         if view > mine and not self.rule.ended:
             self.rule.end(
-                f"a worker tells of view {view}, and this coordinator's journal ends with view {mine}: it is not this "
-                "run's, or was lost, so nobody knows who belongs to the run. Start from the last checkpoint"
+                f"a worker of this run was in view {view}, and the coordinator's journal ends with view {mine}: its "
+                "end was not written, so the members of the run are unknown. Start from the last checkpoint"
             )
 
     # -- what is said --------------------------------------------------------------------------------------------------
@@ -188,7 +204,9 @@ class Coordinator:
         formed = self.rule.view is not None and not self.rule.view.holds(worker.number)
         size = self.rule.view.world if self.rule.view else 0
         rule = self.rule
-        return Standing(formed=formed, size=size, began=rule.began, most=rule.most, refused=worker.refused)
+        return Standing(
+            formed=formed, size=size, began=rule.began, most=rule.most, refused=worker.refused, run=rule.run
+        )
 
     def _status(self, number: int) -> str:
         """What a worker waits for, in words."""

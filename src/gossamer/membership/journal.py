@@ -30,6 +30,7 @@ Entry = Mapping[str, Any]
 class Remembered:
     """What a coordinator must not forget."""
 
+    run: str = ""  # the run's identity: random, drawn when the journal begins
     view: int = 0  # the newest view's number; 0 before the first
     members: tuple[Member, ...] = ()
     newcomers: frozenset[int] = frozenset()
@@ -38,10 +39,11 @@ class Remembered:
     most: int = 0  # members, where it was changed; else 0
     began: int = 0  # members of the first view; 0 in a journal that does not hold it
     ended: str = ""  # why the run is over
+    launched: frozenset[int] = frozenset()  # numbers of the workers that the coordinator's own launcher has started
 
     def after(self, entry: Entry) -> Remembered:
         """With one more entry. Raises KeyError, TypeError or ValueError for one that no coordinator wrote."""
-        changed = asdict(self) | {"members": self.members, "newcomers": self.newcomers}
+        changed = asdict(self) | {"members": self.members}
         for name, value in entry.items():
             if name == "view":
                 changed |= {
@@ -49,6 +51,8 @@ class Remembered:
                     "members": tuple(Member(number=n, host=host, port=port) for n, host, port in value["members"]),
                     "newcomers": frozenset(value["newcomers"]),
                 }
+            elif name == "launched":
+                changed[name] = self.launched | {int(value)}
             else:
                 changed[name] = type(changed[name])(value)
         return Remembered(**changed)
@@ -89,7 +93,13 @@ class ViewLog:
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path, self._note, self._failed = path, note, False
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConnectError(
+                f"the coordinator's journal {path} cannot be opened ({error.strerror}), and the run could not continue "
+                "after a crash of this launcher. Start it where this user may write, or name another --logs folder."
+            ) from None
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._remembered, end = _read(path)
@@ -99,7 +109,7 @@ class ViewLog:
             os.close(self._handle)
             raise ConnectError(
                 f"{path} is the journal of a coordinator that still runs, or cannot be locked ({error.strerror}). "
-                "Two of them would make two runs of one. Stop the other, or name another file."
+                "Two of them would make two runs of one. Stop the other launcher, or start this one in another folder."
             ) from None
         except BaseException:
             os.close(self._handle)
@@ -154,7 +164,7 @@ def _read(path: Path) -> tuple[Remembered, int]:
             if newline + 1 < len(content):
                 raise CheckpointError(
                     f"{path} is damaged before its end ({error!s:.100}), so nobody knows which workers belong to the "
-                    "run. Start the run again from its last checkpoint, with another journal."
+                    "run. Remove this file, and start the run again from its last checkpoint."
                 ) from None
             break
         end = newline + 1

@@ -67,11 +67,15 @@ class MemberScripts:
                 self._take(news)
 
     def say(self, key: str) -> StandingScript:
-        """Report what this worker is now. The standing's `refused` says why it cannot be taken in."""
+        """Report what this worker is now. The standing's `refused` says why it cannot be taken in.
+
+        Where another run's coordinator answers, this worker is out.
+        """
         receipt: Receipt = yield Push(
             to=COORDINATOR, key=key, stamp=Stamp(self.report.number, 0), about=self.report.text()
         )
         standing = Standing.of(receipt.about)
+        self._compare_runs(standing)
         if self.formed is None and receipt.version >= 0:
             self.formed = standing.formed
         return standing
@@ -90,6 +94,13 @@ class MemberScripts:
         """What this worker waits for, in words. Raises PeerLost where the coordinator does not answer in time."""
         pulled: Pulled = yield Pull(of=COORDINATOR, key=f"{STATUS}/{self.report.number}", within_seconds=within_seconds)
         return pulled.about
+
+    def _compare_runs(self, standing: Standing) -> None:
+        """Learn the run's identity from the first answer; leave where a later answer comes from another run."""
+        if not self.report.run:
+            self.learn(run=standing.run)
+        elif standing.run and standing.run != self.report.run:
+            self._leave_out(standing.refused or f"the coordinator serves another run ({standing.run:.8})")
 
     def _take(self, news: News) -> None:
         if news.out:

@@ -34,6 +34,7 @@ OUT_VERSION = 2**62  # of the last news that a worker hears
 
 MOST_FINGERPRINT_CHARACTERS = 2**16
 MOST_WHY_CHARACTERS = 2000
+MOST_RUN_CHARACTERS = 64
 
 
 def version_of(view: int, over: bool) -> int:
@@ -53,6 +54,7 @@ class WorkerReport:
     ready: bool = False  # as a newcomer
     has_state: bool = False  # parameters and all that belongs to them, as the others have them
     fingerprint: str = ""  # a JSON object; empty before attach
+    run: str = ""  # the identity of its run; empty until a coordinator has told it
 
     @property
     def member(self) -> Member:
@@ -67,6 +69,8 @@ class WorkerReport:
         report = _read(cls, text)
         if not (0 <= report.number < 2**63 and 0 < len(report.host) <= 255 and 0 <= report.port < 2**16):
             raise MalformedError("a worker's report has a number, a host or a port that none can have")
+        if len(report.run) > MOST_RUN_CHARACTERS:
+            raise MalformedError("a worker's report has an identity of a run that is too long")
         if not 0 <= report.view < 2**60 or len(report.fingerprint) > MOST_FINGERPRINT_CHARACTERS:
             raise MalformedError("a worker's report names no view that can be, or has too long a fingerprint")
         return report
@@ -102,6 +106,7 @@ class Standing:
     began: int = 0  # members of the first view; 0 where that is not known
     most: int = 0  # workers that it may have
     refused: str = ""  # why it cannot be taken in
+    run: str = ""  # the identity of the coordinator's run
 
     def text(self) -> str:
         return json.dumps(asdict(self))

@@ -24,6 +24,7 @@ from gossamer.membership.view import MOST_MEMBERS, SECRET_BYTES, View
 NOTICE_SECONDS = 10.0  # between words about a run that waits
 SOON_SECONDS = 1.0  # before the first: at a run's end all leave one after the other
 NO_SECRET = bytes(SECRET_BYTES)  # of a view that a journal tells of
+RUN_BYTES = 16  # of a run's identity
 
 
 class ViewRule:
@@ -58,6 +59,9 @@ class ViewRule:
         self._reconnect_seconds = min(reconnect_seconds, dead_after_seconds)
         self._patience_seconds, self._end_after_seconds = patience_seconds, end_after_seconds
         kept = journal.load()
+        self.run = kept.run or draw(RUN_BYTES).hex()
+        if not kept.run:
+            journal.append({"run": self.run})
         self.most, self.ended, self.fingerprint = kept.most or most, kept.ended, kept.fingerprint
         self.began = kept.began  # members of the first view
         self.resizes = 0  # so often somebody said how many workers there may be
@@ -69,7 +73,8 @@ class ViewRule:
             self.view = View(number=kept.view, members=kept.members, newcomers=kept.newcomers, secret=NO_SECRET)
             for each in kept.members:
                 report = WorkerReport(number=each.number, host=each.host, port=each.port, place=-1, view=kept.view)
-                self.workers[each.number] = HeardWorker(report)
+                # The workers of this launcher's earlier starts have ended with it
+                self.workers[each.number] = HeardWorker(report, gone=each.number in kept.launched)
         self.forgotten: list[HeardWorker] = []  # newcomers that were lost: they are to report again
         self.outs: dict[int, str] = {}
         self._losses, self._record = LossHistory(), AccusationRecord()
@@ -141,6 +146,16 @@ class ViewRule:
         """Numbers of the view's members that are not known to be lost."""
         members = self.view.members if self.view is not None else ()
         return frozenset(each.number for each in members if not self.workers[each.number].is_lost(self.now))
+
+    @property
+    def survivors(self) -> list[HeardWorker]:
+        """The view's members, without those whose processes are known to have ended."""
+        members = self.view.members if self.view is not None else ()
+        return [self.workers[each.number] for each in members if not self.workers[each.number].gone]
+
+    def launched(self, number: int) -> None:
+        """The coordinator's own launcher has started this worker, which ends with it."""
+        self._journal.append({"launched": number})
 
     def resize(self, most: int) -> str:
         """Have at most so many members; the newest are put out. Returns what happens, in words."""

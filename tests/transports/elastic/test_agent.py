@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.elastic_members import LIKE, PATIENCE_SECONDS, elastic_run
 
-from gossamer.errors import ConnectError, MismatchError, PeerLost, Stopped
+from gossamer.errors import ConnectError, CoordinatorLost, MismatchError, PeerLost, Stopped
 from gossamer.transports.elastic import agent
 from gossamer.transports.elastic.agent import MembershipAgent, read_address
 from gossamer.transports.elastic.remote_control import resize
@@ -151,13 +151,48 @@ def test_a_loss_while_the_coordinator_is_away_is_found_when_it_is_back(tmp_path:
         assert view.number == 2
 
 
-def test_a_coordinator_without_its_journal_ends_the_run() -> None:
+def test_promise_23_a_coordinator_without_the_journal_refuses_earlier_workers_and_serves_others() -> None:
     with elastic_run() as run:
         first, _ = run.begin(2)
         run.restart()
-        with pytest.raises(PeerLost, match="journal ends with view 0"):
+        with pytest.raises(PeerLost, match="it belongs to run"):
             first.view_after(1, PATIENCE_SECONDS)
-        assert run.server.ended
+        with pytest.raises(PeerLost, match="it belongs to run"):
+            first.ready(LIKE)
+        assert not run.server.ended
+        run.begin(2)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_promise_23_a_coordinator_that_stays_away_ends_its_workers_in_the_stated_time(
+    monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """Long before the time that they wait for other workers."""
+    said: list[str] = []
+    monkeypatch.setattr(agent, "NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "STATUS_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "notice", said.append)
+    with elastic_run(initial=1 if begun else 2) as run:
+        one = run.agent(coordinator_seconds=0.2)
+        one.here(("127.0.0.1", 7))
+        if begun:
+            one.first_view(PATIENCE_SECONDS)
+        run.server.close()
+        with pytest.raises(CoordinatorLost, match="Write the first launcher's command again"):
+            one.view_after(int(begun), 1e9)
+        run.server = run._serve(0)
+    assert any("does not answer. Write the first launcher's command again" in each for each in said)
+    assert any("This worker ends with an error in" in each for each in said)
+
+
+def test_a_coordinator_that_answers_is_waited_for_as_long_as_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "NOTICE_SECONDS", 0.05)
+    with elastic_run(initial=2) as run:
+        one = run.agent(coordinator_seconds=0.0)
+        one.here(("127.0.0.1", 7))
+        with pytest.raises(PeerLost, match="too few workers are left") as caught:
+            one.first_view(0.5)
+        assert not isinstance(caught.value, CoordinatorLost)
 
 
 def test_a_loss_that_the_launcher_saw_needs_no_connection() -> None:
@@ -213,7 +248,7 @@ def test_who_waits_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
             lost.here(("127.0.0.1", 7), seconds=0.5)
         run.server = run._serve(0)
     assert any(each.endswith("for the run to begin: 1 of 3 workers are here.") for each in said)
-    assert any(each.endswith("does not answer.") for each in said)
+    assert any("does not answer. Write the first launcher's command again" in each for each in said)
     assert any("for the coordinator to answer" in each for each in said)
 
 

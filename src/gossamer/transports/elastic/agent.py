@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from gossamer.core.peer_ops import WORKER, Peer, PeerScript
-from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError, PeerLost, Stopped
+from gossamer.environment.wait_timeout import COORDINATOR_SECONDS
+from gossamer.errors import (
+    ConnectError,
+    CoordinatorLost,
+    GossamerError,
+    MalformedError,
+    MismatchError,
+    PeerLost,
+    Stopped,
+)
 from gossamer.events import LeftRun, emit, notice
 from gossamer.membership.member import MemberScripts
 from gossamer.membership.messages import (
@@ -33,6 +42,14 @@ RUN = "elastic"  # credentials of these connections, told from those of paramete
 LARGEST_FRAME_BYTES = 2**22  # a view of tens of thousands of members
 NOTICE_SECONDS = 10.0
 STATUS_SECONDS = 2.0
+START_AGAIN = (
+    "Write the first launcher's command again, in the same folder: with --listen HOST:PORT and --token-file FILE the "
+    "run continues."
+)
+OUT = (
+    "This worker is not in the run any more: {why}. It may come back as a new process, and is given everything by the "
+    "others then."
+)
 T = TypeVar("T")
 
 
@@ -44,6 +61,7 @@ class MembershipAgent:
     on_change: called in the agent's thread with the number of a view that is over, before the coordinator hears that
     this worker has closed it: close what belongs to it and return soon, for until then this worker counts as silent.
     dead_after_seconds: as the coordinator's.
+    coordinator_seconds: how long a coordinator that does not answer is waited for, then CoordinatorLost is raised.
     """
 
     def __init__(
@@ -55,11 +73,14 @@ class MembershipAgent:
         number: int | None = None,
         on_change: Callable[[int], None] = lambda view: None,
         dead_after_seconds: float = 5.0,
+        coordinator_seconds: float = COORDINATOR_SECONDS,
         tls: Tls | None = None,
     ) -> None:
         self.number = secrets.randbits(63) if number is None else number
         self.formed, self.size, self.began, self.most = False, 0, 0, 0  # known after here()
         self._told = False  # why this worker is released
+        self._coordinator_seconds = coordinator_seconds
+        self._unheard_since: float | None = None  # the moment from which the coordinator has not answered, in a wait
         self._where = f"{coordinator[0]}:{coordinator[1]}"
         self._changed = threading.Condition()
         report = WorkerReport(number=self.number, host="?", port=0, place=-1 if place is None else place)
@@ -130,14 +151,15 @@ class MembershipAgent:
 
     def view_after(self, number: int, seconds: float) -> View:
         """The newest view, once there is one of a higher number. Raises PeerLost where this worker is out, or nothing
-        came within `seconds`; Stopped where it is `released`."""
+        came within `seconds`; CoordinatorLost where the coordinator does not answer for too long; Stopped where it is
+        `released`."""
         view = self._wait(
             lambda: self._newer(number), f"a view after view {number}" if number else "the run to begin", seconds
         )
         if view is None:
             raise PeerLost(
-                f"no view of the workers came after view {number} within {seconds:g} s: too few are left, or the "
-                f"coordinator at {self._where} is gone. Start the missing workers, or give it more time."
+                f"no view of the workers came after view {number} within {seconds:g} s: too few workers are left. "
+                "Start the missing workers, or give the run more time by GOSSAMER_TIMEOUT."
             )
         return view
 
@@ -188,10 +210,7 @@ class MembershipAgent:
             self._say_released()
             raise Stopped
         if self._scripts.out:
-            raise PeerLost(
-                f"This worker is not in the run any more: {self._scripts.out}. It may come back as a new process, and "
-                "is given everything by the others then."
-            )
+            raise PeerLost(OUT.format(why=self._scripts.out))
         view = self._scripts.view
         return view if view is not None and view.number > number and self._scripts.over < view.number else None
 
@@ -203,11 +222,17 @@ class MembershipAgent:
         """What `look` finds after some change; None where it found nothing in time. Says every ten seconds why."""
         began = time.monotonic()
         notice_at = began + NOTICE_SECONDS
+        self._unheard_since = None
         with self._changed:
             while (found := look()) is None:
                 now = time.monotonic()
                 if now >= began + seconds:
                     return None
+                if (since := self._unheard_since) is not None and now >= since + self._coordinator_seconds:
+                    raise CoordinatorLost(
+                        f"the coordinator at {self._where} did not answer for {now - since:.0f} s, and without it no "
+                        f"worker can be replaced. {START_AGAIN}"
+                    )
                 if now >= notice_at:
                     notice_at += NOTICE_SECONDS
                     self._endpoint.start(self._saying(f"This worker has waited {now - began:.0f} s for {what}"))
@@ -220,9 +245,10 @@ class MembershipAgent:
         while True:
             waited = time.monotonic() - began
             if waited >= seconds:
-                raise ConnectError(
+                raise CoordinatorLost(
                     f"the coordinator at {self._where} was not heard for {seconds:g} s, and this worker waits for "
-                    f"{what}. Is its launcher still there? See its log, and whether a firewall is between."
+                    f"{what}. Is its launcher still there? See its log, and whether a firewall is between. "
+                    f"{START_AGAIN}"
                 )
             try:
                 return handle.wait(min(NOTICE_SECONDS, seconds - waited))
@@ -236,12 +262,20 @@ class MembershipAgent:
     def _saying(self, what: str) -> PeerScript:
         try:
             status = yield from self._scripts.ask_status(STATUS_SECONDS)
+            self._unheard_since = None
         except GossamerError:
-            status = f"the coordinator at {self._where} does not answer"
+            now = time.monotonic()
+            self._unheard_since = since = self._unheard_since or now
+            left = max(self._coordinator_seconds - (now - since), 0.0)
+            status = (
+                f"the coordinator at {self._where} does not answer. {START_AGAIN} This worker ends with an error in "
+                f"{left:.0f} s otherwise"
+            )
         notice(f"{what}: {status}.")
 
-    @staticmethod
-    def _check_refused(standing: Standing) -> None:
+    def _check_refused(self, standing: Standing) -> None:
+        if self._scripts.out:
+            raise PeerLost(OUT.format(why=self._scripts.out))
         if standing.refused:
             raise MismatchError(standing.refused)
 

@@ -109,6 +109,29 @@ class CoordinatorServer:
         """How often somebody has said how many workers it may have."""
         return self._coordinator.rule.resizes
 
+    @property
+    def survivors(self) -> int:
+        """Members of the newest view whose processes are not known to have ended."""
+        with self._lock:
+            return len(self._coordinator.rule.survivors)
+
+    @property
+    def heard_survivors(self) -> int:
+        """As many of the survivors as are connected."""
+        with self._lock:
+            return sum(each.connected for each in self._coordinator.rule.survivors)
+
+    def launched(self, number: int) -> None:
+        """The launcher beside this server has started this worker, which ends with it."""
+        with self._lock:
+            self._coordinator.rule.launched(number)
+
+    def end(self, why: str) -> None:
+        """End the run, and tell all of its workers."""
+        with self._lock:
+            replies = self._coordinator.end(why, time.monotonic())
+        self._send(replies)
+
     def resize(self, most: int) -> str:
         """Have at most so many workers; the newest are put out. Returns what happens, in words."""
         with self._lock:

@@ -12,7 +12,7 @@ import torch
 
 from gossamer.environment.run_settings import own_address, run_tls
 from gossamer.environment.run_token import run_token
-from gossamer.environment.wait_timeout import timeout_seconds
+from gossamer.environment.wait_timeout import coordinator_seconds, timeout_seconds
 from gossamer.errors import AttachError, ConnectError, PeerLost
 from gossamer.membership.view import View
 from gossamer.transports.elastic.agent import MembershipAgent, read_address
@@ -64,10 +64,11 @@ class JoinedRun:
             place=None if place is None else int(place),
             number=None if number is None else int(number),
             on_change=self._view_over,
+            coordinator_seconds=coordinator_seconds(),
             tls=None if (contexts := run_tls()) is None else Tls(*contexts),
         )
         try:
-            self.agent.here(self._door.address)
+            self.agent.here(self._door.address, seconds=coordinator_seconds())
             self.first = None if self.agent.formed else self.agent.first_view(self._seconds)
         except BaseException:
             self.agent.close()

@@ -198,11 +198,13 @@ class ElasticTransport:
         self._log.clear()
         self._given, self._inside = None, False
         while True:
+            first = not self._epoch and self._seen.number > self._ended
+            if self._group is None and not first:
+                self._regroup(OVER)  # outside of the block below: an error of its own is final
+                continue
             try:
-                if self._group is None and not self._epoch and self._seen.number > self._ended:
+                if self._group is None and first:
                     self._stand(self._connect(self._seen.stage()), self._seen)
-                elif self._group is None:
-                    self._regroup(OVER)
                 elif self._next is not None:
                     self._adopt(self._next)
                 elif self._seen.newcomers and self._admission.is_open(self._standing(), admits=admits):
