@@ -44,6 +44,19 @@ def test_commands_use_the_console_that_leaves_control_sequences_out() -> None:
     assert [path.name for path in sources if re.search(r"(?<![A-Za-z])Console\(", path.read_text())] == []
 
 
+# Files that call click.echo, and what they print by it
+PRINT_BY_CLICK = {
+    "console.py": "what is stripped there",
+    "federate_server.py": "a line of a roster, without an end",
+    "run_end.py": "a command to copy, and a traceback that is stripped",
+}
+
+
+def test_commands_print_text_by_the_function_that_leaves_control_sequences_out() -> None:
+    sources = [path for path in (ROOT / "src/gossamer/cli").glob("*.py") if "click.echo(" in path.read_text()]
+    assert {path.name for path in sources} == {*PRINT_BY_CLICK}
+
+
 def test_a_word_that_is_longer_stays_whole() -> None:
     path = "/somewhere/" + "deep/" * 10 + "record.json"
     assert path in wrapped(f"the record is in {path}", 40).split("\n")

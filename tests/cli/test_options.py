@@ -9,7 +9,8 @@ import click
 import pytest
 from support.command_line import refusal
 
-from gossamer.cli import options
+from gossamer.cli import options, run
+from gossamer.transports.mesh.collective_selector import WISHES
 
 
 def test_a_package_that_workers_need_is_missed_before_they_start(
@@ -41,3 +42,7 @@ def test_a_place_to_log_to_that_is_none_is_refused_before_workers_start(
     assert "Invalid value for '--log-to'" in said
     assert "such as" in said
     assert not Path("runs").exists()
+
+
+def test_the_help_names_every_collective() -> None:
+    assert ", ".join(WISHES) == run.WAYS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ import click
 
 from gossamer.auto.explanation import ladder_text
 from gossamer.auto.ladder import admitted, beginning
+from gossamer.cli.console import echo
 from gossamer.cli.explain_federated import NO_STEP_TIME, explain_federated
 from gossamer.cli.options import output_option
 from gossamer.cli.program import with_misplaced_options
@@ -117,22 +117,22 @@ def explain(
     except GossamerError as error:
         raise click.ClickException(with_misplaced_options(str(error), arguments)) from error
     for line in _choice_lines(recipe):
-        click.echo(line, file=sys.stdout)
+        echo(line)
     for line in _lines(resolved, model, traffic):
-        click.echo(line, file=sys.stdout)  # or click writes UTF-8 where that is ASCII
+        echo(line)
     for line in _hiding_lines(resolved, traffic, step):
-        click.echo(line, file=sys.stdout)
+        echo(line)
     for line in _time_lines(traffic, step.foretold) if step.foretold is not None else ():
-        click.echo(line, file=sys.stdout)
+        echo(line)
     if network is not None and step.foretold is None:
-        click.echo(f"\n{NOT_PREDICTABLE}")
+        echo(f"\n{NOT_PREDICTABLE}")
     if json_file is not None:
         json_file.write_text(json.dumps(_record(resolved, model, traffic, step), indent=2) + "\n")
 
 
 def _tell(lines: list[str], record: dict[str, Any], json_file: Path | None) -> None:
     for line in lines:
-        click.echo(line, file=sys.stdout)
+        echo(line)
     if json_file is not None:
         json_file.write_text(json.dumps(record, indent=2) + "\n")
 

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from gossamer.cli.console import beside, columns, wrapped
+from gossamer.cli.console import beside, columns, echo, wrapped
 from gossamer.recipes.auto import Auto
 from gossamer.recipes.catalog import NESTED, PRESETS, describe, example_of
 from gossamer.recipes.recipe import KINDS, resolve
@@ -31,4 +31,4 @@ def _print_group(title: str, lines: list[tuple[str, str]]) -> None:
     width = columns(sys.stdout)
     click.secho(wrapped(title, width), bold=True)
     for line in beside(lines, width):
-        click.echo(line)
+        echo(line)

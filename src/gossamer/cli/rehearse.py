@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -16,6 +15,7 @@ from pathlib import Path
 import click
 
 from gossamer import rehearsal
+from gossamer.cli.console import echo, say
 from gossamer.cli.emulation import enter
 from gossamer.cli.options import output_option, session_recipe
 from gossamer.cli.run import run
@@ -145,7 +145,7 @@ def rehearse(
 
 def _show(plan: RehearsalPlan, rows: Sequence[RehearsalRow], json_file: Path | None) -> None:
     for line in summary(plan, rows):
-        click.echo(line, file=sys.stdout)  # or click writes UTF-8 where that is ASCII
+        echo(line)
     if json_file is not None:
         write(json_file, to_json(plan, rows))
 
@@ -163,7 +163,7 @@ def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, 
     """One recipe's row: the forecast, then the run."""
     stage = recipe.strategy.steady_stage
     steps = _steps(plan.steps, stage)
-    click.echo(f"gossamer: rehearsing {text} ({which}), {steps} steps", err=True)
+    say(f"gossamer: rehearsing {text} ({which}), {steps} steps")
     foretold = None
     if plan.network is not None and is_predictable(recipe):
         measured = profile_script(WORKER, [*worker, f"--steps={ENDLESS}"], recipe, plan.workers, copies=plan.workers)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-import click
-
-from gossamer.cli.console import say
+from gossamer.cli.console import echo, say
 from gossamer.estimate.step_cost import StepCost, step_cost
 from gossamer.events import Attached
 from gossamer.network import read_network
@@ -57,8 +54,8 @@ def print_costs(
         found.append(step_cost(recipe, attached, there, workers, step_seconds, profile))
         say(f"{text}: calculated in {seconds_text(perf_counter() - began)}")
     for line in table(recipes, found):
-        click.echo(line, file=sys.stdout)  # or click writes UTF-8 where that is ASCII
-    click.echo(f"\n{SAYS}", file=sys.stdout)
+        echo(line)
+    echo(f"\n{SAYS}")
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
     return found
