@@ -14,6 +14,8 @@ import pytest
 from gossamer.events import Attached, Logged, StepEnded
 from gossamer.observe.event_log import EventLog
 from gossamer.telemetry import Ingest, open_store
+from gossamer.watch.summary import summarize
+from gossamer.watch.tables import read_failures
 
 BEGAN = 1_800_000_000.0
 
@@ -170,7 +172,7 @@ def test_the_first_error_is_the_cause_of_the_echoes_and_of_who_was_stopped(tmp_p
         exited(tmp_path, rank, code, at, stopped=at == 4.0)
     ingest.look()
     assert values(ingest.db, FAILURES) == [(0, "echo", 1), (1, "raised", None), (2, "stopped", 1)]
-    assert values(ingest.db, "SELECT rank, state FROM rank") == [(0, "failed"), (1, "failed"), (2, "lost")]
+    assert values(ingest.db, "SELECT rank, state FROM rank") == [(0, "failed"), (1, "failed"), (2, "stopped")]
 
 
 def test_a_killed_worker_is_the_cause_of_the_others_echoes(tmp_path: Path, ingest: Ingest) -> None:
@@ -187,6 +189,16 @@ def test_who_was_stopped_because_another_was_killed_is_no_cause(tmp_path: Path, 
     exited(tmp_path, 1, -9, 2.0)
     ingest.look()
     assert values(ingest.db, FAILURES) == [(0, "stopped", 1), (1, "killed", None)]
+
+
+def test_ranks_that_were_stopped_on_request_are_no_failures(tmp_path: Path, ingest: Ingest) -> None:
+    exited(tmp_path, 0, -15, 2.0, stopped=True)
+    exited(tmp_path, 1, -15, 2.1, stopped=True)
+    ingest.look()
+    assert values(ingest.db, FAILURES) == [(0, "stopped", None), (1, "stopped", None)]
+    assert values(ingest.db, "SELECT rank, state FROM rank") == [(0, "stopped"), (1, "stopped")]
+    assert summarize(ingest.db)["failures"] == 0
+    assert read_failures(ingest.db) == []
 
 
 def test_what_the_launcher_says_and_the_servers_it_has(tmp_path: Path, ingest: Ingest) -> None:

@@ -164,3 +164,16 @@ def test_the_first_failure_is_on_top_with_what_it_took_along(run: WatchedRun) ->
 @pytest.mark.parametrize("path", ["/api/9/log", "/api/0/runs", "/api/0/__init__", "/api/0/_introduce"])
 def test_what_is_not_there_is_404(run: WatchedRun, path: str) -> None:
     assert ask([run], path)[0] == 404
+
+
+@pytest.mark.parametrize("names", [6, 18, 24, 200])
+def test_a_query_with_many_names_is_answered(run: WatchedRun, names: int) -> None:
+    query = f"token={TOKEN}" + "".join(f"&name=m{number}" for number in range(names))
+    status, _, body = ask([run], "/api/0/curves", query)
+    assert (status, len(msgspec.json.decode(body))) == (200, min(names, 24))
+
+
+def test_a_query_that_is_too_long_is_named(run: WatchedRun) -> None:
+    status, _, body = ask([run], "/api/0/curves", f"token={TOKEN}&name={'x' * 2**15}")
+    assert status == 414
+    assert b"more than 32768 bytes" in body

@@ -168,8 +168,10 @@ def take_exited(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
     exit_code, at = report["exit_code"], report["moment"]
     if not exit_code:
         return  # it has said itself whether it had finished, or left
-    rows.know(rank, attempt=attempt, ended=at, state="lost" if exit_code < 0 else "failed")
-    kind = "stopped" if report.get("stopped") else "killed" if exit_code < 0 else "ended"
+    stopped = report.get("stopped", False)
+    state = "stopped" if stopped else "lost" if exit_code < 0 else "failed"
+    rows.know(rank, attempt=attempt, ended=at, state=state)
+    kind = "stopped" if stopped else "killed" if exit_code < 0 else "ended"
     text = {"kind": kind, "message": report["summary"], "traceback": None, "caused_by": None}
     rows.add("failure", at=at, rank=rank, attempt=attempt, **text)
 

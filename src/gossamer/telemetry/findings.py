@@ -21,7 +21,7 @@ WARM_UP_STEPS = 10  # of a run: what is made once is no straggler's work
 AGAIN_SECONDS = 60.0  # before the same finding is written down once more
 HANG = "hang"  # the cause of who is waited for where nobody goes on
 OVER, HANG_OVER = "caught up", "went on"  # the events that end a finding, and a hang's
-AWAY = ("lost", "left", "finished", "failed", "saving")
+AWAY = ("lost", "left", "finished", "failed", "stopped", "saving")
 SHARES = {"gc_seconds": "garbage", "throttled": "denied", "cpu_wait": "crowded"}
 Batches = Mapping[int, Sequence[sqlite3.Row]]  # a rank's rows of steps, the newest first
 

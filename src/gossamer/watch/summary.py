@@ -97,7 +97,7 @@ def summarize(db: sqlite3.Connection) -> Row:
         "AND rank = (SELECT min(rank) FROM metric WHERE name = 'loss')"
         " ORDER BY step DESC LIMIT 1"
     ).fetchone()
-    (failures,) = db.execute("SELECT count(*) FROM failure WHERE caused_by IS NULL").fetchone()
+    (failures,) = db.execute("SELECT count(*) FROM failure WHERE caused_by IS NULL AND kind != 'stopped'").fetchone()
     (findings,) = db.execute("SELECT count(*) FROM (SELECT DISTINCT rank, cause FROM finding)").fetchone()
     moments = [rank["at"] for rank in ranks if rank["at"] is not None]
     return {

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gossamer.observe.control_sequences import without_controls
+from gossamer.telemetry.failures import NOT_ON_REQUEST
 from gossamer.watch.hops import drawn
 
 PAIR = ("source", "target", "at", "round_trip", "bytes_per_second", "used_bytes", "retransmits", "rate_at_first")
@@ -71,7 +72,7 @@ def read_tensors(db: sqlite3.Connection) -> list[Row]:
 
 def read_failures(db: sqlite3.Connection, limit: int = 300) -> list[Row]:
     """The failure that came first, and was no echo of another, on top; each with the ranks that it took along."""
-    asked = "SELECT * FROM failure ORDER BY caused_by IS NOT NULL, at, rank LIMIT ?"
+    asked = f"SELECT * FROM failure WHERE {NOT_ON_REQUEST} ORDER BY caused_by IS NOT NULL, at, rank LIMIT ?"
     failures = [_readable(dict(row)) for row in db.execute(asked, (limit,))]
     for failure in failures:
         followed = [other for other in failures if other["caused_by"] is not None]

@@ -1,15 +1,22 @@
 // The server: numbers by fetch, news by server-sent events. The token is in the page's own link.
 const token = new URLSearchParams(location.search).get("token") ?? "";
 
+const PATIENCE_MS = 60000; // for one answer
+
+// The server's own words: JSON from the views, plain text from its guard.
+function problemIn(text) {
+  try { return JSON.parse(text).problem; } catch { return text.length < 300 && !text.startsWith("<") ? text : undefined; }
+}
+
 export async function get(path, query = {}) {
   const asked = new URLSearchParams({ token });
   for (const [name, value] of Object.entries(query)) {
     for (const each of [value].flat()) if (each !== null && each !== undefined && each !== "") asked.append(name, each);
   }
-  const response = await fetch(`/api/${path}?${asked}`);
-  const content = await response.json();
-  if (!response.ok) throw new Error(content.problem ?? `The server answers ${response.status}.`);
-  return content;
+  const response = await fetch(`/api/${path}?${asked}`, { signal: AbortSignal.timeout(PATIENCE_MS) });
+  const text = await response.text();
+  if (response.ok) return JSON.parse(text);
+  throw new Error(problemIn(text) ?? `The server answers ${response.status}.`);
 }
 
 // The browser connects again by itself, and says by Last-Event-ID where it was.

@@ -3,6 +3,12 @@ import { color, h } from "./dom.js";
 import { short } from "./units.js";
 
 const shown = new Set();
+const LARGEST = 1e300; // of a value that is drawn: differences of such are finite
+const LEAST_WIDTH = 180;
+// A card's width follows from the window, but also from how many cards the grid has.
+let waiting = 0;
+const sizes = new ResizeObserver(() => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => shown.forEach((each) => each.resize())); });
+const drawable = (values) => values.map((value) => (value === null ? null : Math.max(-LARGEST, Math.min(LARGEST, value))));
 const HEIGHT = 210;
 
 function axes(xLabel, xFormat, yLabel, yFormat) {
@@ -47,7 +53,7 @@ export function chart({ xLabel, xFormat = short, yLabel = "", yFormat = short, z
   const chartOf = {
     element,
     draw(x, lines) {
-      const data = [x, ...lines.flatMap((line) => (line.low ? [line.low, line.high, line.values] : [line.values]))];
+      const data = [x, ...lines.flatMap((line) => (line.low ? [line.low, line.high, line.values] : [line.values]).map(drawable))];
       const next = JSON.stringify(lines.map((line) => [line.label, line.color, Boolean(line.low), line.area, line.dashed]));
       chartOf.again = () => { shape = ""; chartOf.draw(x, lines); };
       if (plot && next === shape) return plot.setData(data);
@@ -55,24 +61,24 @@ export function chart({ xLabel, xFormat = short, yLabel = "", yFormat = short, z
       shape = next;
       const hidden = lines.flatMap((line) => (line.low ? ["band", "band", "line"] : ["line"]));
       plot = new uPlot({
-        width: Math.max(220, element.clientWidth), height, series: series(lines), bands: bands(lines), axes: axes(xLabel, xFormat, yLabel, yFormat), padding: [10, 28, 0, 0],
+        width: Math.max(LEAST_WIDTH, element.clientWidth), height, series: series(lines), bands: bands(lines), axes: axes(xLabel, xFormat, yLabel, yFormat), padding: [10, 28, 0, 0],
         scales: { x: { time: false }, y: logarithmic ? { distr: 3 } : { range: (_, low, high) => (low === null ? [0, 1] : uPlot.rangeNum(zero ? Math.min(0, low) : low, high === low ? low + (Math.abs(low) || 1) : high, { min: { pad: zero ? 0 : 0.08, soft: zero ? 0 : undefined, mode: zero ? 1 : 0 }, max: { pad: 0.08 } })) } },
         cursor: { y: false, drag: { x: true, y: false } }, legend: { live: true },
       }, data, element);
       plot.root.querySelectorAll(".u-legend tr").forEach((row, place) => { if (place && hidden[place - 1] === "band") row.style.display = "none"; });
     },
-    resize() { if (plot && element.isConnected && element.clientWidth) plot.setSize({ width: element.clientWidth, height }); },
+    resize() { if (plot && element.clientWidth && plot.width !== Math.max(LEAST_WIDTH, element.clientWidth)) plot.setSize({ width: Math.max(LEAST_WIDTH, element.clientWidth), height }); },
     redraw() { if (element.isConnected) chartOf.again?.(); },
+    forget() { shown.delete(chartOf); sizes.unobserve(element); plot?.destroy(); },
     again: null,
   };
   shown.add(chartOf);
+  sizes.observe(element);
   return chartOf;
 }
 
-export function forgetCharts() { shown.clear(); }
+export function forgetCharts() { shown.clear(); sizes.disconnect(); }
 export function redrawCharts() { shown.forEach((each) => each.redraw()); }
-let waiting = 0;
-addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => shown.forEach((each) => each.resize())); });
 
 // Parts on top of each other: each line is the sum up to it, and tells its own part.
 export function stacked(parts) {

@@ -12,8 +12,9 @@ import * as compression from "./compression.js";
 import * as log from "./log.js";
 
 const TABS = [["overview", "Overview", overview], ["workers", "Workers", workers], ["network", "Network", network], ["compression", "Compression", compression], ["log", "Log and errors", log]];
+const RETRY_MS = 3000; // after an error
 const FRESH_MS = 1000; // between two looks at what changes all the time
-const state = { runs: [], chosen: 0, tab: "overview", view: null, due: 0, busy: false };
+const state = { runs: [], chosen: 0, tab: "overview", view: null, due: 0, busy: false, listens: false, again: 0 };
 
 const run = () => state.runs[state.chosen];
 
@@ -37,23 +38,32 @@ async function openTab(key) {
   state.tab = key;
   forgetCharts();
   drawTabs();
-  const view = TABS.find(([name]) => name === key)[2].make({ run, runs: () => state.runs, get, open: openTab });
+  const view = TABS.find(([name]) => name === key)[2].make({ run, runs: () => state.runs, get, refresh, open: openTab });
   state.view = view;
   byId("content").replaceChildren(view.element);
   history.replaceState(null, "", `${location.pathname}${location.search}#${key}`);
   await refresh();
 }
 
+// What is shown stays, with the reason why it is not renewed.
+function complain(problem) {
+  byId("problem").textContent = `This page is not up to date: ${problem.message.replace(/\.$/, "")}. It tries again by itself.`;
+  byId("problem").hidden = false;
+}
+
 // One look at a time; news that come meanwhile cause one more.
 async function refresh() {
   if (state.busy) { state.due = 1; return; }
   state.busy = true;
+  clearTimeout(state.again);
   const { view, tab } = state; // another may be opened while this one is being shown
   try {
     await view.show();
     byId("content").dataset.shown = tab;
+    byId("problem").hidden = true;
   } catch (problem) {
-    if (view === state.view && !view.element.childElementCount) view.element.append(h("p", { className: "empty" }, problem.message));
+    complain(problem);
+    state.again = setTimeout(refresh, RETRY_MS);
   }
   state.busy = false;
   if (state.due) { state.due = 0; setTimeout(refresh, view === state.view ? FRESH_MS : 0); }
@@ -63,7 +73,7 @@ function heard(kind, content) {
   const told = state.runs.find((each) => each.key === content.key);
   if (!told) return;
   if (kind === "news") {
-    for (const each of content.failures) if (each.caused_by === null) note(`Rank ${each.rank ?? "?"} failed: ${each.message}`, "bad");
+    for (const each of content.failures) if (each.caused_by === null && each.kind !== "stopped") note(`Rank ${each.rank ?? "?"} failed: ${each.message}`, "bad");
     for (const each of content.findings) note(`Rank ${each.rank} holds up the others (${each.cause}): ${each.evidence}`, "warn");
     return;
   }
@@ -73,8 +83,16 @@ function heard(kind, content) {
 }
 
 async function start() {
-  state.runs = await get("runs");
+  try {
+    state.runs = await get("runs");
+  } catch (problem) {
+    complain(problem);
+    setTimeout(start, RETRY_MS);
+    return;
+  }
+  byId("problem").hidden = true;
   drawHead();
+  if (!state.listens) { state.listens = true; listen(heard, (how) => { byId("connection").dataset.state = how; byId("connection").textContent = SAID[how]; }); }
   await openTab(state.tab);
 }
 
@@ -123,5 +141,4 @@ addEventListener("keydown", (event) => {
 const asked = location.hash.slice(1);
 if (TABS.some(([key]) => key === asked)) state.tab = asked;
 const SAID = { live: "connected", lost: "connection lost, trying again", refused: "another server answers: open its link" };
-start().then(() => listen(heard, (how) => { byId("connection").dataset.state = how; byId("connection").textContent = SAID[how]; }))
-  .catch((problem) => byId("content").replaceChildren(h("p", { className: "empty" }, `The server does not answer: ${problem.message}`)));
+start();

@@ -7,6 +7,7 @@ import { bytes, count, seconds, share, short } from "./units.js";
 const AXES = { steps: ["step", "steps", count], seconds: ["seconds since the start", "seconds", seconds], bytes: ["bytes sent by all ranks", "bytes", bytes] };
 const FIRST = 6; // metrics that are shown before someone asks for more
 const CELLS = 400;
+const AT_ONCE = 24; // names of one request
 
 const xOf = (axis, curve, started) => (axis === "steps" ? curve.step : axis === "bytes" ? curve.bytes : curve.at.map((at) => at - started));
 
@@ -24,14 +25,14 @@ function recipeOf(run) {
   return h("dl", { className: "dl" }, rows.filter(([, value]) => value !== undefined && value !== null && value !== "").flatMap(([name, value]) => [h("dt", {}, name), h("dd", { className: "mono" }, typeof value === "string" ? value.replace(/^"|"$/g, "") : Array.isArray(value) ? value.join(" ") : String(value))]));
 }
 
-export function make({ run, runs, get }) {
+export function make({ run, runs, get, refresh }) {
   let axis = "steps";
   let wanted = "";
   let most = FIRST;
   let asked = 0;
   const cards = new Map();
-  const filter = h("input", { type: "search", placeholder: "metrics named …", "aria-label": "Filter metrics", oninput: () => { wanted = filter.value.toLowerCase(); most = FIRST; show(); } });
-  const buttons = Object.keys(AXES).map((name) => h("button", { "aria-pressed": String(name === axis), onclick: () => { axis = name; buttons.forEach((each) => each.setAttribute("aria-pressed", String(each.textContent === name))); cards.clear(); metrics.replaceChildren(); show(); } }, name));
+  const filter = h("input", { type: "search", placeholder: "metrics named …", "aria-label": "Filter metrics", oninput: () => { wanted = filter.value.toLowerCase(); most = FIRST; refresh(); } });
+  const buttons = Object.keys(AXES).map((name) => h("button", { "aria-pressed": String(name === axis), onclick: () => { axis = name; buttons.forEach((each) => each.setAttribute("aria-pressed", String(each.textContent === name))); cards.forEach((each) => each.drawn.forget()); cards.clear(); metrics.replaceChildren(); refresh(); } }, name));
   const metrics = h("div", { className: "grid" });
   const more = h("div", { className: "row" });
   const parts = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "seconds a step", yFormat: seconds, zero: true });
@@ -58,14 +59,21 @@ export function make({ run, runs, get }) {
     return cards.get(name);
   }
 
+  // The server answers so many names at once.
+  async function curvesOf(each, names) {
+    const parts = [];
+    for (let first = 0; first < names.length; first += AT_ONCE) parts.push(get(`${each.key}/curves`, { name: names.slice(first, first + AT_ONCE), cells: CELLS, axis }));
+    return (await Promise.all(parts)).flat();
+  }
+
   async function showMetrics(shown) {
     const mine = (asked += 1);
     const known = shown.filter((each) => each.summary);
     const names = [...new Set(known.flatMap((each) => each.metrics ?? []))].filter((name) => name.toLowerCase().includes(wanted));
     const now = names.slice(0, most);
-    const answers = now.length ? await Promise.all(known.map((each) => get(`${each.key}/curves`, { name: now, cells: CELLS, axis }))) : [];
+    const answers = now.length ? await Promise.all(known.map((each) => curvesOf(each, now))) : [];
     if (mine !== asked) return; // someone typed on
-    for (const [name, each] of cards) if (!now.includes(name)) { each.element.remove(); cards.delete(name); }
+    for (const [name, each] of cards) if (!now.includes(name)) { each.element.remove(); cards.delete(name); each.drawn.forget(); }
     for (const name of now) {
       const curves = known.map((each, place) => ({ ...answers[place].find((curve) => curve.name === name), label: known.length > 1 ? each.name : name, color: series(place), band: known.length === 1, started: each.summary.run.started ?? 0 }))
         .filter((curve) => curve.step?.length).map((curve) => ({ ...curve, x: xOf(axis, curve, curve.started) }));
@@ -73,10 +81,12 @@ export function make({ run, runs, get }) {
       const lacking = curves.reduce((sum, curve) => sum + curve.not_finite, 0);
       const [first] = curves;
       made.words.textContent = [first && (first.ranks < first.logged_by ? `the lowest ${first.ranks === 1 ? "rank" : `${first.ranks} ranks`} of ${first.logged_by} that log it` : `${first.logged_by} rank${first.logged_by === 1 ? "" : "s"}`), lacking ? `${count(lacking)} values were not finite` : null].filter(Boolean).join(" · ");
-      made.drawn.draw(...aligned(curves));
+      made.curves = curves;
     }
+    // Once all cards are there: a card's width depends on how many stand beside it
+    for (const name of now) { const { drawn, curves } = cards.get(name); drawn.draw(...aligned(curves)); }
     settle(more, names.length > now.length ? h("span", { className: "note" }, `${now.length} of ${count(names.length)} metrics`) : null);
-    if (names.length > now.length) more.append(h("button", { onclick: () => { most += 12; show(); } }, "Show more"));
+    if (names.length > now.length) more.append(h("button", { onclick: () => { most += 12; refresh(); } }, "Show more"));
     if (!now.length) settle(more, wanted ? empty("No metric is called so.") : empty("Nothing was logged yet. Write ", code("session.log(loss=loss)"), " in the training loop, after the step, and its curve is here."));
   }
 

@@ -7,7 +7,7 @@ const FIELDS = {
   waiting: ["waiting, share of the time", share], compute: ["compute, seconds a step", seconds], data: ["data loading, seconds a step", seconds], seconds: ["a step, seconds", seconds],
   slowest: ["slowest step, seconds", seconds], wire: ["wire, seconds a step", seconds], encode: ["encode, seconds a step", seconds], bytes_sent: ["sent a second", rate], steps: ["steps a second", short],
 };
-const KINDS = { training: "good", finished: "good", waiting: "warn", saving: "good", starting: "", left: "", lost: "bad", failed: "bad" };
+const KINDS = { training: "good", finished: "good", waiting: "warn", saving: "good", starting: "", left: "", stopped: "", lost: "bad", failed: "bad" };
 const HEAT_CELLS = 240;
 const LOADS_LONG = 0.05; // of a step: then it is the news of this rank
 const FINDINGS = 5;
