@@ -38,7 +38,8 @@ class CompressedAdam(AdamMomentum):
     "frozen"    v stays as it is after `warmup` steps, which must be 1 or more: see OneBitAdam.
     "rows"      the same, with the mean of v over each row of a matrix (the first dimension) in its entries' place.
 
-    What travels begins at 0 after a warm-up, as in OneBitAdam. What comes out of backward() then is g: clip here, as in OneBitAdam, and not there.
+    What travels begins at 0 after a warm-up, as in OneBitAdam. What comes out of backward() then is g: clip here, as in
+    OneBitAdam, and not there.
     """
 
     inner: Compressor = TopK(density=0.01)
