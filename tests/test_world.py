@@ -17,6 +17,7 @@ import gossamer.world as module
 from gossamer.environment.wait_timeout import timeout_seconds
 from gossamer.errors import CheckpointError
 from gossamer.sampler import Shard
+from gossamer.session.tracked_loader import TrackedLoader
 from gossamer.world import World, current, init
 
 
@@ -289,6 +290,14 @@ def test_a_world_tells_what_its_shards_have_trained_on():
     next(drawing[0])
     assert here.positions() == [{"epoch": 0, "drawn": 2, "trained": 1}, {"epoch": 0, "drawn": 0, "trained": 0}]
     assert "trained" not in here.state_dict()["shards"][0]
+
+
+def test_a_world_refuses_to_shard_a_data_loader():
+    for source in (range(8), torch.arange(8)):
+        with pytest.raises(TypeError, match=r"sampler=world\.shard\(loader\.dataset\)"):
+            world().shard(DataLoader(source, batch_size=2))
+    with pytest.raises(TypeError, match="DataLoader"):
+        world().shard(TrackedLoader(DataLoader(range(8), sampler=Shard(range(8), rank=0, size=1))))
 
 
 def test_a_newcomer_is_not_the_first_before_it_was_let_in():

@@ -8,6 +8,7 @@
     durable.py      writes, folders and moves that are on disk when the call returns
     files.py        one rank's part on disk: staged, completed, pruned, read back and verified
     listing.py      what a directory holds, and what of it is complete
+    nothing_found.py  what a path holds that has no checkpoint
     pytree.py       a tree of plain values and tensors as JSON and named tensors
     replicas.py     copies of parts on other machines, and how they come back
     reshard.py      a checkpoint of another world size, or of other wrappers in the recipe

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from gossamer import checkpoint
-from gossamer.checkpoint import reshard, runs
+from gossamer.checkpoint import nothing_found, reshard, runs
 from gossamer.checkpoint.agreement import AllGatherText, on_all_ranks
 from gossamer.checkpoint.background import BackgroundSave
 from gossamer.checkpoint.files import MALFORMED, nbytes_of
@@ -166,13 +166,18 @@ class LoadedCheckpoint:
 def load(
     directory: str | os.PathLike[str], rank: int, world: int, all_gather_text: AllGatherText
 ) -> LoadedCheckpoint | None:
-    """The newest checkpoint that every rank can go on from; None where there is none at all.
+    """The newest checkpoint that every rank can go on from; None where there is none at all, which rank 0 says.
+
+    Raises CheckpointError for a path that is a file, on all ranks.
 
     Each needs its own part, and all parts where another number of workers wrote them.
     """
     usable, others = _usable(directory, rank, world)
-    answers = [json.loads(text) for text in all_gather_text(json.dumps([usable, others]))]
-    steps = [{tuple(each) for each in usable} for usable, _ in answers]
+    told = json.dumps([usable, others, nothing_found.refusal(directory)])
+    answers = [json.loads(text) for text in all_gather_text(told)]
+    if refusals := [why for _, _, why in answers if why]:
+        raise CheckpointError(refusals[0])
+    steps = [{tuple(each) for each in usable} for usable, _, _ in answers]
     if any(steps) and not all(steps):
         without = ", ".join(str(who) for who, theirs in enumerate(steps) if not theirs)
         raise CheckpointError(
@@ -180,7 +185,7 @@ def load(
             "the others do: parts are missing, or the directory is not shared by all machines. Share it, or copy all "
             "parts to every machine."
         )
-    strange = sorted({writers for _, others in answers for writers in others})
+    strange = sorted({writers for _, others, _ in answers for writers in others})
     if strange and not any(steps):
         raise CheckpointError(
             f"what is in {os.fspath(directory)!r} was written by another number of workers, {strange[0]} and not "
@@ -211,6 +216,8 @@ def load(
             f"no checkpoint in {os.fspath(directory)!r} can be used: {'; '.join(passed_over)}. Copy an intact one into "
             "it, or begin in an empty directory."
         )
+    if rank == 0:
+        notice(nothing_found.start_notice(directory))
     return None
 
 

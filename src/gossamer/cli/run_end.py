@@ -98,7 +98,10 @@ def explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | None
 def say_how_to_go_on(checkpoint: dict[str, object] | None) -> None:
     if checkpoint is not None:
         where, step = checkpoint["directory"], checkpoint["step"]
-        say(f"A checkpoint of step {step} is in {where}. To go on from it, run the same command again:")
+        say(
+            f"A checkpoint of step {step} is in {where}. A script that calls session.load({str(where)!r}) goes on from "
+            "it when the same command is run again:"
+        )
         click.echo(f"  {shlex.join(['gossamer', *sys.argv[1:]])}", err=True)
 
 

@@ -7,12 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 Labels = Iterable[Hashable] | Tensor
 
 
 def length_of(source: Any) -> int:
+    if isinstance(source, DataLoader) or hasattr(source, "collate_fn"):  # session.track returns loaders of its own
+        raise TypeError(
+            "world.shard takes a dataset, a stream or a sampler, and this is a DataLoader, which yields batches. Write "
+            "DataLoader(loader.dataset, batch_size=..., sampler=world.shard(loader.dataset)), or for a loader over a "
+            "stream DataLoader(world.shard(stream), batch_size=...)."
+        )
     scalar = isinstance(source, Tensor) and not source.dim()
     if isinstance(source, IterableDataset) or scalar or not hasattr(source, "__len__"):
         raise TypeError(

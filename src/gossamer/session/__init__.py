@@ -20,6 +20,7 @@ recipe_switch.py       another recipe from one step to the next; what is owed go
 local_merge.py         one model and optimizer state for ranks that trained apart
 owed_gradients.py      what a recipe before had not sent, for the next step's gradients
 tracked_parts.py       schedulers, further optimizers and whatever else checkpoints hold; notices of what they lack
+schedule_functions.py  compares the functions of schedulers, which no state_dict() holds, between newcomers and others
 tracked_loader.py      a DataLoader whose position is what the loop took
 group_calls.py         text all-gathers and broadcasts outside of steps; fork safety
 startup_checks.py      fingerprints compared before step one; rank 0's parameters handed out
