@@ -12,5 +12,6 @@ term          the terms of a recipe: frozen hyperparameters that add up
 json_text     JSON from elsewhere, its nesting limited; JSON text without NaN and infinity
 bounded_mean  means of users' numbers, without overflow
 bounded_file  files of other processes, read up to a limit
+differing_tensor  the first tensor whose hashes differ between ranks
 identity      cache keys for one object
 """

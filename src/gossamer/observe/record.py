@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from gossamer.core.bounded_mean import mean_of
+from gossamer.core.differing_tensor import differing_tensor
 from gossamer.core.json_text import json_text
 from gossamer.events import Ended
 from gossamer.observe.event_log import read_entries, truncated_path
@@ -160,25 +161,6 @@ def _agree(ranks: Sequence[RankRecord], lost: int, ended: Ended) -> bool | None:
         return agree
     told = {rank.agrees for rank in known}
     return told.pop() if len(told) == 1 else False if False in told else None
-
-
-def differing_tensor(told: Mapping[int, Mapping[str, str]]) -> Record | None:
-    """The first tensor, in the model's order, of which not all ranks have the same hash.
-
-    Args:
-        told: by rank, a hash of each tensor by name.
-
-    Returns:
-        Its name, each rank's hash and how many others differ; None where none does, or a rank told no hashes.
-    """
-    names = [name for name in next(iter(told.values())) if len({tensors.get(name) for tensors in told.values()}) > 1]
-    if not names or not all(told.values()):
-        return None
-    return {
-        "name": names[0],
-        "hashes": {str(rank): tensors.get(names[0]) for rank, tensors in told.items()},
-        "others": len(names) - 1,
-    }
 
 
 def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:

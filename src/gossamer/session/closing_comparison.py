@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import count
 
 from gossamer import events
+from gossamer.core.differing_tensor import differing_tensor
 from gossamer.environment import here
 from gossamer.environment.closing_exchange import exchange_at_end
 from gossamer.environment.rendezvous import group_store
-from gossamer.observe.record import differing_tensor
 from gossamer.runtime.transport import Transport
 
 _endings = count()  # of sessions that were compared in this process, in the same order on every rank
