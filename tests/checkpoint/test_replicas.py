@@ -59,7 +59,7 @@ def check_resumes(tmp_path: Path, world: int, lost: list[int], **options: Any) -
 @pytest.mark.parametrize(("world", "lost"), [(2, [0]), (2, [1]), (3, [1]), (3, [2]), (4, [0, 2])])
 def test_a_lost_directory_is_made_up_for(world: int, lost: list[int], asynchronous: bool, tmp_path: Path) -> None:
     said = check_resumes(tmp_path, world, lost, replicas=1, asynchronous=asynchronous)
-    assert ["came from another machine's" in line for line in said] == [True]
+    assert ["came from another machine's" in line for line in said if "loaded nothing" not in line] == [True]
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
@@ -118,7 +118,7 @@ def test_older_replicas_are_removed_too(tmp_path: Path) -> None:
 def test_a_shared_directory_is_seen(tmp_path: Path) -> None:
     with notices() as said:
         cluster(lambda worker: trained(worker, tmp_path / "kept", 3, True, replicas=1), 3)
-    assert ["one folder for all workers" in line for line in said] == [True]
+    assert ["one folder for all workers" in line for line in said if "loaded nothing" not in line] == [True]
     assert len(list((tmp_path / "kept" / "step-00000003").iterdir())) == 6
     assert not list((tmp_path / "kept").glob(".rank-*"))
 
@@ -139,7 +139,11 @@ def test_a_directory_that_cannot_be_written_is_loaded_from(tmp_path: Path, monke
 def test_fewer_machines_than_replicas_is_said(tmp_path: Path) -> None:
     with notices() as said:
         cluster(lambda worker: trained(worker, own(tmp_path, worker), 2, True, replicas=5), 2)
-    assert ["in 2 directories, since there are no more, and not in 6" in line for line in said] == [True]
+    assert [
+        "in 2 directories, since there are no more, and not in 6" in line
+        for line in said
+        if "loaded nothing" not in line
+    ] == [True]
 
 
 def test_machines_of_several_workers(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def test_a_session_that_is_attached_later_leaves_the_marks_alone() -> None:
 def test_workers_that_come_and_go_share_what_nobody_trained_on() -> None:
     """Rank 0 has looked at a whole epoch before it; then rank 1 is lost."""
     ranks = [Rank(number, size=3) for number in range(3)]
+    for rank in ranks:
+        rank.train()
     ranks[0].draw()
     positions = [[rank.world.state_dict()["shards"][0] for rank in ranks]]
     ranks[0].world.move(0, 2, positions, stayed=[0, 2])
@@ -136,8 +138,8 @@ def test_a_resumed_epoch_goes_on_where_workers_went_after_a_look_at_it(options: 
         rank.draw(4)
         state = rank.world.state_dict()
         rank.world.load_state_dict(state)
+    states = [[rank.world.state_dict()["shards"][0] for rank in ranks]]
     ranks[0].draw(2)
-    states = [[rank.world.state_dict()["shards"][place] for rank in ranks] for place in range(1)]
     ranks[0].world.move(0, 1, states, stayed=[0])
     assert len(ranks[0].train()) == (24 - 8 if not options else len(ranks[0].shard) - 4)
 

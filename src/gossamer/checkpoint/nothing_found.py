@@ -27,13 +27,13 @@ def refusal(directory: str | os.PathLike[str]) -> str:
 
 
 def start_notice(directory: str | os.PathLike[str]) -> str:
-    """What to say of a first start, in which nothing is loaded."""
+    """What to say of a first start, in which nothing is loaded; "" for an empty folder, which was made for it."""
     where, path = os.fspath(directory), Path(directory)
     if not path.is_dir():
         return f"session.load({where!r}) loaded nothing, since there is no such folder yet: training starts anew"
     names = sorted(each.name for each in path.iterdir())
     if not names:
-        return f"session.load({where!r}) loaded nothing, since the folder is empty: training starts anew"
+        return ""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (
         f"session.load({where!r}) loaded nothing, since no step that session.save wrote is in the folder, only "

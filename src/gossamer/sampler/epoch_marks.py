@@ -19,7 +19,7 @@ class EpochMarks:
     def __init__(self) -> None:
         self._marks: weakref.WeakKeyDictionary[WorldShard, Any] = weakref.WeakKeyDictionary()
         self._progress: list[Callable[[], object]] = []  # of each session: another value after each training step
-        self._within = False  # session.epoch()
+        self._within, self._used = False, False  # session.epoch(): now, and ever
         self._marked_at = self._now()
 
     def _now(self) -> list[object]:
@@ -60,11 +60,11 @@ class EpochMarks:
 
     def leave(self, shards: Iterable[WorldShard]) -> None:
         """session.epoch() ends."""
-        self._within = False
+        self._within, self._used = False, True
         self.set(shards)
 
     def states(self, shards: Iterable[WorldShard]) -> list[dict[str, Any]]:
-        """The positions for a checkpoint, without what was drawn aside."""
-        if not self.aside:
+        """The positions for a checkpoint, without what was drawn aside. Without session.epoch() all counts."""
+        if not self._used or not self.aside:
             return [shard.state_dict() for shard in shards]
         return [shard.state_at(self._marks[shard]) for shard in shards]
