@@ -80,8 +80,8 @@ class LocalCoordinator:
         if not survivors:
             return False
         note(
-            f"the last run of this command was cut off while other launchers had workers in it ({survivors}): waiting up "
-            f"to {SURVIVOR_SECONDS:g} s for a report of one (journal: {self._journal})"
+            f"the last run of this command was cut off while other launchers had workers in it ({survivors}): waiting "
+            f"up to {SURVIVOR_SECONDS:g} s for a report of one (journal: {self._journal})"
         )
         until = time.monotonic() + SURVIVOR_SECONDS
         while not self._server.heard_survivors and not self._server.ended and time.monotonic() < until:
