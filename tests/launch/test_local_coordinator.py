@@ -168,7 +168,7 @@ class Killed:
         self.agents = [MembershipAgent(self.address, TOKEN, number=number) for number in (11, 12)]
         for agent in self.agents:
             agent.here((LOOPBACK, 1))
-        assert self.agents[0].first_view(30.0).world == 2
+        assert [agent.first_view(30.0).world for agent in self.agents] == [2, 2]
         self.run = before._server._coordinator.rule.run
         before._server.close()  # and nothing else that an orderly end does
 
