@@ -168,7 +168,7 @@ class Killed:
         self.agents = [MembershipAgent(self.address, TOKEN, number=number) for number in (11, 12)]
         for agent in self.agents:
             agent.here((LOOPBACK, 1))
-        assert self.agents[0].first_view(30.0).world == 2
+        assert [agent.first_view(30.0).world for agent in self.agents] == [2, 2]
         self.run = before._server._coordinator.rule.run
         before._server.close()  # and nothing else that an orderly end does
 
@@ -238,6 +238,30 @@ def test_a_run_that_was_over_is_not_continued(tmp_path: Path) -> None:
             assert identity(again) != killed.run
 
 
+def test_a_run_that_was_over_before_its_first_view_is_not_continued(tmp_path: Path) -> None:
+    log = ViewLog(tmp_path / "journal", lambda text: None)
+    log.append({"run": "f" * 32})
+    log.append({"ended": "its first launcher has ended"})
+    log.close()
+    made = LocalCoordinator(
+        WorkerRange(least=1, most=4, initial=2), (LOOPBACK, 0), TOKEN, tmp_path / "journal", note=lambda text: None
+    )
+    with closing(made):
+        made.settle(lambda text: None)
+        assert made.ended == ""
+        assert identity(made) != "f" * 32
+
+
+def test_promise_23_a_run_whose_journal_lost_its_end_is_not_continued(tmp_path: Path) -> None:
+    """A worker of the run reports a view that the journal does not have, as where the disk was full."""
+    with Killed(tmp_path / "journal", launched=(11,)) as killed:
+        killed.agents[1]._scripts.learn(view=5)
+        with closing(killed.start_again()) as again:
+            assert (again.ended, again.resumed) == ("", False)
+            assert identity(again) != killed.run
+            assert "so a new run begins" in killed.notes[-1]
+
+
 def test_an_orderly_end_tells_the_workers_of_other_launchers_and_leaves_no_journal(tmp_path: Path) -> None:
     made = LocalCoordinator(
         WorkerRange(least=1, most=4, initial=1), (LOOPBACK, 0), TOKEN, tmp_path / "journal", note=lambda text: None
@@ -261,16 +285,24 @@ def test_the_same_command_finds_the_journal_in_another_folder_of_logs(
     token_file = tmp_path / "token"
     (tmp_path / "runs").mkdir()
 
-    def path(logs: str, *, port: int = 7, token: bytes = TOKEN, file: Path | None = token_file) -> Path | None:
+    def path(
+        logs: str,
+        *,
+        port: int = 7,
+        token: bytes = TOKEN,
+        file: Path | None = token_file,
+        network: Path | None = None,
+    ) -> Path | None:
         job = Job(script=tmp_path / "train.py", workers=2, logs=tmp_path / logs, worker_module="w", token_file=file)
         range_ = WorkerRange(least=1, most=4, initial=2)
-        return journal_path(job, Elasticity(range=range_, listen=(LOOPBACK, port)), token)
+        return journal_path(job, Elasticity(range=range_, listen=(LOOPBACK, port), network=network), token)
 
     assert path("runs/a") == path("runs/b")
     assert path("runs/a") != path("a")
     assert len({path("a"), path("a", port=8), path("a", token=OTHER)}) == 3
     assert path("a", port=0) is None
     assert path("a", file=None) is None
+    assert path("a", network=tmp_path / "namespace") is None
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert (found := path("runs/a")) is not None
     assert found.parent == tmp_path / "runs" / "a"

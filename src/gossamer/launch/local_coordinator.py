@@ -84,13 +84,14 @@ class LocalCoordinator:
             f"up to {SURVIVOR_SECONDS:g} s for a report of one (journal: {self._journal})"
         )
         until = time.monotonic() + SURVIVOR_SECONDS
-        while not (heard := self._server.heard_survivors) and not self._server.ended and time.monotonic() < until:
+        while not self._server.heard_survivors and not self._server.ended and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
+        heard = self._server.heard_survivors > 0 and not self._server.ended
         if heard:
             note("workers of that run are there, so it continues; the workers here join it as newcomers")
         else:
             note("no worker of that run reported, so a new run begins, from the checkpoint that the script loads")
-        return bool(heard)
+        return heard
 
     def launched(self, number: int) -> None:
         self._server.launched(number)

@@ -101,7 +101,8 @@ def journal_path(job: Job, elasticity: Elasticity, token: bytes) -> Path | None:
     It is next to the folder of logs, since the default folder has another name in each start; where that place is not
     writable, it is in the folder. Its name is a hash of the address and the token.
     """
-    if job.token_file is None or elasticity.listen is None or not elasticity.listen[1]:
+    emulated = elasticity.network is not None  # where all workers are this launcher's
+    if job.token_file is None or elasticity.listen is None or not elasticity.listen[1] or emulated:
         return None
     host, port = elasticity.listen
     name = hashlib.sha256(b"journal" + token + f"{host}:{port}".encode()).hexdigest()[:16]

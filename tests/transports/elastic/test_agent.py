@@ -11,6 +11,7 @@ import pytest
 from support.elastic_members import LIKE, PATIENCE_SECONDS, elastic_run
 
 from gossamer.errors import ConnectError, CoordinatorLost, MismatchError, PeerLost, Stopped
+from gossamer.membership.messages import Standing
 from gossamer.transports.elastic import agent
 from gossamer.transports.elastic.agent import MembershipAgent, read_address
 from gossamer.transports.elastic.remote_control import resize
@@ -183,6 +184,26 @@ def test_promise_23_a_coordinator_that_stays_away_ends_its_workers_in_the_stated
         run.server = run._serve(0)
     assert any("does not answer. Write the first launcher's command again" in each for each in said)
     assert any("This worker ends with an error in" in each for each in said)
+
+
+def test_the_time_without_a_coordinator_begins_anew_with_each_answer() -> None:
+    with elastic_run(initial=2) as run:
+        one = run.agent()
+        one.here(("127.0.0.1", 7))
+        one._unheard_since = 0.0
+        one._endpoint.start(one._saying("waits")).wait(PATIENCE_SECONDS)
+        assert one._unheard_since is None
+
+
+def test_a_refused_newcomer_hears_the_difference_also_where_the_news_came_first() -> None:
+    with elastic_run(initial=2) as run:
+        one = run.agent()
+        one.here(("127.0.0.1", 7))
+        one._scripts.out = "torch differs"
+        with pytest.raises(MismatchError, match="torch differs"):
+            one._check_refused(Standing(refused="torch differs", run=run.server._coordinator.rule.run))
+        with pytest.raises(PeerLost, match="another run"):
+            one._check_refused(Standing(refused="another run", run="f" * 32))
 
 
 def test_a_coordinator_that_answers_is_waited_for_as_long_as_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:

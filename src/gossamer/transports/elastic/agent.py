@@ -274,8 +274,8 @@ class MembershipAgent:
         notice(f"{what}: {status}.")
 
     def _check_refused(self, standing: Standing) -> None:
-        if self._scripts.out:
-            raise PeerLost(OUT.format(why=self._scripts.out))
+        if standing.run and standing.run != self._scripts.report.run:
+            raise PeerLost(OUT.format(why=standing.refused))
         if standing.refused:
             raise MismatchError(standing.refused)
 
