@@ -54,6 +54,14 @@ def test_two_steps_by_hand() -> None:
     assert [float(states[0][key].flat) for key in (MOMENTUM, VARIANCE)] == [2.5, 4.75]
 
 
+def test_without_epsilon_an_entry_that_had_no_gradient_has_no_update() -> None:
+    at = AggregationContext(momentum=0.5, second_beta=0.75, epsilon=0.0)
+    x, layout = torch.tensor([0.0, -2.0]), Layout.of({"p": (2,)})
+    compressor = AdamUpdate(inner=Dense())
+    (staged,) = aggregate(compressor, [x], layout, [compressor.init(FlatTensors(x, layout), at)], at=lambda _: at)
+    assert staged.mean.tolist() == [0.0, -1.0]
+
+
 def sums(inner: Compressor, steps: int = 12) -> tuple[Tensor, Tensor, Tensor]:
     """(What was sent, what the workers' updates were, what waits), all of the mean."""
     group, plain = (Adaptive(AdamUpdate(inner=each), 3) for each in (inner, Dense()))
