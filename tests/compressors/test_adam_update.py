@@ -99,6 +99,11 @@ def test_small_gradients_have_the_same_chance_to_travel() -> None:
     assert 0.4 < share_of_small(AdamUpdate(inner=Feedback(TopK(density=0.1)))) < 0.6
 
 
+@pytest.mark.parametrize("inner", [Dense(), TopK(density=0.1)], ids=repr)
+def test_a_reader_needs_what_the_inner_compressors_reader_needs(inner: Compressor) -> None:
+    assert AdamUpdate(inner=inner).decodes_without_input == inner.decodes_without_input
+
+
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_bytes_are_the_inner_compressors(world: int) -> None:
     inner = Feedback(OneBit(block=64))

@@ -168,6 +168,25 @@ def test_passes_without_an_update_and_one_loaded_state_are_no_updates(recipe: st
     agree(cluster(work, 2))
 
 
+def test_a_state_that_is_loaded_before_a_pass_that_fails_is_one_change() -> None:
+    def work(worker: Worker) -> Tensor:
+        model, optimizer, session = worker.start(network(0), sgd, "LocalSGD(period=4)")
+        loss_of(model, 0, worker.rank).backward()
+        model.load_state_dict(network(1).state_dict())
+        first, *_ = model.parameters()  # whose gradient comes last
+        failing = first.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss_of(model, 1, worker.rank).backward()
+        failing.remove()
+        optimizer.zero_grad()
+        loss_of(model, 1, worker.rank).backward()
+        optimizer.step()
+        with session.merged(model):
+            return parameters(model)
+
+    agree(cluster(work, 2))
+
+
 def test_a_world_of_one_updates_as_it_likes() -> None:
     (ended, _), *_ = cluster(lambda worker: train_by_hand(worker, "LocalSGD(period=4)", by_data), 1)
     assert not torch.equal(ended, alone(1, 0))
