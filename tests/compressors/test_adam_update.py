@@ -12,7 +12,7 @@ from laws.laws import LAYOUT, Group, close
 from support.aggregations import aggregate, priced_bytes
 from torch import Tensor
 
-from gossamer.compressors import AdamUpdate, Compressor, Dense, Feedback, OneBit, Route, Sharded, TopK
+from gossamer.compressors import AdamUpdate, Compressor, Dense, Feedback, OneBit, PowerSGD, Route, Sharded, TopK
 from gossamer.compressors.adam_update import VARIANCE
 from gossamer.compressors.dgc import MOMENTUM
 from gossamer.compressors.int8 import Int8
@@ -54,6 +54,14 @@ def test_two_steps_by_hand() -> None:
     assert [float(states[0][key].flat) for key in (MOMENTUM, VARIANCE)] == [2.5, 4.75]
 
 
+def test_without_epsilon_an_entry_that_had_no_gradient_has_no_update() -> None:
+    at = AggregationContext(momentum=0.5, second_beta=0.75, epsilon=0.0)
+    x, layout = torch.tensor([0.0, -2.0]), Layout.of({"p": (2,)})
+    compressor = AdamUpdate(inner=Dense())
+    (staged,) = aggregate(compressor, [x], layout, [compressor.init(FlatTensors(x, layout), at)], at=lambda _: at)
+    assert staged.mean.tolist() == [0.0, -1.0]
+
+
 def sums(inner: Compressor, steps: int = 12) -> tuple[Tensor, Tensor, Tensor]:
     """(What was sent, what the workers' updates were, what waits), all of the mean."""
     group, plain = (Adaptive(AdamUpdate(inner=each), 3) for each in (inner, Dense()))
@@ -89,6 +97,11 @@ def test_small_gradients_have_the_same_chance_to_travel() -> None:
 
     assert share_of_small(Feedback(TopK(density=0.1))) == 0
     assert 0.4 < share_of_small(AdamUpdate(inner=Feedback(TopK(density=0.1)))) < 0.6
+
+
+@pytest.mark.parametrize("inner", [Dense(), PowerSGD(rank=2)], ids=repr)
+def test_a_reader_needs_what_the_inner_compressors_reader_needs(inner: Compressor) -> None:
+    assert AdamUpdate(inner=inner).decodes_without_input == inner.decodes_without_input
 
 
 @pytest.mark.parametrize("world", [2, 3, 8])

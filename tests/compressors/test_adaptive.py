@@ -18,6 +18,8 @@ from gossamer.compressors.adaptive import spread
 from gossamer.compressors.error_feedback import RESIDUAL
 from gossamer.compressors.topk import LargestEntries
 from gossamer.core.aggregation import FORM, AggregationContext
+from gossamer.core.layout import FlatTensors
+from gossamer.core.ops import AllGather
 from gossamer.errors import MalformedError
 from gossamer.recipes.recipe import resolve
 
@@ -75,6 +77,7 @@ def test_other_rules_are_caught(twin: Rule) -> None:
         (30, (1000, 1000), (1e12, 1e-12), (29, 1)),  # no fewer than one
         (30, (20, 1000), (1.0, 0.0), (20, 10)),  # what others have no room for
         (2, (5, 5), (1.0, 3.0), (1, 1)),
+        (7, (99, 99, 99), (19.0**2, 24.0**2, 27.0**2), (2, 2, 3)),  # of 1.9, 2.4 and 2.7
         (3, (1, 1, 1), (1.0, 2.0, 3.0), (1, 1, 1)),
         (4, (0, 9), (0.0, 1.0), (0, 4)),
         (7, (7,), (1e-300,), (7,)),
@@ -192,6 +195,28 @@ def test_half_a_measurement_is_refused() -> None:
     answers = [[tuple(tensor[:-1] for tensor in op.payload)] * 2 for op in getattr(asked, "ops", [asked])]
     with pytest.raises(MalformedError, match="rank 0"):
         script.send(answers if hasattr(asked, "ops") else answers[0])
+
+
+def test_a_measurement_that_is_no_number_counts_as_nothing() -> None:
+    adaptive = Adaptive(INNER)
+    group = Group(adaptive, 2)
+    x, at = FlatTensors(group.gradients()[0], LAYOUT), AggregationContext(world=2)
+    script = adaptive.aggregate(x, group.states[0], at)
+    asked = next(script)
+    assert isinstance(asked, AllGather)
+    *entries, measured = asked.payload
+    with pytest.raises(StopIteration) as stop:
+        script.send([asked.payload, (*entries, torch.full_like(measured, float("nan")))])
+    assert torch.equal(stop.value.value.next_state[FORM].flat, measured)
+
+
+def test_energies_add_up_to_a_finite_number() -> None:
+    group = Group(Adaptive(INNER), 2)
+    gradients = group.gradients()
+    for x in gradients:
+        x[LAYOUT.slots[0].offset] = 1.1e154  # whose square is above half of the largest float64
+    group.aggregate(gradients)
+    assert all(bool(state[FORM].flat.isfinite().all()) for state in group.states)
 
 
 # -- in a recipe -----------------------------------------------------------------------------------------------------

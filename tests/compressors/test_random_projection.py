@@ -17,6 +17,7 @@ from torch import Tensor
 from gossamer.compressors import Compressor, Feedback, RandomProjection, random_projection
 from gossamer.core.aggregation import AggregationContext
 from gossamer.core.layout import FlatTensors, Layout
+from gossamer.errors import NotFinite
 from gossamer.kernels.reference.counter_rng import uniform
 
 RANK, WORLD, STEPS = 3, 3, 5
@@ -205,3 +206,14 @@ def test_rank_and_shapes() -> None:
     assert list(own.coefficient_counts(LAYOUT)) == [120, 9, 90, 108, 9]
     with pytest.raises(ValueError, match=r"rank counts the columns.*RandomProjection\(rank=4\)"):
         RandomProjection(rank=0)
+
+
+def test_numbers_that_cannot_be_sent_are_refused_by_their_reason() -> None:
+    x = numbers().float()
+    large, broken = x.clone(), x.clone()
+    large[-1], broken[0] = 3e38, float("nan")
+    for compressor in (RandomProjection(rank=3), Feedback(RandomProjection(rank=3))):
+        for bad, why in ((large, "too large for the sum over the group"), (broken, "is not finite")):
+            group = Group(compressor, WORLD, layout=LAYOUT, dtype=torch.float32)
+            with pytest.raises(NotFinite, match=why):
+                group.aggregate([bad] * WORLD)

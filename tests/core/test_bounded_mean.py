@@ -36,6 +36,12 @@ def test_infinite_numbers_have_no_finite_mean() -> None:
     assert tensor_mean(torch.tensor([1e308, inf], dtype=torch.float64)) == inf
 
 
+def test_each_entry_of_a_tensor_has_a_mean_of_its_own() -> None:
+    """An entry whose sum overflows stands between an infinite and a tiny one."""
+    stacked = torch.tensor([[1e308, inf, 5e-324], [1e308, 0.0, 5e-324]], dtype=torch.float64)
+    assert tensor_mean(stacked).tolist() == [1e308, inf, 5e-324]
+
+
 def test_a_complex_mean_does_not_overflow() -> None:
     value = complex(1e308, -1e308)
     assert complex(tensor_mean(torch.tensor([value, value], dtype=torch.complex128))) == pytest.approx(value)

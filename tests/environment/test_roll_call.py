@@ -96,6 +96,21 @@ def test_a_rank_that_is_not_heard_for_a_moment_is_waited_for(monkeypatch: pytest
     assert said(ranks.begun(0, silent=silent)) == of(0, 1)
 
 
+def test_a_silent_rank_is_left_out_after_as_long_as_it_takes_to_be_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roll_call, "SURE_SECONDS", 2.0)
+    now = [10.0]
+    ranks = Ranks(clock=lambda: now[0])
+
+    def left_out(moment: float, *silent: int) -> set[int]:
+        now[0], ranks.silent = moment, {*silent}
+        return ranks.calls[0]._out([1, 2])
+
+    assert left_out(10.0, 2) == left_out(11.9, 2) == set()
+    assert left_out(12.0, 2) == {2}
+    assert left_out(12.1) == left_out(12.2, 2) == left_out(14.1, 2) == set(), "it was heard again"
+    assert left_out(14.2, 2) == {2}
+
+
 def test_a_rank_that_is_late_receives_what_the_others_agreed_on_and_stays_in_step() -> None:
     ranks = Ranks()
     ranks.silent.add(2)
@@ -115,6 +130,24 @@ def test_a_rank_that_is_many_calls_late_joins_the_open_call(monkeypatch: pytest.
         ranks.gather(0, 1)
     ranks.silent.clear()
     assert ranks.gather(0, 1, 2) == [of(0, 1, 2)] * 3
+
+
+def test_a_rank_that_is_many_calls_late_is_not_counted_in_a_call_that_it_does_not_make(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roll_call, "KEPT_CALLS", 2)
+    ranks = Ranks()
+    ranks.silent.add(2)
+    for _ in range(6):
+        ranks.gather(0, 1)
+    ranks.silent.clear()
+
+    def others(rank: int) -> list[dict[int, bytes]]:
+        return [said(ranks.calls[rank]), said(ranks.calls[rank], "text")]
+
+    *found, late = in_threads(lambda rank: said(ranks.calls[2], "text") if rank == 2 else others(rank), 3)
+    assert found == [[of(0, 1), of(0, 1, 2, form="text")]] * 2
+    assert late == of(0, 1, 2, form="text")
 
 
 def test_old_values_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

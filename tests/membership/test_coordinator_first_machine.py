@@ -5,6 +5,8 @@ Machine 0 is the coordinator's. Its workers end with the coordinator; those of t
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from benchmarks.membership_invariants import check
 from benchmarks.membership_runs import DEAD_AFTER_SECONDS, ElasticRun, Machine, of_all_roles, within_machines
@@ -179,3 +181,11 @@ def test_the_check_of_launched_workers_notices_a_rule_that_forgets_them() -> Non
     desk.begin(1, 2)
     assert len(Desk(desk.journal, rule=Trusting).rule.survivors) == 2
     assert len(Desk(desk.journal).rule.survivors) == 1
+
+
+def test_a_coordinator_that_is_started_again_journals_no_second_identity() -> None:
+    journal = MemoryJournal()
+    run, written = Desk(journal).rule.run, list[Any]()
+    journal.append = written.append  # type: ignore[method-assign]
+    assert Desk(journal).rule.run == run
+    assert not [entry for entry in written if "run" in entry]

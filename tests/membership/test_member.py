@@ -86,6 +86,17 @@ def test_a_run_that_began_without_a_worker_that_was_there_is_said() -> None:
     assert "began without it" in member.out
 
 
+def test_a_refusal_that_names_no_run_is_not_taken_for_another_runs() -> None:
+    member = MemberScripts(REPORT)
+    member.learn(run="a" * 32)
+    said = member.say("here")
+    next(said)
+    with pytest.raises(StopIteration) as stop:
+        said.send(Receipt(version=-1, about=Standing(refused="it has another model").text()))
+    assert stop.value.value.refused == "it has another model"
+    assert member.out == ""
+
+
 @pytest.mark.parametrize(
     "message",
     [

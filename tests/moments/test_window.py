@@ -98,4 +98,5 @@ def test_three_steps_by_hand() -> None:
         rule.after()
     state = optimizer.state[p]
     assert (float(state["exp_avg"]), float(state["exp_avg_sq"])) == (1.5, 3.0)
+    assert state[window.WINDOW].shape == (2, 1)
     close(before - p.detach(), torch.tensor([(1.5 / 0.875) / (3 / 0.875) ** 0.5], dtype=torch.float64))

@@ -214,6 +214,26 @@ def test_no_grad_holds_nothing_and_forgotten_outputs_are_freed(ranks):
     kept.append(layer(x))
 
 
+def test_a_graph_whose_release_was_lost_with_a_call_is_released_by_the_next(ranks, monkeypatch):
+    def lost(*_):
+        raise PeerLost("rank 1 has not answered")
+
+    layer = ranks.place(linear, 1, held=1)[0]
+    layer(integers(2, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks.hubs[0], "call", lost)
+        with pytest.raises(PeerLost):
+            layer(integers(2, 4))
+    assert layer(integers(2, 4)).requires_grad
+
+
+def test_no_grad_holds_no_graph_of_an_input_that_needs_a_gradient(ranks):
+    layer = ranks.place(nn.Identity, 1)[0]
+    with torch.no_grad():
+        layer(integers(2, 4).requires_grad_())
+    assert not layer.dropped, "the owner held a graph, which is to be released"
+
+
 def test_a_second_backward_pass_is_refused(ranks):
     layer = ranks.place(linear, 1)[0]
     loss = layer(integers(2, 4)).sum()

@@ -41,6 +41,14 @@ def test_a_parameter_that_is_written_behind_autograd_is_found(dtype: torch.dtype
     assert frozen.moved().tolist() == [False, True, True]
 
 
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_change_of_the_first_or_last_entry_is_found(place: int) -> None:
+    model = model_of((ENTRIES * 10,))
+    frozen = FrozenParameters(model)
+    model[1].data[place] = 0.0
+    assert frozen.moved().tolist() == [True]
+
+
 def test_numbers_that_are_nan_stay_where_they_are() -> None:
     model = model_of((2,))
     model[1].data.fill_(torch.nan)

@@ -137,10 +137,10 @@ def test_a_newcomer_begins_in_the_epoch_of_the_others() -> None:
 def test_another_number_of_workers_takes_up_the_number_of_samples() -> None:
     labels = torch.arange(60) % 4
     states = []
-    for part in shards(labels, 3, 0.5):
-        for _ in zip(range(4), part, strict=False):
+    for count, part in zip((4, 4, 5), shards(labels, 3, 0.5), strict=True):
+        for _ in zip(range(count), part, strict=False):
             pass
         states.append(part.state_dict())
-    one = shards(labels, 2, 0.5)[0]
-    one.load_state_dict(taken_up(states, 0, 2))
-    assert one.state_dict() == {"epoch": 0, "drawn": 6}
+    for rank, (part, drawn) in enumerate(zip(shards(labels, 2, 0.5), (7, 6), strict=True)):
+        part.load_state_dict(taken_up(states, rank, 2))
+        assert part.state_dict() == {"epoch": 0, "drawn": drawn}

@@ -148,6 +148,14 @@ def test_a_lost_worker_is_taken_to_have_kept_up() -> None:
     assert sorted(chain(seen, loops[0])) == [*range(20)]
 
 
+def test_an_iterator_keeps_its_items_when_another_begins() -> None:
+    part = shards(20, 2)[0]
+    first = iter(part)
+    seen = [next(first) for _ in range(3)]
+    next(iter(part))
+    assert [*seen, *first] == [*range(0, 20, 2)]
+
+
 # -- loaders with workers ----------------------------------------------------------------------------------------------
 
 

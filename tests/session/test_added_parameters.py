@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from gossamer.errors import CheckpointError, LoopError
+from gossamer.session import model_watch
 from gossamer.session.model_watch import ModelWatch
 from gossamer.session.session import Session
 
@@ -236,6 +237,41 @@ def test_a_model_that_gains_nothing_is_not_searched(monkeypatch: pytest.MonkeyPa
 
     cluster(work, 2)
     assert not searched
+
+
+def test_a_model_that_gains_a_module_without_parameters_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+    whole = ModelWatch.gained
+    monkeypatch.setattr(ModelWatch, "gained", lambda self: searched.append(1) or whole(self))
+
+    def work(worker: Worker) -> None:
+        model, optimizer, session = worker.start(network(0), sgd)
+        model.append(nn.Identity())  # type: ignore[operator]
+        steps(model, optimizer, session, range(3), worker.rank)
+
+    cluster(work, 2)
+    assert len(searched) == 2, "once by each rank"
+
+
+def test_a_new_parameter_at_the_address_of_one_that_is_gone_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_watch, "id", lambda _: 0, raising=False)
+    model = nn.Linear(2, 2)
+    watch = ModelWatch(model)
+    watch.remove()
+    assert watch.knows(model.bias)
+    assert not watch.knows(nn.Parameter(torch.zeros(2)))
+
+
+def test_torch_has_hooks_only_while_a_model_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks: list[Any] = []
+    monkeypatch.setattr(model_watch, "_watches", ())
+    monkeypatch.setattr(model_watch, "_hooks", hooks)
+    first, second = ModelWatch(nn.Linear(2, 2)), ModelWatch(nn.Linear(2, 2))
+    assert len(hooks) == 2, "of parameters and of modules"
+    first.remove()
+    assert len(hooks) == 2
+    second.remove()
+    assert hooks == []
 
 
 def test_frozen_and_tied_parameters_are_no_news() -> None:

@@ -10,8 +10,11 @@ import pytest
 import torch
 from support.elastic_groups import ElasticRun, Loss
 from support.sessions import RECIPES, sgd
-from support.virtual_workers import Worker, loss_of, network, parameters
+from support.virtual_workers import Worker, cluster, loss_of, network, parameters
 from torch import Tensor
+
+from gossamer.session.group_changes import WorldChange
+from gossamer.transports.elastic.change import Change
 
 STEPS = 4
 LOCAL = [
@@ -53,3 +56,26 @@ def check_survivors_agree(recipe: str, heard: str) -> int:
 @pytest.mark.parametrize("recipe", [*RECIPES, *LOCAL])
 def test_survivors_agree(recipe: str, heard: str) -> None:
     assert check_survivors_agree(recipe, heard) > 5
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_change_that_replaces_the_one_before_is_told_alone(replaces: bool) -> None:
+    """Rank 1 is lost, and then rank 2: before the group has made an exchange without rank 1, or after it."""
+
+    def sizes(worker: Worker) -> list[tuple[int, int]]:
+        seen: list[WorldChange] = []
+        model, optimizer, session = worker.start(network(0), sgd, "Dense()")
+        session.on_change(seen.append)
+        first, second = (0, 1, 2), (0, 1, 2) if replaces else (0, 2)
+        for before, now in ((first, (0, 2)), (second, (0,))):
+            session._changes.moved(
+                Change(
+                    number=2, before=before, now=now, standings={0: session._changes.standing()}, seconds=0.0,
+                    completed=1, replaces=replaces and now == (0,),
+                )
+            )  # fmt: skip
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        return [(each.size_before, each.size) for each in seen]
+
+    assert cluster(sizes, 1) == [[(3, 1)] if replaces else [(3, 2), (2, 1)]]

@@ -48,6 +48,21 @@ def test_updates_by_hand_that_would_never_be_sent_are_an_error(recipe: str, upda
         cluster(lambda worker: train_by_hand(worker, recipe, update), 2)
 
 
+def test_rare_updates_by_hand_that_would_never_be_sent_are_an_error() -> None:
+    """Each one uses the gradients of more than half as many passes as the search lasts where nothing changes."""
+
+    def work(worker: Worker) -> None:
+        model, _, _ = worker.start(network(0), sgd, "LocalSGD(period=4)")
+        for step in range(3 * manual_updates.MOST_PASSES):
+            loss_of(model, step, worker.rank).backward()
+            if step % 12 == 11:
+                by_data(model)
+                model.zero_grad()
+
+    with pytest.raises(LoopError, match="the loop updates them by hand"):
+        cluster(work, 2)
+
+
 @pytest.mark.parametrize("update", [by_version, by_data])
 def test_updates_by_hand_of_averaged_gradients_equal_one_process(update: Update) -> None:
     results = cluster(lambda worker: train_by_hand(worker, "Dense()", update, 5), 2)
@@ -146,6 +161,25 @@ def test_passes_without_an_update_and_one_loaded_state_are_no_updates(recipe: st
         model.load_state_dict(network(1).state_dict())
         for step in range(20):
             loss_of(model, step, worker.rank).backward()
+        optimizer.step()
+        with session.merged(model):
+            return parameters(model)
+
+    agree(cluster(work, 2))
+
+
+def test_a_state_that_is_loaded_before_a_pass_that_fails_is_one_change() -> None:
+    def work(worker: Worker) -> Tensor:
+        model, optimizer, session = worker.start(network(0), sgd, "LocalSGD(period=4)")
+        loss_of(model, 0, worker.rank).backward()
+        model.load_state_dict(network(1).state_dict())
+        first, *_ = model.parameters()  # whose gradient comes last
+        failing = first.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss_of(model, 1, worker.rank).backward()
+        failing.remove()
+        optimizer.zero_grad()
+        loss_of(model, 1, worker.rank).backward()
         optimizer.step()
         with session.merged(model):
             return parameters(model)

@@ -131,7 +131,7 @@ def spread(total: int, sizes: tuple[int, ...], energies: tuple[float, ...]) -> t
         low, high = (middle, high) if sum(_bounded(middle, weights, sizes)) <= total else (low, middle)
     wanted = _bounded(low, weights, sizes)
     counts = [int(count) for count in wanted]
-    rest = sorted(range(len(sizes)), key=lambda place: (counts[place] == sizes[place], counts[place] - wanted[place]))
+    rest = sorted(range(len(sizes)), key=lambda place: counts[place] - wanted[place])
     for place in rest[: total - sum(counts)]:
         counts[place] += 1
     return tuple(counts)

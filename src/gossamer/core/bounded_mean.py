@@ -31,7 +31,7 @@ def mean_of(values: Iterable[float]) -> float:
 def tensor_mean(stacked: Tensor) -> Tensor:
     """The mean over the first dimension of a float64 or complex128 tensor, finite where all its entries are."""
     mean = stacked.mean(0)
-    if not stacked.isfinite().all() or mean.isfinite().all():
+    if mean.isfinite().all():
         return mean
     scale = _scale(len(stacked))
     return torch.where(mean.isfinite(), mean, (stacked / scale).mean(0) * scale)

@@ -260,8 +260,7 @@ class _RemoteFunction(torch.autograd.Function):
     def forward(ctx: Any, call: _RemoteCall, anchor: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.call = call
-        needs = [call.hold and needed for needed in ctx.needs_input_grad[2:]]
-        outputs, records = call.forward([each.detach() for each in inputs], needs)
+        outputs, records = call.forward([each.detach() for each in inputs], ctx.needs_input_grad[2:])
         ctx.mark_non_differentiable(
             *[output for output, record in zip(outputs, records, strict=True) if not record.needs_gradient]
         )

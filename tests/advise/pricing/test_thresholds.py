@@ -74,7 +74,7 @@ def test_one_that_is_always_first_has_no_threshold():
 
 
 def test_a_bisection_that_stops_at_once_would_be_wrong_by_a_factor():
-    edge = 12.3
+    edge = 12.42  # next to the lower of the last two prices
     ((_, _, below), _) = ranges([1.0, 10.0, 100.0], lambda value: "a" if value < edge else "b")
     assert below == pytest.approx(edge, rel=0.05)
     assert abs((10.0 * 100.0) ** 0.5 / edge - 1) > 0.5  # a twin that takes the middle of two prices

@@ -25,7 +25,9 @@ from gossamer.federated.client.functions import ClientFunction, Round, Update
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
 from gossamer.federated.secure import cohort as cohorts
 from gossamer.federated.secure.agreement import CONSENT, KEYS, REVEAL
+from gossamer.federated.secure.device import DeviceSecrets
 from gossamer.federated.secure.fixed_point import FixedPoint
+from gossamer.federated.secure.masking.shamir import SHARE_BYTES
 from gossamer.federated.secure.roster import SimulatedRoster
 from gossamer.federated.secure.rounds import SecureRounds
 from gossamer.federated.server.from_strategy import rounds_for
@@ -133,6 +135,20 @@ def test_a_round_with_too_few_is_given_up_and_tells_nothing() -> None:
     assert torch.equal(run.parameters, -plain_step(counted, index))
     assert len(counted) == 5
     assert run.rounds.model.version == 1
+
+
+def test_a_device_that_reveals_a_false_share_is_reported_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = DeviceSecrets.reveal
+
+    def reveal(device: DeviceSecrets, consents: Any) -> list[bytes]:
+        shares = true(device, consents)
+        return [shares[0], bytes(SHARE_BYTES - 1) + b"\x07", *shares[2:]] if device._number == 0 else shares
+
+    monkeypatch.setattr(DeviceSecrets, "reveal", reveal)
+    run = federate_securely(secure_recipe(EXACT))
+    assert torch.equal(run.parameters, -plain_step([*range(5)], 0))
+    assert list(run.commits[0].refused) == [0]
+    assert "client 0 told a share of client 1 that is none" in run.commits[0].refused[0]
 
 
 def test_deadlines_go_on_without_the_slow() -> None:

@@ -62,6 +62,16 @@ def test_what_began_too_long_ago_does_not_count() -> None:
     assert hand.receipts[2] == 3
 
 
+def test_a_device_that_was_away_reports_from_the_oldest_version_that_counts() -> None:
+    hand = ByHand(rounds_of(Buffered(fraction=1.0, buffer=1, staleness=1), 3))
+    hand.ask(0, 1, 2)
+    hand.leave(2)
+    hand.report(0, 1.0)
+    hand.join(2)
+    hand.report(2, 1.0)
+    assert hand.receipts == {0: 1, 2: 2}
+
+
 def test_there_are_always_as_many_in_training_as_a_cohort_has() -> None:
     hand = ByHand(rounds_of(Buffered(fraction=0.5, buffer=4), 8))
     hand.ask(*range(8))
@@ -139,6 +149,16 @@ def test_who_comes_meanwhile_is_waited_for() -> None:
     hand.ask(0)
     hand.report(0)
     assert hand.rounds.due == 30.0, "anew for each version"
+
+
+def test_the_fewest_are_not_enough_while_a_device_trains() -> None:
+    hand = gathering(gather_seconds=5.0, fewest=3)
+    hand.wait_until(8.0)
+    hand.ask(2, 3)
+    hand.report(2)
+    assert hand.receipts == {}
+    hand.report(3)
+    assert hand.receipts == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
 def test_a_few_devices_of_a_large_federation_come_to_an_end() -> None:
