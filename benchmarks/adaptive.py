@@ -25,9 +25,9 @@ from benchmarks.side_by_side import done, one_thread
 from benchmarks.tasks import TASKS, UNLIKE
 from benchmarks.training import Run, train
 
-from gossamer.bench import machine
-from gossamer.observe.units import bytes_text
-from gossamer.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.units import bytes_text
+from gossamer.plan.bench import machine
 
 WORKERS = 4
 KNOWN = {**TASKS, **UNLIKE}

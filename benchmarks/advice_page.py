@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.watch_pictures import keep  # found only after the line above
 from benchmarks.watching import browser
 
-from gossamer.advise.advice_file import read_advice
-from gossamer.advise.page import write_advice_page
+from gossamer.plan.advise.advice_file import read_advice
+from gossamer.plan.advise.page import write_advice_page
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "advise"

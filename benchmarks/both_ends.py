@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.core.ops import AllReduceMean, CollectiveOp
-from gossamer.transports.mesh.link_measurement import Links
-from gossamer.transports.mesh.standalone import standalone_mesh
-from gossamer.transports.mesh.transport import MeshTransport
+from gossamer.base.ops import AllReduceMean, CollectiveOp
+from gossamer.comm.mesh.link_measurement import Links
+from gossamer.comm.mesh.standalone import standalone_mesh
+from gossamer.comm.mesh.transport import MeshTransport
 
 PACING = getattr(socket, "SO_MAX_PACING_RATE", 47)  # of Linux, in bytes a second
 NEAR = Links.alike(((0.0001,) * 2,) * 2, 1e9)

@@ -16,23 +16,23 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from gossamer.compressors import Compressor, Dense, OneBit, TopK
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors
-from gossamer.core.ops import CollectiveOp, NeighborAllGather, Script
-from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
+from gossamer.algorithms.compressors import Compressor, Dense, OneBit, TopK
+from gossamer.algorithms.gossip.pairwise import Partner
+from gossamer.algorithms.gossip.pairwise_scripts import answering, initiate
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies import Gossip
+from gossamer.algorithms.strategies.parameter_server import ParameterServer
+from gossamer.algorithms.topologies import Complete, Exponential, Ring, Topology
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import FlatTensors
+from gossamer.base.ops import CollectiveOp, NeighborAllGather, Script
+from gossamer.base.peer_ops import SERVER, WORKER, Peer, PeerScript
+from gossamer.comm.network.cost.message_schedule import Send
+from gossamer.comm.network.cost.op_cost import parts_of
+from gossamer.comm.simulation import Trace, compute, simulate_peers
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.errors import RecipeError
-from gossamer.gossip.pairwise import Partner
-from gossamer.gossip.pairwise_scripts import answering, initiate
-from gossamer.network.cost.message_schedule import Send
-from gossamer.network.cost.op_cost import parts_of
-from gossamer.parameter_server import Client, host
-from gossamer.recipes.recipe import resolve
-from gossamer.simulation import Trace, compute, simulate_peers
-from gossamer.simulation.faulty_network import VirtualNetwork
-from gossamer.strategies import Gossip
-from gossamer.strategies.parameter_server import ParameterServer
-from gossamer.topologies import Complete, Exponential, Ring, Topology
+from gossamer.train.parameter_server import Client, host
 
 COLUMNS = 264
 COMPRESSORS: tuple[Compressor, ...] = (Dense(), TopK(density=0.01), OneBit())

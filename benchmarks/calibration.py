@@ -1,9 +1,9 @@
 """Calibration: foretells short trainings on networks drawn at random, runs them, and keeps both for the intervals.
 
 Each recipe and task is profiled once, in as many copies as there are workers; its step is foretold for each network and
-then measured there by `gossamer run --network`. Writes src/gossamer/estimate/calibration.json, from which `gossamer
-explain` takes its intervals, and docs/benchmarks/calibration.md. Needs root for the emulated networks, and a machine
-that has nothing else to do: what else runs is told while it profiles.
+then measured there by `gossamer run --network`. Writes src/gossamer/plan/estimate/calibration.json, from which
+`gossamer explain` takes its intervals, and docs/benchmarks/calibration.md. Needs root for the emulated networks, and a
+machine that has nothing else to do: what else runs is told while it profiles.
 
     python benchmarks/calibration.py [--seconds-budget 1500] [--runs runs/calibration.json]
     python benchmarks/calibration.py --only-report       # from runs that were made
@@ -26,9 +26,12 @@ from benchmarks import calibration_report  # found only after the line above
 from benchmarks.calibration_plan import WORKERS, Case, DrawnNetwork, Subject, cases, spread_out
 from benchmarks.provenance import QUICK, ROOT, commit, provenance
 
-from gossamer.environment.host_info import machine
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.kernels.library import library
+from gossamer.comm.environment.host_info import machine
+from gossamer.comm.network import Network, read_network
 from gossamer.errors import GossamerError
-from gossamer.estimate.calibration import (
+from gossamer.plan.estimate.calibration import (
     COVERAGE,
     FILE,
     Calibration,
@@ -37,12 +40,9 @@ from gossamer.estimate.calibration import (
     network_class,
     recipe_family,
 )
-from gossamer.estimate.step_time import StepTimeEstimate, estimate_step_time
-from gossamer.estimate.workload_profile import WorkloadProfile
-from gossamer.kernels.library import library
-from gossamer.network import Network, read_network
-from gossamer.profiling.profile_runs import profile_script
-from gossamer.recipes.recipe import resolve
+from gossamer.plan.estimate.step_time import StepTimeEstimate, estimate_step_time
+from gossamer.plan.estimate.workload_profile import WorkloadProfile
+from gossamer.plan.profiling.profile_runs import profile_script
 
 WORKER = Path(__file__).with_name("calibration_worker.py")
 SHIPPED = ROOT / "src" / "gossamer" / "estimate" / FILE

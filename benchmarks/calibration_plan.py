@@ -7,7 +7,7 @@ from math import exp, log
 from random import Random
 from typing import NamedTuple
 
-from gossamer.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import resolve
 
 WORKERS = 4
 RATES, ROUND_TRIPS = (5e6, 10e9), (0.0001, 0.15)  # bits per second; seconds: log-uniform between

@@ -25,9 +25,9 @@ from gossamer import events
 from gossamer.events import Attached, Logged, StepEnded
 from gossamer.observe.aside_log import Aside
 from gossamer.observe.recorder import Recorder
-from gossamer.session.data_wait import DataWait
-from gossamer.telemetry import insert, open_store
-from gossamer.telemetry.thinning import TABLES, thin
+from gossamer.observe.telemetry import insert, open_store
+from gossamer.observe.telemetry.thinning import TABLES, thin
+from gossamer.train.session.data_wait import DataWait
 
 BLOCK_STEPS, BLOCKS = 2000, 15
 RANKS, STEPS, STEPS_A_SECOND = 256, 100_000, 100

@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from gossamer.collectives import (
+from gossamer.algorithms.collectives import (
     Collective,
     DirectAllReduce,
     Does,
@@ -22,19 +22,19 @@ from gossamer.collectives import (
     RingAllReduce,
     TreeAllReduce,
 )
-from gossamer.errors import GossamerError
-from gossamer.network import Network, read_network
-from gossamer.network.cost.cheapest_collective import (
+from gossamer.base.units import seconds_text
+from gossamer.comm.network import Network, read_network
+from gossamer.comm.network.cost.cheapest_collective import (
     candidates,
     fastest,
     ranks_per_site,
     rested_seconds,
     table_seconds,
 )
-from gossamer.network.cost.message_schedule import Moves
-from gossamer.network.cost.op_cost import ENGINE
-from gossamer.network.cost.representative_tables import AS_FAST
-from gossamer.observe.units import seconds_text
+from gossamer.comm.network.cost.message_schedule import Moves
+from gossamer.comm.network.cost.op_cost import ENGINE
+from gossamer.comm.network.cost.representative_tables import AS_FAST
+from gossamer.errors import GossamerError
 
 NETWORKS = ("1gbit,0.2ms", "100mbit,20ms", "examples/networks/two-sites-80ms.toml")
 SIZES = {"4 KB": 4_000, "1 MB": 1_000_000, "100 MB": 100_000_000}

@@ -35,21 +35,21 @@ from torch import Tensor
 
 import gossamer
 from gossamer import events
-from gossamer.collectives import COLLECTIVES, Collective, DirectAllReduce, Hop
-from gossamer.core.ops import AllGather, AllReduceMean
-from gossamer.environment.run_settings import own_address
-from gossamer.network import read_network
-from gossamer.network.cost.cheapest_collective import rested_seconds, table_seconds
-from gossamer.network.cost.message_schedule import Moves
-from gossamer.network.cost.op_cost import ENGINE as BY_ENGINE
-from gossamer.transports.mesh.collective_selector import CollectiveSelector
-from gossamer.transports.mesh.connect import connect
-from gossamer.transports.mesh.link_measurement import Links
-from gossamer.transports.mesh.native_mesh import Mesh
-from gossamer.transports.mesh.operations import MeshOperations
-from gossamer.transports.mesh.shared_memory import share
-from gossamer.transports.mesh.transport import EngineFallback, MeshTransport, mesh_transport
-from gossamer.transports.process_group import ProcessGroupTransport
+from gossamer.algorithms.collectives import COLLECTIVES, Collective, DirectAllReduce, Hop
+from gossamer.base.ops import AllGather, AllReduceMean
+from gossamer.comm.environment.run_settings import own_address
+from gossamer.comm.mesh.collective_selector import CollectiveSelector
+from gossamer.comm.mesh.connect import connect
+from gossamer.comm.mesh.link_measurement import Links
+from gossamer.comm.mesh.native_mesh import Mesh
+from gossamer.comm.mesh.operations import MeshOperations
+from gossamer.comm.mesh.shared_memory import share
+from gossamer.comm.mesh.transport import EngineFallback, MeshTransport, mesh_transport
+from gossamer.comm.network import read_network
+from gossamer.comm.network.cost.cheapest_collective import rested_seconds, table_seconds
+from gossamer.comm.network.cost.message_schedule import Moves
+from gossamer.comm.network.cost.op_cost import ENGINE as BY_ENGINE
+from gossamer.comm.process_group import ProcessGroupTransport
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = "gloo"

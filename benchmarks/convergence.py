@@ -32,9 +32,9 @@ from benchmarks.side_by_side import done, one_thread
 from benchmarks.studies import DENSE, EVERY, STUDIES
 from benchmarks.training import POINTS, Run, train
 
-from gossamer.bench import machine
-from gossamer.observe.units import seconds_text
-from gossamer.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.units import seconds_text
+from gossamer.plan.bench import machine
 
 PICTURED = "training loss of every compressor, and of Dense() for the same bytes, a panel for each task"
 PARTS = {"loss": page_part, "adamw": closing_part, "base": page_part}

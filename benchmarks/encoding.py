@@ -30,15 +30,15 @@ from torch import nn
 
 import gossamer
 from gossamer import events
-from gossamer.bench.interleave import interleave, spread
-from gossamer.core.aggregation import AggregationContext
-from gossamer.environment.host_info import machine
-from gossamer.kernels import buffer_pool, share_among
-from gossamer.kernels.crc import crc32
-from gossamer.recipes.recipe import resolve
-from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.bucketing import assign_buckets
-from gossamer.runtime import runner
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base import runner
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.kernels import buffer_pool, share_among
+from gossamer.base.kernels.crc import crc32
+from gossamer.comm.environment.host_info import machine
+from gossamer.plan.bench.interleave import interleave, spread
+from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.reducer.bucketing import assign_buckets
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.overhead import launch  # found only after the line above

@@ -135,7 +135,7 @@ def all_rows() -> Iterator[tuple[str, str, str]]:
 
 def available(strategy: str) -> bool:
     """Whether this version of Gossamer has it."""
-    from gossamer.recipes.catalog import NOUNS
+    from gossamer.algorithms.recipes.catalog import NOUNS
 
     return strategy in NOUNS
 

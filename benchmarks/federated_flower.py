@@ -35,7 +35,11 @@ from benchmarks.federated_flower_program import accuracy, flower_app, make_model
 from benchmarks.provenance import ROOT, provenance  # found only after the line above
 from benchmarks.report import markdown
 
-from gossamer.core.peer_ops import Peer
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.simulation import simulate_peers
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.functions import Round
 from gossamer.federated.client.script import ClientRecipe, participate
 from gossamer.federated.client.store import MemoryStore
@@ -46,10 +50,6 @@ from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.script import serve
 from gossamer.federated.server.selection import Uniform
 from gossamer.federated.server.synchronous import SynchronousRounds
-from gossamer.recipes.recipe import resolve
-from gossamer.simulation import simulate_peers
-from gossamer.simulation.faulty_network import VirtualNetwork
-from gossamer.strategies.federated import FederatedStrategy
 
 UP, DOWN = "Chain(TopK(0.05), Int8())", "Int8()"
 OWN, GRID, RAY = "Gossamer", "Flower on Gossamer's grid", "Flower's simulation (Ray)"

@@ -20,8 +20,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gossamer.core.peer_ops import Peer
-from gossamer.environment.host_info import machine
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy
+from gossamer.algorithms.strategies.federated.privacy.loss import sampled_gaussian_epsilon
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.environment.host_info import machine
+from gossamer.comm.simulation import simulate_peers
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.client.script import ClientRecipe, participate
 from gossamer.federated.client.store import MemoryStore
@@ -37,11 +42,6 @@ from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.script import serve
 from gossamer.federated.server.selection import Uniform
 from gossamer.federated.server.synchronous import SynchronousRounds
-from gossamer.recipes.recipe import resolve
-from gossamer.simulation import simulate_peers
-from gossamer.simulation.faulty_network import VirtualNetwork
-from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy
-from gossamer.strategies.federated.privacy.loss import sampled_gaussian_epsilon
 
 RECIPES = (
     "FedAvg(fraction=0.25, local_epochs=5)",

@@ -26,10 +26,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gossamer.base.units import bytes_text, seconds_text
 from gossamer.federated import Round, SGDSteps, Update, client
 from gossamer.federated.population import drawn_profiles
 from gossamer.federated.virtual.simulate import Simulation
-from gossamer.observe.units import bytes_text, seconds_text
 
 COHORT, TEST = 100, 360
 WARM_UP = 3  # rounds

@@ -20,10 +20,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.provenance import provenance  # found only after the line above
 
-from gossamer.compressors import Dense
-from gossamer.core.layout import Layout
-from gossamer.core.ops import Payload, payload_bytes
-from gossamer.core.peer_ops import Receipt
+from gossamer.algorithms.compressors import Dense
+from gossamer.algorithms.strategies.federated import SecureAggregation
+from gossamer.base.layout import Layout
+from gossamer.base.ops import Payload, payload_bytes
+from gossamer.base.peer_ops import Receipt
 from gossamer.federated.messages import THE_SERVER, SecureTask, decode
 from gossamer.federated.secure.agreement import (
     ROW_BYTES,
@@ -41,7 +42,6 @@ from gossamer.federated.secure.fixed_point import FixedPoint
 from gossamer.federated.secure.masking.masks import add_mask
 from gossamer.federated.secure.masking.shamir import SHARE_BYTES
 from gossamer.federated.secure.roster import SIGNATURE_BYTES, SimulatedRoster
-from gossamer.strategies.federated import SecureAggregation
 
 SECONDS: dict[str, float] = defaultdict(float)
 BYTES: dict[str, int] = defaultdict(int)

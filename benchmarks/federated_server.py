@@ -32,10 +32,13 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.provenance import provenance  # found only after the line above
 
-from gossamer.core.peer_ops import Peer, PeerOp, Push, Stamp
-from gossamer.emulation import plan
-from gossamer.emulation.testbed import EmulatedNetwork
-from gossamer.environment.run_token import read_token
+from gossamer.algorithms.strategies.federated import LocalWork
+from gossamer.base.peer_ops import Peer, PeerOp, Push, Stamp
+from gossamer.comm.environment.run_token import read_token
+from gossamer.comm.network import read_network
+from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.wire.connection_state import ConnectionState
+from gossamer.comm.wire.messages import encode_ask
 from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.deployment import limits
@@ -43,11 +46,8 @@ from gossamer.federated.deployment.invitations import DEVICE, JOIN, RUN, Invitat
 from gossamer.federated.messages import THE_SERVER, decode, encode
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.recipe_terms import recipe_terms
-from gossamer.network import read_network
-from gossamer.strategies.federated import LocalWork
-from gossamer.transports.wire.authentication import Credentials
-from gossamer.transports.wire.connection_state import ConnectionState
-from gossamer.transports.wire.messages import encode_ask
+from gossamer.plan.emulation import plan
+from gossamer.plan.emulation.testbed import EmulatedNetwork
 
 PORT = 29601
 DEVICES = 4

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gossamer.core.peer_ops import (
+from gossamer.base.peer_ops import (
     SERVER,
     WORKER,
     Arrived,
@@ -35,11 +35,11 @@ from gossamer.core.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.environment.host_info import machine
-from gossamer.transports.rpc.endpoint import TcpEndpoint
-from gossamer.transports.wire.authentication import Credentials, Handshake
-from gossamer.transports.wire.frame_mac import TAG_BYTES, FrameMac, FrameTags
-from gossamer.transports.wire.messages import HelloRecord
+from gossamer.comm.environment.host_info import machine
+from gossamer.comm.rpc.endpoint import TcpEndpoint
+from gossamer.comm.wire.authentication import Credentials, Handshake
+from gossamer.comm.wire.frame_mac import TAG_BYTES, FrameMac, FrameTags
+from gossamer.comm.wire.messages import HelloRecord
 
 SECONDS = 0.4  # of one way in one round
 WAYS = ("checksums", "MAC")  # a run each

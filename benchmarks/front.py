@@ -38,8 +38,8 @@ from benchmarks.provenance import QUICK, ROOT, provenance, scratch
 from benchmarks.side_by_side import done
 from benchmarks.virtual_workers import train
 
-from gossamer.environment.host_info import machine
-from gossamer.observe.units import seconds_text
+from gossamer.base.units import seconds_text
+from gossamer.comm.environment.host_info import machine
 
 PAGE = ROOT / "docs" / "benchmarks" / "front.md"
 TUNE, RUN, REPORT = "tune", "run", "report"

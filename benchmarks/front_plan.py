@@ -11,8 +11,8 @@ from benchmarks.front_tasks import RATES, SETTINGS, Setting
 from benchmarks.losses import number
 from benchmarks.virtual_workers import APART, Run
 
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import GossamerError
-from gossamer.recipes.recipe import resolve
 
 WORKERS = 4
 TUNING_SEEDS = 100, 101  # of which nothing is shown

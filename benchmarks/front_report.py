@@ -13,7 +13,7 @@ from benchmarks.pareto import front
 from benchmarks.report import markdown
 from benchmarks.virtual_workers import APART
 
-from gossamer.observe.units import bytes_text
+from gossamer.base.units import bytes_text
 
 FACTORS = 10, 30, 100, 1000, 5000
 FEW = 3  # seeds

@@ -8,8 +8,8 @@ from time import perf_counter
 
 import torch
 
-from gossamer.bench.interleave import Timer
-from gossamer.environment.host_info import machine
+from gossamer.comm.environment.host_info import machine
+from gossamer.plan.bench.interleave import Timer
 
 
 def settled(device: torch.device) -> Callable[[], object]:

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from gossamer.bench import KERNELS, case_texts, with_feedback
-from gossamer.bench.interleave import Timer, interleave, spread
-from gossamer.bench.replay import gradient, prepare
-from gossamer.bench.workloads import bucket
+from gossamer.plan.bench import KERNELS, case_texts, with_feedback
+from gossamer.plan.bench.interleave import Timer, interleave, spread
+from gossamer.plan.bench.replay import gradient, prepare
+from gossamer.plan.bench.workloads import bucket
 
 COPY, WORKERS, DENSITY = "tensor.copy_", 2, 0.01
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

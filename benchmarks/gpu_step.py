@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, linear
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer
-from gossamer.bench.interleave import interleave, spread
+from gossamer.plan.bench.interleave import interleave, spread
 
 Step = Callable[[], None]
 

@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import fake_accelerator  # found only after the line above
 from benchmarks.fake_accelerator import KINDS, HostCall
 
-from gossamer.compressors.ownership import UpdateRule
-from gossamer.core.ops import AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup
-from gossamer.recipes.recipe import resolve
-from gossamer.reducer.bucket import slot_of
-from gossamer.session.session import Session
-from gossamer.transports.simulated import SimulatedGroup
-from gossamer.world import World
+from gossamer.algorithms.compressors.ownership import UpdateRule
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.ops import AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup
+from gossamer.comm.simulated import SimulatedGroup
+from gossamer.train.reducer.bucket import slot_of
+from gossamer.train.session.session import Session
+from gossamer.train.world import World
 
 WARM, COUNTED = 5, 8  # steps; every fourth compares a part of the parameters
 COMMUNICATION = "gossamer-comm"

@@ -32,7 +32,7 @@ from benchmarks.tasks import TASKS
 from benchmarks.virtual_workers import APART, Run, train
 from examples.bytelm import windows
 
-from gossamer.observe.units import seconds_text
+from gossamer.base.units import seconds_text
 
 WORKERS, STEPS, SEEDS = 4, 1000, (0, 1, 2, 3, 4)
 EXAM = 256  # windows that are held out and looked at: as many as the example's

@@ -8,7 +8,7 @@ from math import inf, isfinite, isnan, nan
 from benchmarks.losses import Losses, number
 from benchmarks.virtual_workers import APART, Run
 
-from gossamer.observe.units import bytes_text
+from gossamer.base.units import bytes_text
 
 DENSE = "Dense()"
 LEARNING_RATE = 1e-3  # the example's own

@@ -8,15 +8,15 @@ from typing import Any
 
 from benchmarks.membership_runs import ElasticRun, Entry, Process, ViewBroke
 
-from gossamer.core.peer_ops import Peer, PeerOp, PeerScript, Pulled
-from gossamer.membership.coordinator import Coordinator
-from gossamer.membership.heard_worker import HeardWorker
-from gossamer.membership.journal import Entry as JournalEntry
-from gossamer.membership.journal import MemoryJournal
-from gossamer.membership.messages import WorkerReport
-from gossamer.membership.resolution import Resolution
-from gossamer.membership.view import View
-from gossamer.membership.view_rule import ViewRule
+from gossamer.base.peer_ops import Peer, PeerOp, PeerScript, Pulled
+from gossamer.comm.membership.coordinator import Coordinator
+from gossamer.comm.membership.heard_worker import HeardWorker
+from gossamer.comm.membership.journal import Entry as JournalEntry
+from gossamer.comm.membership.journal import MemoryJournal
+from gossamer.comm.membership.messages import WorkerReport
+from gossamer.comm.membership.resolution import Resolution
+from gossamer.comm.membership.view import View
+from gossamer.comm.membership.view_rule import ViewRule
 
 
 def one_view_a_number(run: ElasticRun) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from gossamer.core.peer_ops import (
+from gossamer.base.peer_ops import (
     WORKER,
     Arrived,
     Await,
@@ -30,17 +30,26 @@ from gossamer.core.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.core.rng import address
+from gossamer.base.rng import address
+from gossamer.comm.membership.coordinator import Coordinator, coordinate
+from gossamer.comm.membership.journal import MemoryJournal, ViewJournal
+from gossamer.comm.membership.member import MemberScripts
+from gossamer.comm.membership.messages import ATTACHED, COORDINATOR, HERE, HERE_AGAIN, READY, RESIZE, WorkerReport
+from gossamer.comm.membership.resolution import Resolution, resolve
+from gossamer.comm.membership.view import View
+from gossamer.comm.membership.view_rule import ViewRule
+from gossamer.comm.simulation import Trace, compute, simulate_peers
+from gossamer.comm.simulation.faulty_network import (
+    Cut,
+    Fault,
+    Kill,
+    Link,
+    Pause,
+    Restart,
+    VirtualNetwork,
+    random_faults,
+)
 from gossamer.errors import PeerLost
-from gossamer.membership.coordinator import Coordinator, coordinate
-from gossamer.membership.journal import MemoryJournal, ViewJournal
-from gossamer.membership.member import MemberScripts
-from gossamer.membership.messages import ATTACHED, COORDINATOR, HERE, HERE_AGAIN, READY, RESIZE, WorkerReport
-from gossamer.membership.resolution import Resolution, resolve
-from gossamer.membership.view import View
-from gossamer.membership.view_rule import ViewRule
-from gossamer.simulation import Trace, compute, simulate_peers
-from gossamer.simulation.faulty_network import Cut, Fault, Kill, Link, Pause, Restart, VirtualNetwork, random_faults
 
 TRAINER, AGENT = "trainer", "agent"
 ROLES = (WORKER, TRAINER, AGENT)  # WORKER is the listener

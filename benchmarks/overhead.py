@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer
-from gossamer.environment.host_info import machine
+from gossamer.comm.environment.host_info import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS = 2

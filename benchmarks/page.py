@@ -18,10 +18,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
 
-from gossamer.bench import ABOUT, BenchmarkResult, cells, remarks
-from gossamer.compressors import Compressor
-from gossamer.recipes.catalog import NOUNS
-from gossamer.recipes.fields import signature
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.recipes.catalog import NOUNS
+from gossamer.algorithms.recipes.fields import signature
+from gossamer.plan.bench import ABOUT, BenchmarkResult, cells, remarks
 
 PAGE = ROOT / "docs" / "compressors.md"
 LINES = re.compile(r"(law|bytes|source):\s*(.*)")

@@ -20,8 +20,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
 
 import gossamer
-from gossamer.emulation.interface_counters import sent_bytes
 from gossamer.parallel import Boundary, CompressedStage, boundary
+from gossamer.plan.emulation.interface_counters import sent_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from examples.bytelm import CONTEXT, windows  # found only after the line above

@@ -29,7 +29,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 def provenance(command: Sequence[str] = ()) -> str:
     """A line for the page. command: what wrote it; by default how this process was started."""
-    from gossamer.environment.host_info import machine  # torch, which takes seconds and not every import needs
+    from gossamer.comm.environment.host_info import machine  # torch, which takes seconds and not every import needs
 
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
     return f"Written from commit `{commit()}` by `{shlex.join(command or ['python', *sys.argv])}`; {about}."

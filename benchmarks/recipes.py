@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
 from benchmarks.report import markdown
 
-from gossamer.environment.host_info import machine
+from gossamer.comm.environment.host_info import machine
 
 PAGE = ROOT / "docs" / "benchmarks" / "recipes.md"
 SCRIPT = "examples/bytelm.py"

@@ -10,7 +10,7 @@ from benchmarks.losses import Losses, number
 from benchmarks.studies import DENSE, EVERY, without_feedback
 from benchmarks.training import Run
 
-from gossamer.observe.units import bytes_text
+from gossamer.base.units import bytes_text
 
 IMPROVED, WORSE = 10, 3  # spreads from which on a task can tell
 FEW = 3  # seeds

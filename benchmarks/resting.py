@@ -2,9 +2,9 @@
 
 Rank 0 sends to the last rank: cold, then again and again after rests of several lengths; --beside: while it also sends
 as much to rank 1, which is near on examples/networks/two-sites-80ms.toml. A line for each rest: seconds until the
-receiver has said that all is there, medians over rounds; what network/tcp_model.py foretells; and congestion window and
-slow start threshold of the far connection before sending, in packets. Where the measured time is longer, these two say
-why: a threshold near the window is a slow start that ended early, a small window one that was halved in silence.
+receiver has said that all is there, medians over rounds; the estimate of comm/network/tcp_model.py; congestion window
+and slow start threshold of the far connection before sending, in packets. Where the measured time is longer, these two
+say why: a threshold near the window is a slow start that ended early, a small window one that was halved in silence.
 
     python benchmarks/resting.py [--workers 2] [--network 200mbit,80ms] [--megabytes 1] [--rests 0 0.3 1 3] [--rounds 5]
     python benchmarks/resting.py --workers 4 --network examples/networks/two-sites-80ms.toml --beside
@@ -23,12 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gossamer
-from gossamer.environment.run_settings import own_address
-from gossamer.network import Network, read_network
-from gossamer.network.cost.message_schedule import Hear, Moves, Send
-from gossamer.network.cost.message_simulator import Wires
-from gossamer.transports.mesh.connect import connect
-from gossamer.transports.process_group import ProcessGroupTransport
+from gossamer.comm.environment.run_settings import own_address
+from gossamer.comm.mesh.connect import connect
+from gossamer.comm.network import Network, read_network
+from gossamer.comm.network.cost.message_schedule import Hear, Moves, Send
+from gossamer.comm.network.cost.message_simulator import Wires
+from gossamer.comm.process_group import ProcessGroupTransport
 
 ROOT = Path(__file__).resolve().parent.parent
 THRESHOLD, WINDOW = 76, 80  # where tcpi_snd_ssthresh and tcpi_snd_cwnd lie in Linux' struct tcp_info

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.bench.interleave import Timer, interleave, spread
-from gossamer.environment.host_info import machine
+from gossamer.comm.environment.host_info import machine
+from gossamer.plan.bench.interleave import Timer, interleave, spread
 
 LAYERS = 8
 

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import put_between  # found only after the line above
 from benchmarks.provenance import ROOT, provenance, scratch
 
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.units import bytes_text, count_text, seconds_text, share_text
+from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
-from gossamer.estimate.step_cost import StepCost, step_cost
-from gossamer.estimate.workload_profile import WorkloadProfile
-from gossamer.network import read_network
-from gossamer.observe.units import bytes_text, count_text, seconds_text, share_text
-from gossamer.profiling.profile_runs import assume_profile
-from gossamer.profiling.synthetic_shapes import assumed
-from gossamer.recipes.recipe import resolve
+from gossamer.plan.estimate.step_cost import StepCost, step_cost
+from gossamer.plan.estimate.workload_profile import WorkloadProfile
+from gossamer.plan.profiling.profile_runs import assume_profile
+from gossamer.plan.profiling.synthetic_shapes import assumed
 
 PAGE, PICTURE = ROOT / "docs" / "scale.md", ROOT / "docs" / "scale.png"
 WORKERS, PARAMETERS = [16, 100, 1000, 10_000], [100_000_000, 1_000_000_000]

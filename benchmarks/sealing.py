@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.both_ends import NEAR, Comparison, Taken, mean, options, pace  # found only after the line above
 from benchmarks.provenance import provenance
 
-from gossamer.transports.mesh.sealing import AES, CHACHA, KEY_BYTES, LinkKeys
-from gossamer.transports.mesh.standalone import standalone_mesh
-from gossamer.transports.mesh.transport import MeshTransport
+from gossamer.comm.mesh.sealing import AES, CHACHA, KEY_BYTES, LinkKeys
+from gossamer.comm.mesh.standalone import standalone_mesh
+from gossamer.comm.mesh.transport import MeshTransport
 
 PLAIN = "plain"
 WAYS = (PLAIN, AES, CHACHA)

@@ -9,11 +9,11 @@ from typing import Any
 
 from benchmarks.provenance import ROOT
 
-from gossamer.advise.pricing.step_pricing import StepPricer
-from gossamer.estimate.workload_profile import WorkloadProfile
-from gossamer.profiling.profile_runs import profile_script
-from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.simulated_job import JobProgress, SimulatedJob, StepTimes
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.plan.advise.pricing.step_pricing import StepPricer
+from gossamer.plan.estimate.workload_profile import WorkloadProfile
+from gossamer.plan.profiling.profile_runs import profile_script
+from gossamer.plan.simulated_job import JobProgress, SimulatedJob, StepTimes
 
 SCRIPT = ROOT / "benchmarks" / "task_script.py"
 

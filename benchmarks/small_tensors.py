@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.overhead import Step, bootstrap, launch, seconds_per_step, stepper  # found only after the line above
 
 import gossamer
-from gossamer.bench.cases import KERNELS, case_texts
-from gossamer.environment.host_info import machine
+from gossamer.comm.environment.host_info import machine
+from gossamer.plan.bench.cases import KERNELS, case_texts
 
 DDP, SAME = "DistributedDataParallel", "Dense()"
 TENSORS, ROWS, COLUMNS = 200, 25, 40

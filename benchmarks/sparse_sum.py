@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from gossamer.compressors import Compressor, Dense, Sharded, SparseSum, TopK
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.observe.units import bytes_text
-from gossamer.runtime.runner import price
+from gossamer.algorithms.compressors import Compressor, Dense, Sharded, SparseSum, TopK
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.runner import price
+from gossamer.base.units import bytes_text
 
 Curves = Mapping[str, Sequence[float]]  # bytes a worker sends, by number of workers
 

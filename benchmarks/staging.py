@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.both_ends import Comparison, Taken, mean, options, pace, plain_end  # found only after the line above
 from benchmarks.provenance import provenance
 
-from gossamer.core.ops import AllGather
-from gossamer.transports.mesh.staged_operations import StagedOperations
-from gossamer.transports.mesh.transport import MeshTransport
+from gossamer.base.ops import AllGather
+from gossamer.comm.mesh.staged_operations import StagedOperations
+from gossamer.comm.mesh.transport import MeshTransport
 
 STRAIGHT, STAGED = WAYS = ("straight", "staged")
 

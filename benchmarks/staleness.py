@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript
-from gossamer.parameter_server import Client, host
-from gossamer.recipes.recipe import resolve
-from gossamer.simulation import compute, simulate_peers
-from gossamer.simulation.faulty_network import VirtualNetwork
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.peer_ops import SERVER, WORKER, Peer, PeerScript
+from gossamer.comm.simulation import compute, simulate_peers
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
+from gossamer.train.parameter_server import Client, host
 
 STEP_SECONDS, TIMES_SLOWER, ROUND_TRIP_SECONDS = 0.1, 5, 0.01
 ONE_IN = 8  # steps is slow, where all workers are now and then

@@ -7,10 +7,10 @@ from typing import Any
 
 from benchmarks.tasks import ADAMW_TASK, ADAMW_TASKS, BASE, SGD_TASK, TASKS, Task
 
-from gossamer.bench import case_texts
-from gossamer.compressors import Compressor
-from gossamer.core.term import Term
-from gossamer.recipes.parser import parse
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.recipes.parser import parse
+from gossamer.base.term import Term
+from gossamer.plan.bench import case_texts
 
 DENSE = "Dense()"
 COMPRESSORS = {

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
 
-from gossamer.core import rng
-from gossamer.core.layout import Slot
-from gossamer.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base import rng
+from gossamer.base.layout import Slot
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.byte_models import ByteLSTM, ByteMLP  # found only after the line above

@@ -14,10 +14,10 @@ from functools import partial
 
 import torch
 
-from gossamer.bench.interleave import Timer, interleave, seconds_of, spread
-from gossamer.checkpoint import digest
-from gossamer.environment.host_info import machine
-from gossamer.session.tensor_hash import tensor_hashes
+from gossamer.comm.environment.host_info import machine
+from gossamer.plan.bench.interleave import Timer, interleave, seconds_of, spread
+from gossamer.train.checkpoint import digest
+from gossamer.train.session.tensor_hash import tensor_hashes
 
 TENSORS = 32
 

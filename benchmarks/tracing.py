@@ -26,10 +26,10 @@ from benchmarks.provenance import provenance
 from benchmarks.report import markdown
 
 import gossamer
-from gossamer.tracing import active
-from gossamer.tracing.record_format import RECORD, SpanKind
-from gossamer.tracing.span_recorder import SpanRecorder
-from gossamer.tracing.step_range import StepRange
+from gossamer.base.tracing import active
+from gossamer.base.tracing.record_format import RECORD, SpanKind
+from gossamer.base.tracing.span_recorder import SpanRecorder
+from gossamer.base.tracing.step_range import StepRange
 
 TARGET = 1.03
 

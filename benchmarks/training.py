@@ -9,15 +9,15 @@ import torch
 from benchmarks.tasks import Task
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core.aggregation import AggregationContext, AggregationResult
-from gossamer.core.ops import CollectiveOp
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.aggregation import AggregationContext, AggregationResult
+from gossamer.base.ops import CollectiveOp
+from gossamer.base.runner import simulate
+from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import NotFinite
-from gossamer.moments.take_over import take_over
-from gossamer.recipes.recipe import resolve
-from gossamer.reducer.bucket import Bucket
-from gossamer.runtime.runner import simulate
-from gossamer.transports.simulated import SimulatedGroup
+from gossamer.train.moments.take_over import take_over
+from gossamer.train.reducer.bucket import Bucket
 
 POINTS = 24  # of a curve
 

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gossamer.core.peer_ops import SERVER, WORKER, Arrived, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
-from gossamer.environment.host_info import machine
-from gossamer.transports.rpc.endpoint import TcpEndpoint
-from gossamer.transports.wire.authentication import Credentials
+from gossamer.base.peer_ops import SERVER, WORKER, Arrived, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
+from gossamer.comm.environment.host_info import machine
+from gossamer.comm.rpc.endpoint import TcpEndpoint
+from gossamer.comm.wire.authentication import Credentials
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 2**28

@@ -17,13 +17,13 @@ from benchmarks.tasks import Task
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.core.ops import CollectiveOp
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.ops import CollectiveOp
+from gossamer.base.transport import Transport
+from gossamer.comm.simulated import SimulatedGroup, SimulatedTransport
 from gossamer.errors import NonFiniteError, PeerLost
-from gossamer.recipes.recipe import resolve
-from gossamer.runtime.transport import Transport
-from gossamer.session.session import Session
-from gossamer.transports.simulated import SimulatedGroup, SimulatedTransport
-from gossamer.world import World
+from gossamer.train.session.session import Session
+from gossamer.train.world import World
 
 APART = "apart"  # in the place of a recipe: nobody talks
 POINTS = 10  # of a curve

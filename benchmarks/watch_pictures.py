@@ -24,9 +24,9 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from gossamer.watch.runs import find_runs
-from gossamer.watch.server import PageServer
-from gossamer.watch.terminal_view import watch_in_terminal
+from gossamer.observe.watch.runs import find_runs
+from gossamer.observe.watch.server import PageServer
+from gossamer.observe.watch.terminal_view import watch_in_terminal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.watching import browser  # found only after the line above

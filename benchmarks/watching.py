@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gossamer.telemetry import insert, open_store
+from gossamer.observe.telemetry import insert, open_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import collecting  # found only after the line above
@@ -105,8 +105,8 @@ def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 SERVER = """
 import sys
 from pathlib import Path
-from gossamer.watch.runs import find_runs
-from gossamer.watch.server import PageServer
+from gossamer.observe.watch.runs import find_runs
+from gossamer.observe.watch.server import PageServer
 server = PageServer(find_runs([Path(sys.argv[1])]))
 print(server.link, flush=True)
 server.serve()

@@ -18,8 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from gossamer.emulation import plan
-from gossamer.network import read_network
+from gossamer.comm.network import read_network
+from gossamer.plan.emulation import plan
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from examples.demo_report import Record, Runs, draw, losses, table  # found only after the line above

@@ -1,4 +1,4 @@
-// Small codes, several to a byte: src/gossamer/kernels/reference/bits.py in C++.
+// Small codes, several to a byte: src/gossamer/base/kernels/reference/bits.py in C++.
 
 #pragma once
 

@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 COMPILERS = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
 LOUD = ("-std=c++17", "-Wall", "-Wextra", "-Wno-maybe-uninitialized")  # the last is wrong about GCC's own headers
 
-KERNELS = "gossamer/kernels/libgossamer-kernels.so"
+KERNELS = "gossamer/base/kernels/libgossamer-kernels.so"
 KERNEL_SOURCES = (
     "abi.cpp",
     "thread_pool.cpp",
@@ -35,7 +35,7 @@ KERNEL_SOURCES = (
 # Every operation is rounded once and NaN is seen: the loops equal plain torch bit for bit. So never -ffast-math.
 KERNEL_FLAGS = ("-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 
-SWITCH = "gossamer/emulation/gossamer-switch"
+SWITCH = "gossamer/plan/emulation/gossamer-switch"
 
 
 class BuildError(Exception):
@@ -43,7 +43,7 @@ class BuildError(Exception):
 
 
 def compile_kernels(root: Path) -> Path:
-    """The library that gossamer.kernels loads."""
+    """The library that gossamer.base.kernels loads."""
     sources = [HERE / name for name in KERNEL_SOURCES if (HERE / name).exists()]
     return _compile(root / "src" / KERNELS, ["-shared", "-pthread", *KERNEL_FLAGS], sources)
 

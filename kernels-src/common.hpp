@@ -35,7 +35,7 @@
 
 namespace gossamer {
 
-// What a function answers when it has no count to give. The same numbers are in src/gossamer/kernels/library.py.
+// What a function answers when it has no count to give. The same numbers are in src/gossamer/base/kernels/library.py.
 enum Answer : int64_t {
     kDone = 0,
     kNotFinite = -1,

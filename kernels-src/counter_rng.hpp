@@ -1,4 +1,4 @@
-// Random numbers that depend on a key and a place only, and rounding with them: src/gossamer/kernels/reference/counter_rng.py in C++.
+// Random numbers that depend on a key and a place only, and rounding with them: src/gossamer/base/kernels/reference/counter_rng.py in C++.
 
 #pragma once
 

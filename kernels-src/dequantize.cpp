@@ -1,4 +1,4 @@
-// What codes stand for, added up over payloads: src/gossamer/kernels/reference/{quantize,onebit,twobit,ternary,levels}.py in C++,
+// What codes stand for, added up over payloads: src/gossamer/base/kernels/reference/{quantize,onebit,twobit,ternary,levels}.py in C++,
 // bit for bit.
 //
 // A decoder keeps a chunk of the sum in the first cache while it walks over the payloads, and writes it once. Codes

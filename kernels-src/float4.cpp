@@ -1,4 +1,4 @@
-// Codes that mean one of a few values, which a block's numbers say: src/gossamer/kernels/{float4,sign_magnitude}.py in
+// Codes that mean one of a few values, which a block's numbers say: src/gossamer/base/kernels/{float4,sign_magnitude}.py in
 // C++, bit for bit.
 //
 // As in quantize.cpp and dequantize.cpp: an encoder walks over memory once, block by block; a decoder keeps a chunk of

@@ -1,4 +1,4 @@
-// Walsh-Hadamard transform: src/gossamer/kernels/reference/hadamard.py in C++, bit for bit.
+// Walsh-Hadamard transform: src/gossamer/base/kernels/reference/hadamard.py in C++, bit for bit.
 //
 // Blocks are transformed in the first cache, eight entries to a vector and three levels to a pass, and written from
 // there. Every level is the same sums and differences as in plain torch, in the same order.

@@ -1,4 +1,4 @@
-// Numbers of two bytes: src/gossamer/kernels/reference/half.py in C++, bit for bit.
+// Numbers of two bytes: src/gossamer/base/kernels/reference/half.py in C++, bit for bit.
 //
 // Rounding and widening are arithmetic on bits that compilers turn into vectors, the same for every instruction set. A
 // chunk is made in the first cache and written from there, around the caches where a buffer is too large for them.

@@ -1,4 +1,4 @@
-// Ascending places in few bits, and the sums of entries at places: gossamer.kernels.reference.index_coding.
+// Ascending places in few bits, and the sums of entries at places: gossamer.base.kernels.reference.index_coding.
 
 #include "common.hpp"
 

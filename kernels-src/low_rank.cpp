@@ -1,4 +1,4 @@
-// Matrices as two thin factors: src/gossamer/kernels/reference/low_rank.py in C++, a whole bucket at a time.
+// Matrices as two thin factors: src/gossamer/base/kernels/reference/low_rank.py in C++, a whole bucket at a time.
 //
 // What every worker computes from the same answers, orthonormal columns and p q^T, has the reference's order and bits.
 // x q and x^T p are one worker's own: here sums of 16 lanes, or of 64 rows at a time, the same on every processor; a

@@ -44,7 +44,7 @@ static_assert(sizeof(Header) == 16, "headers travel as they are");
 // What ended a connection, where it is no error of the system's. The same numbers are in native_mesh.py.
 enum Gone : int { kHungUp = -1, kChanged = -2 };
 
-// What to wait for a program brings. The same numbers are in src/gossamer/transports/mesh/native_mesh.py.
+// What to wait for a program brings. The same numbers are in src/gossamer/comm/mesh/native_mesh.py.
 enum Ending : int64_t { kFinished = 0, kNotYet = 1, kGone = -11, kMismatch = -12, kUnknown = -13 };
 
 // What is to be sent next, and what is being heard, over one socket.

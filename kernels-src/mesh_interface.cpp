@@ -1,4 +1,4 @@
-// The C interface of mesh.hpp, as kernels/library.py calls it.
+// The C interface of mesh.hpp, as base/kernels/library.py calls it.
 
 #include "mesh.hpp"
 

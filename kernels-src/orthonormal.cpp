@@ -1,4 +1,4 @@
-// Orthonormal columns: src/gossamer/kernels/reference/gram_schmidt.py in C++, bit for bit.
+// Orthonormal columns: src/gossamer/base/kernels/reference/gram_schmidt.py in C++, bit for bit.
 
 #include "low_rank.hpp"
 

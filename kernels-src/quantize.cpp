@@ -1,4 +1,4 @@
-// Every entry in a few bits: src/gossamer/kernels/reference/{quantize,onebit,twobit,ternary,levels}.py in C++, bit for bit.
+// Every entry in a few bits: src/gossamer/base/kernels/reference/{quantize,onebit,twobit,ternary,levels}.py in C++, bit for bit.
 //
 // An encoder walks over memory once: a block is measured while it comes into the first cache, read again from there,
 // and its codes and what is left of it are written. `before` and `after` may be one buffer, and are null together.

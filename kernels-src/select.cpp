@@ -1,4 +1,4 @@
-// Which entries travel: gossamer.kernels.reference.select, in one pass over memory.
+// Which entries travel: gossamer.base.kernels.reference.select, in one pass over memory.
 
 #include "partition.hpp"
 #include "parts.hpp"

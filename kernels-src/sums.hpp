@@ -10,7 +10,7 @@
 
 namespace gossamer {
 
-// What a span's numbers are; the same numbers are in src/gossamer/transports/programs.py.
+// What a span's numbers are; the same numbers are in src/gossamer/comm/programs.py.
 enum Format : int32_t { kBytes = 0, kFloat32 = 1, kFloat64 = 2, kBfloat16 = 3, kFloat16 = 4 };
 
 GOSSAMER_INLINE int64_t itemsize_of(int32_t format) {

@@ -19,7 +19,7 @@ settings.load_profile("any machine")
 if not torch.cuda.is_available():  # read when a kernel is defined, so before anything imports one
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-FORMAT = "gossamer.checkpoint.dcp"  # reads torch's own format, of which it takes only that format's classes
+FORMAT = "gossamer.train.checkpoint.dcp"  # reads torch's own format, of which it takes only that format's classes
 
 
 def refuse_unpickling(event: str, arguments: tuple[object, ...]) -> None:

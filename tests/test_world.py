@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
 
-import gossamer.world as module
-from gossamer.environment.wait_timeout import timeout_seconds
+import gossamer.train.world as module
+from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.errors import CheckpointError
-from gossamer.sampler import Shard
-from gossamer.session.tracked_loader import TrackedLoader
-from gossamer.world import World, current, init
+from gossamer.train.sampler import Shard
+from gossamer.train.session.tracked_loader import TrackedLoader
+from gossamer.train.world import World, current, init
 
 
 def shards(source, size, **options):

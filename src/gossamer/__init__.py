@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 from gossamer.version import __version__
 
 if TYPE_CHECKING:
-    from gossamer.compressors import Codec, Compressor, Dense, Feedback, PowerSGD, Route, TopK
-    from gossamer.compressors.int8 import Int8
-    from gossamer.recipes.recipe import Recipe
-    from gossamer.sampler import Shard
-    from gossamer.session.attach import attach
-    from gossamer.session.average import average_
-    from gossamer.session.ddp_hook import ddp_hook
-    from gossamer.session.metrics import gather, mean
-    from gossamer.session.session import Session
-    from gossamer.strategies import EveryStep
-    from gossamer.topologies import Complete
-    from gossamer.world import World, init
+    from gossamer.algorithms.compressors import Codec, Compressor, Dense, Feedback, PowerSGD, Route, TopK
+    from gossamer.algorithms.compressors.int8 import Int8
+    from gossamer.algorithms.recipes.recipe import Recipe
+    from gossamer.algorithms.strategies import EveryStep
+    from gossamer.algorithms.topologies import Complete
+    from gossamer.train.sampler import Shard
+    from gossamer.train.session.attach import attach
+    from gossamer.train.session.average import average_
+    from gossamer.train.session.ddp_hook import ddp_hook
+    from gossamer.train.session.metrics import gather, mean
+    from gossamer.train.session.session import Session
+    from gossamer.train.world import World, init
 
 __all__ = [
     "Codec",
@@ -45,18 +45,18 @@ __all__ = [
 
 if not TYPE_CHECKING:  # or every misspelled name would have a type
     MODULES = {
-        "compressors": ("Codec", "Compressor", "Dense", "Feedback", "PowerSGD", "Route", "TopK"),
-        "compressors.int8": ("Int8",),
-        "recipes.recipe": ("Recipe",),
-        "sampler": ("Shard",),
-        "session.attach": ("attach",),
-        "session.average": ("average_",),
-        "session.ddp_hook": ("ddp_hook",),
-        "session.metrics": ("gather", "mean"),
-        "session.session": ("Session",),
-        "strategies": ("EveryStep",),
-        "topologies": ("Complete",),
-        "world": ("World", "init"),
+        "algorithms.compressors": ("Codec", "Compressor", "Dense", "Feedback", "PowerSGD", "Route", "TopK"),
+        "algorithms.compressors.int8": ("Int8",),
+        "algorithms.recipes.recipe": ("Recipe",),
+        "train.sampler": ("Shard",),
+        "train.session.attach": ("attach",),
+        "train.session.average": ("average_",),
+        "train.session.ddp_hook": ("ddp_hook",),
+        "train.session.metrics": ("gather", "mean"),
+        "train.session.session": ("Session",),
+        "algorithms.strategies": ("EveryStep",),
+        "algorithms.topologies": ("Complete",),
+        "train.world": ("World", "init"),
     }
     PLACES = {name: f"gossamer.{module}" for module, names in MODULES.items() for name in names}
 

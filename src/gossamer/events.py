@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from gossamer.errors import Stopped
 
 if TYPE_CHECKING:
-    from gossamer.core.layout import Layout  # which imports torch
+    from gossamer.base.layout import Layout  # which imports torch
 
 Ended = Literal["finished", "failed", "interrupted"]  # how a run did
 
@@ -186,7 +186,7 @@ class ResidualTold(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCost:
-    """What one tensor costs on this worker; None where it is not known. gossamer.reducer.tensor_sampler has the law."""
+    """What one tensor costs on this worker; None where it is not known. The law is in train/reducer/tensor_sampler."""
 
     name: str
     numel: int

@@ -14,12 +14,12 @@ import pytest
 from support.command_line import output_of, refusal
 from support.planted_races import Planted, PlantedField
 
-from gossamer.advise.advice_file import read_advice
-from gossamer.advise.advisor import affordable
-from gossamer.advise.answer import Setting
-from gossamer.advise.racing.race import Race, RaceError
 from gossamer.cli import advise
 from gossamer.cli.advise import _confirm, advise_command
+from gossamer.plan.advise.advice_file import read_advice
+from gossamer.plan.advise.advisor import affordable
+from gossamer.plan.advise.answer import Setting
+from gossamer.plan.advise.racing.race import Race, RaceError
 
 TRAIN = """
 import torch

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from support.resharded_training import train
 from support.virtual_workers import cluster, network, parameters
 
-from gossamer.checkpoint import dcp
 from gossamer.cli.checkpoint import checkpoint_command
 from gossamer.errors import CheckpointError
+from gossamer.train.checkpoint import dcp
 
 
 @pytest.fixture

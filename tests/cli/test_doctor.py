@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 from support.command_line import refusal
 
+from gossamer.base.kernels import library
 from gossamer.cli import doctor as module
-from gossamer.doctor import DoctorReport, HostReport, PairReport
-from gossamer.emulation import EmulationPlan, plan
-from gossamer.kernels import library
-from gossamer.network import read_network
+from gossamer.comm.network import read_network
+from gossamer.plan.doctor import DoctorReport, HostReport, PairReport
+from gossamer.plan.emulation import EmulationPlan, plan
 
 PLAN = plan(read_network("100mbit,20ms", 3))
 needs_lab = pytest.mark.skipif(

@@ -55,7 +55,7 @@ def test_machines_servers_networks_and_elastic_workers_are_in_the_plan() -> None
     assert second["workers"] == ["1 on this machine, rank 1 of 2"]
     assert second["hosts"][0].endswith("machine 1 of 2, which meet at first:29617")
     served = planned("--servers", "2", "--logs", "here")
-    assert served["servers"] == [f"2: {sys.executable} -u -m gossamer.parameter_server"]
+    assert served["servers"] == [f"2: {sys.executable} -u -m gossamer.train.parameter_server"]
     assert served["files"] == ["here: rank-0.log, rank-1.log, server-0.log, server-1.log, record.json, run.sqlite"]
     elastic = planned("--workers", "2:4:3", "--network", "100mbit", "--fault", "kill(1, at=3)")
     assert elastic["workers"] == ["3 on this machine at first, 2:4 in the elastic run"]

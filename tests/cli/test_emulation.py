@@ -14,13 +14,13 @@ from support.command_line import refusal
 from support.processes import eventually
 from support.testbed_traffic import inhabitants, left_by
 
+from gossamer.base.run_files import RunFiles, write_json
 from gossamer.cli import emulation
 from gossamer.cli.emulation import Emulation, RunFaultTarget, emulate, enter, schedule
-from gossamer.emulation import EmulatedNetwork, EmulationPlan, plan, read_fault
-from gossamer.emulation.shell import EmulationError
+from gossamer.comm.network import read_network
 from gossamer.launch.job import Job
-from gossamer.launch.logs.run_files import RunFiles, write_json
-from gossamer.network import read_network
+from gossamer.plan.emulation import EmulatedNetwork, EmulationPlan, plan, read_fault
+from gossamer.plan.emulation.shell import EmulationError
 
 NETWORK = read_network("200mbit,2ms", 2)
 PLAN = plan(NETWORK)

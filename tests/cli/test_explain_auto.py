@@ -1,7 +1,7 @@
 from click.testing import CliRunner
 
-from gossamer.auto.ladder import RUNGS
 from gossamer.cli.explain import explain
+from gossamer.train.auto.ladder import RUNGS
 
 
 def said(*arguments: str) -> str:

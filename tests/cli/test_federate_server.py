@@ -28,7 +28,7 @@ from gossamer.cli.federate_server import (
     read_server,
     serve_command,
 )
-from gossamer.environment.run_token import read_token
+from gossamer.comm.environment.run_token import read_token
 from gossamer.federated.script_file import load_script
 from gossamer.federated.secure.roster import IdentityRoster
 

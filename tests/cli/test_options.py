@@ -10,7 +10,7 @@ import pytest
 from support.command_line import refusal
 
 from gossamer.cli import options, run
-from gossamer.transports.mesh.collective_selector import WISHES
+from gossamer.comm.mesh.collective_selector import WISHES
 
 
 def test_a_package_that_workers_need_is_missed_before_they_start(

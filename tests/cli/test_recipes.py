@@ -1,8 +1,8 @@
 from click.testing import CliRunner
 
+from gossamer.algorithms.recipes.catalog import NESTED, NOUNS, PRESETS
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.cli.recipes import recipes
-from gossamer.recipes.catalog import NESTED, NOUNS, PRESETS
-from gossamer.recipes.recipe import resolve
 
 
 def listed():

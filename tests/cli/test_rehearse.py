@@ -9,11 +9,11 @@ from click.testing import CliRunner
 from support.command_line import refusal
 from support.rehearsals import record
 
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.cli.main import gossamer
 from gossamer.cli.rehearse import _steps
-from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.observe.rank_record import warm_up
-from gossamer.recipes.recipe import resolve
+from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
 
 SHAPES = [["embedding", [1000, 64], 1.0], ["norm", [64], 0.6], ["head", [64, 500], 0.25]]
 NUMEL = 64 * 1000 + 64 + 64 * 500

@@ -19,10 +19,10 @@ from support.processes import SOON_SECONDS, all_end_soon, engine_files_left_open
 
 from gossamer.cli import servers
 from gossamer.cli.main import gossamer
-from gossamer.emulation import plan
+from gossamer.comm.network import read_network
 from gossamer.launch.job import Serving
-from gossamer.network import read_network
 from gossamer.observe import plot
+from gossamer.plan.emulation import plan
 
 TRAINING = """
 import os, sys, time
@@ -257,7 +257,7 @@ def test_a_worker_that_ends_with_an_exit_code_ends_all_that_runs_beside_servers(
 DIES = """
 import os, signal, time
 from pathlib import Path
-from gossamer.launch.logs.run_files import RunFiles
+from gossamer.base.run_files import RunFiles
 if os.environ["RANK"] == "1":
     Path("dying").touch()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from support.processes import engine_files_left_open
 
 from gossamer.cli.main import gossamer
-from gossamer.telemetry import open_store
+from gossamer.observe.telemetry import open_store
 
 TRAINING = """
 import gossamer, torch

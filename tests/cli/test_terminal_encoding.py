@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from gossamer.base import units
 from gossamer.cli.terminal_encoding import STAND_INS, write_plainly
-from gossamer.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS
-from gossamer.observe import units
+from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS
 
 
 def written(text: str, encoding: str, errors: str = "strict") -> bytes:

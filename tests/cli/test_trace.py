@@ -12,16 +12,16 @@ from support.perfetto_readers import ReadTrace, check_read_back, read_back
 from support.processes import succeed
 from support.virtual_traces import CLOCKS, Rounds
 
+from gossamer.base.tracing import active
+from gossamer.base.tracing.record_format import SpanKind, Untraced
+from gossamer.base.tracing.span_recorder import SpanRecorder
+from gossamer.base.tracing.step_range import StepRange
 from gossamer.cli.trace import trace_command, write
 from gossamer.cli.trace_options import check_profiled, trace_settings
 from gossamer.errors import GossamerError
-from gossamer.session.operator_profile import PROFILED
-from gossamer.trace.span_files import read_run
-from gossamer.trace.timeline import build
-from gossamer.tracing import active
-from gossamer.tracing.record_format import SpanKind, Untraced
-from gossamer.tracing.span_recorder import SpanRecorder
-from gossamer.tracing.step_range import StepRange
+from gossamer.observe.trace.span_files import read_run
+from gossamer.observe.trace.timeline import build
+from gossamer.train.session.operator_profile import PROFILED
 
 
 @pytest.fixture

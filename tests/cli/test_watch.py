@@ -10,7 +10,7 @@ from support.watched_runs import KINDS, made
 
 from gossamer.cli.run import run
 from gossamer.cli.watch import watch_command
-from gossamer.watch import server
+from gossamer.observe.watch import server
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

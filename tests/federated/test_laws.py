@@ -14,14 +14,21 @@ from support.quadratics import fedavg_fixed_point, joined_minimum, quadratic
 from support.virtual_workers import Worker, agree, cluster, parameters
 from torch import Tensor, nn
 
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import (
+    SCAFFOLD,
+    CohortSummary,
+    FedAvg,
+    FederatedStrategy,
+    FedNova,
+    LocalWork,
+)
+from gossamer.algorithms.strategies.federated.base import Memory
+from gossamer.algorithms.strategies.federated.scaffold import VARIATE
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.recipes.recipe import resolve
-from gossamer.simulation.faulty_network import VirtualNetwork
-from gossamer.strategies.federated import SCAFFOLD, CohortSummary, FedAvg, FederatedStrategy, FedNova, LocalWork
-from gossamer.strategies.federated.base import Memory
-from gossamer.strategies.federated.scaffold import VARIATE
 
 SHARP, FLAT = (4.0, 1.0), (-1.0, 3.0)  # curvatures and minima of two devices
 

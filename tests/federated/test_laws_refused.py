@@ -10,10 +10,10 @@ from support.command_line import refusal
 from torch import nn
 
 import gossamer
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import AttachError
-from gossamer.estimate.traffic import estimate_traffic
-from gossamer.profiling.synthetic_shapes import assumed
-from gossamer.recipes.recipe import resolve
+from gossamer.plan.profiling.synthetic_shapes import assumed
+from gossamer.train.traffic.traffic import estimate_traffic
 
 RECIPE = "FedAvg(fraction=0.5) + TopK(0.01)"
 SAID = "FedAvg(fraction=0.5) is for devices that keep their data and come and go"

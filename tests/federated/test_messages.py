@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.core.peer_ops import Peer
+from gossamer.base.peer_ops import Peer
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import CLIENT, Fate, Report, Task, decode, encode
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.federations import federate
 
-from gossamer.compressors import Feedback, Route
+from gossamer.algorithms.compressors import Feedback, Route
 from gossamer.errors import RecipeError
 from gossamer.federated import recipe_terms as module
 from gossamer.federated.recipe_terms import recipe_terms

@@ -9,15 +9,15 @@ import pytest
 import torch
 from support.federations import federate, model_of
 
-from gossamer.core.layout import Layout
-from gossamer.core.ops import payload_bytes
-from gossamer.core.peer_ops import Peer
-from gossamer.core.rng import generator
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import FedAvg, Privacy
+from gossamer.base.layout import Layout
+from gossamer.base.ops import payload_bytes
+from gossamer.base.peer_ops import Peer
+from gossamer.base.rng import generator
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.round_forecast import RoundForecast, forecast_round, mean_pulled
-from gossamer.recipes.recipe import resolve
-from gossamer.strategies.federated import FedAvg, Privacy
 
 LAYOUT = Layout.of({"weight": (1000, 100), "bias": (100,)})
 DENSE = 4 * LAYOUT.numel

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.environment.run_token import TOKEN_BYTES, run_token
+from gossamer.comm.environment.run_token import TOKEN_BYTES, run_token
 from gossamer.integrations import ray_group
 from gossamer.integrations.ray_group import GroupSettings, enter_group, leave_group, start_group
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.peer_launches import Run
 
-from gossamer.launch.logs.run_files import RunFiles
+from gossamer.base.run_files import RunFiles
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_a_lost_peer_is_never_the_cause(run: Run) -> None:
         import atexit
         from pathlib import Path
         from gossamer.errors import PeerLost
-        from gossamer.launch.logs.run_files import RunFiles
+        from gossamer.base.run_files import RunFiles
         def wait_for_report(other):
             while not RunFiles(Path(os.environ["GOSSAMER_RUN_DIRECTORY"])).failure(other, 0).exists():
                 time.sleep(0.01)

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.environment.run_settings import tls_contexts
+from gossamer.comm.elastic.agent import MembershipAgent
+from gossamer.comm.elastic.remote_control import ask_status, resize
+from gossamer.comm.environment.run_settings import tls_contexts
+from gossamer.comm.membership.journal import ViewLog
+from gossamer.comm.rpc.sockets import Tls
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.launch import local_coordinator
 from gossamer.launch.job import Job
 from gossamer.launch.local_coordinator import LocalCoordinator, check_joinable
 from gossamer.launch.member_launcher import Elasticity, journal_path
 from gossamer.launch.worker_range import WorkerRange
-from gossamer.membership.journal import ViewLog
-from gossamer.transports.elastic.agent import MembershipAgent
-from gossamer.transports.elastic.remote_control import ask_status, resize
-from gossamer.transports.rpc.sockets import Tls
 
 TOKEN, OTHER = bytes(range(32)), bytes(32)
 LOOPBACK = "127.0.0.1"

@@ -13,9 +13,9 @@ import pytest
 from support.member_launches import MemberRun
 from support.signals import check_ignored_hangup
 
+from gossamer.base.run_files import RunFiles
 from gossamer.launch.coordinator_link import RUN_CARD, read_run_card
 from gossamer.launch.failure import Outcome
-from gossamer.launch.logs.run_files import RunFiles
 
 pytestmark = pytest.mark.processes
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from support.member_launches import MemberRun
 
+from gossamer.base.run_files import RunFiles
+from gossamer.comm.elastic.agent import read_address
+from gossamer.comm.elastic.remote_control import resize
 from gossamer.launch.failure import Outcome
-from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.member_launcher import coordinate_run
-from gossamer.transports.elastic.agent import read_address
-from gossamer.transports.elastic.remote_control import resize
 
 pytestmark = pytest.mark.processes
 
 MEMBER = """
-from gossamer.environment.run_token import run_token
-from gossamer.transports.elastic.agent import MembershipAgent, read_address
+from gossamer.comm.environment.run_token import run_token
+from gossamer.comm.elastic.agent import MembershipAgent, read_address
 LIKE = '{"recipe": "Dense()"}'
 agent = MembershipAgent(
     read_address(os.environ["GOSSAMER_COORDINATOR"]), run_token(), place=int(os.environ["GOSSAMER_PLACE"]),

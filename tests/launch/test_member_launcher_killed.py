@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from support.member_launches import WORKER, MemberRun
 
-from gossamer.environment.run_token import make_token
+from gossamer.comm.environment.run_token import make_token
 from gossamer.launch.member_launcher import NO_WAY_BACK
 from gossamer.launch.ports import free_endpoints
 
 pytestmark = pytest.mark.processes
 
 MEMBER = """
-from gossamer.environment.run_token import run_token
-from gossamer.transports.elastic.agent import MembershipAgent, read_address
+from gossamer.comm.environment.run_token import run_token
+from gossamer.comm.elastic.agent import MembershipAgent, read_address
 agent = MembershipAgent(
     read_address(os.environ["GOSSAMER_COORDINATOR"]), run_token(), number=int(os.environ["GOSSAMER_MEMBER"])
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.peer_launches import Run
 
-from gossamer.environment.run_token import TOKEN_BYTES, check_token_file, make_token_file
+from gossamer.comm.environment.run_token import TOKEN_BYTES, check_token_file, make_token_file
 from gossamer.errors import ConnectError
 from gossamer.launch import peer_launcher
 from gossamer.launch.failure import Outcome

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from support.peer_launches import Run
 
+from gossamer.base.run_files import RunFiles
 from gossamer.errors import PeerLost
 from gossamer.launch import standby, supervisor
 from gossamer.launch.failure import Outcome
-from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.process import ManagedProcess
 from gossamer.launch.standby import StandbyProcess
 

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.launch.periodic import PeriodicTask
-from gossamer.runtime.signal_handlers import handling
 
 
 def test_it_acts_beside_the_block_and_once_more_at_its_end() -> None:

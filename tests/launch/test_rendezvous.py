@@ -8,7 +8,7 @@ import pytest
 from support.processes import free_port
 from torch.distributed import TCPStore
 
-from gossamer.environment import listening
+from gossamer.comm.environment import listening
 from gossamer.errors import ConnectError
 from gossamer.launch import rendezvous
 from gossamer.launch.ports import PORTS, free_endpoints

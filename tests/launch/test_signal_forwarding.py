@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.base.run_files import RunFiles, write_json
 from gossamer.launch import signal_forwarding
-from gossamer.launch.logs.run_files import RunFiles, write_json
 from gossamer.launch.signal_forwarding import FORWARDED, SignalForwarder, forward
 from gossamer.launch.stack_dumps import StackRequests
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.base.run_files import RunFiles
 from gossamer.events import Stalled, StepEnded
 from gossamer.launch import stack_dumps
-from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.signal_forwarding import SignalForwarder
 from gossamer.launch.stack_dumps import SIGNAL, DumpOnSignal, StackRequests, ask
 

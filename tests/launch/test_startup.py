@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.base.run_files import RunFiles, Stage, read_json
 from gossamer.events import Attached, Joined, LeftRun, Logged, ResidualTold, WithoutSession
 from gossamer.launch.job import Job
-from gossamer.launch.logs.run_files import RunFiles, Stage, read_json
 from gossamer.launch.startup import StageMarks, Startup
 
 ATTACHED = Attached(recipe="Dense()", layouts=(), parameters=1, buffer_bytes=0, control_bytes=0, rank=0, world=2)

@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
+from gossamer.base.run_files import RunFiles
 from gossamer.launch import process
-from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.process import ManagedProcess
 from gossamer.launch.stop_request import StopRequest, end_by_request
 

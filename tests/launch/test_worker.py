@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.base.run_files import RunFiles
+from gossamer.comm.runtime import open_sessions
 from gossamer.launch import worker
-from gossamer.launch.logs.run_files import RunFiles
-from gossamer.runtime import open_sessions
 
 SCRIPT = """
 import gc, sys
 from gossamer.errors import Stopped
-from gossamer.runtime import open_sessions
+from gossamer.comm.runtime import open_sessions
 
 class Session:
     def close(self):

@@ -10,13 +10,13 @@ import torch
 from laws.laws import LAYOUT, Group
 from torch import Tensor
 
-from gossamer.compressors import Compressor, point_to_point
-from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors
-from gossamer.core.ops import AllGather, AllToAll, CollectiveOp, InGroup, Payload
+from gossamer.algorithms.compressors import Compressor, point_to_point
+from gossamer.base import rng
+from gossamer.base.aggregation import AggregationContext, AggregationResult, State
+from gossamer.base.layout import FlatTensors
+from gossamer.base.ops import AllGather, AllToAll, CollectiveOp, InGroup, Payload
+from gossamer.base.runner import simulate
 from gossamer.errors import MalformedError
-from gossamer.runtime.runner import simulate
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int32, torch.bool)
 BAD = (math.nan, math.inf, -math.inf, 3e38, -3e38)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from laws.formulas import low_rank_elements, ring, sizes, sparse
 
-from gossamer.compressors import (
+from gossamer.algorithms.compressors import (
     Compressor,
     Dense,
     Feedback,
@@ -23,7 +23,7 @@ from gossamer.compressors import (
     TopK,
     Warmup,
 )
-from gossamer.compressors.int8 import Int8
+from gossamer.algorithms.compressors.int8 import Int8
 
 
 def ef21(inner: Compressor, momentum: float | None = None) -> Feedback:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from laws.formulas import ring, sizes, sparse
 
-from gossamer.compressors import Compressor, Dense, Feedback, Hierarchical, TopK
-from gossamer.compressors.int8 import Int8
+from gossamer.algorithms.compressors import Compressor, Dense, Feedback, Hierarchical, TopK
+from gossamer.algorithms.compressors.int8 import Int8
 
 EXACT: list[Compressor] = [
     Hierarchical(Feedback(TopK(density=0.1)), per_node=1),

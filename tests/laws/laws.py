@@ -13,13 +13,13 @@ import torch
 from support.aggregations import aggregate, priced_bytes
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.algorithms.compressors import Compressor
+from gossamer.base import rng
+from gossamer.base.aggregation import AggregationContext, AggregationResult, State
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.runner import run_script
+from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import NotFinite
-from gossamer.runtime.runner import run_script
-from gossamer.transports.simulated import SimulatedGroup
 
 SHAPES = {
     "matrix": (12, 20),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from laws.formulas import places, ring, sizes, sparse
 
-from gossamer.compressors import (
+from gossamer.algorithms.compressors import (
     DGC,
     AdamUpdate,
     CompressedAdam,
@@ -20,7 +20,7 @@ from gossamer.compressors import (
     Route,
     TopK,
 )
-from gossamer.compressors.int8 import Int8
+from gossamer.algorithms.compressors.int8 import Int8
 
 EXACT: list[Compressor] = [
     DGC(density=0.1),

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from laws.formulas import ring, sizes
 from laws.laws import SHAPES
 
-from gossamer.compressors import Compressor, Feedback, Float4, OneBit, Route, SignMagnitude, TernGrad, TwoBit
-from gossamer.compressors.int8 import Int8
-from gossamer.compressors.qsgd import QSGD
+from gossamer.algorithms.compressors import Compressor, Feedback, Float4, OneBit, Route, SignMagnitude, TernGrad, TwoBit
+from gossamer.algorithms.compressors.int8 import Int8
+from gossamer.algorithms.compressors.qsgd import QSGD
 
 CODECS: list[Compressor] = [
     Int8(block=16, stochastic=True),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from laws.formulas import ring, sizes, sparse
 from laws.quantisers import bits, numbers
 
-from gossamer.compressors import (
+from gossamer.algorithms.compressors import (
     QSGD,
     Compressor,
     DeMo,
@@ -24,7 +24,7 @@ from gossamer.compressors import (
     TopK,
     Warmup,
 )
-from gossamer.compressors.int8 import Int8
+from gossamer.algorithms.compressors.int8 import Int8
 
 EXACT: list[Compressor] = [
     Rotated(Dense()),

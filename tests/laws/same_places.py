@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from laws.formulas import places, ring, sizes
 
-from gossamer.compressors import ARCTopK, Compressor, Feedback, Hierarchical, Route, SharedMask, Warmup
+from gossamer.algorithms.compressors import ARCTopK, Compressor, Feedback, Hierarchical, Route, SharedMask, Warmup
 
 EXACT: list[Compressor] = [
     ARCTopK(density=0.1, row=8),

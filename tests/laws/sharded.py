@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from laws.formulas import places, ring, sizes
 
-from gossamer.compressors import Compressor, Feedback, Route, Sharded, TopK
-from gossamer.compressors.int8 import Int8
+from gossamer.algorithms.compressors import Compressor, Feedback, Route, Sharded, TopK
+from gossamer.algorithms.compressors.int8 import Int8
 
 EXACT: list[Compressor] = [
     Sharded(Int8(block=16)),

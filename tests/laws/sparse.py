@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from laws.formulas import places, ring, sizes, sparse
 
-from gossamer.compressors import (
+from gossamer.algorithms.compressors import (
     Adaptive,
     Chain,
     Compressor,
@@ -19,9 +19,9 @@ from gossamer.compressors import (
     TwoBit,
     Warmup,
 )
-from gossamer.compressors.int8 import Int8
-from gossamer.compressors.qsgd import QSGD
-from gossamer.compressors.threshold import Threshold
+from gossamer.algorithms.compressors.int8 import Int8
+from gossamer.algorithms.compressors.qsgd import QSGD
+from gossamer.algorithms.compressors.threshold import Threshold
 
 EXACT: list[Compressor] = [
     RandomK(density=0.1),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from laws.formulas import places, ring, sizes
 
-from gossamer.compressors import Compressor, Feedback, Route, SparseSum, TopK
+from gossamer.algorithms.compressors import Compressor, Feedback, Route, SparseSum, TopK
 
 EXACT: list[Compressor] = [
     SparseSum(TopK(density=0.1)),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from laws import differences, hierarchical, momentum, quantisers, rotated, same_places, sharded, sparse, sparse_sum
 
-from gossamer.compressors import Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
-from gossamer.compressors.int8 import Int8
+from gossamer.algorithms.compressors import Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
+from gossamer.algorithms.compressors.int8 import Int8
 
 EXACT = [
     Dense(),

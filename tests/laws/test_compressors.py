@@ -26,14 +26,14 @@ from laws.laws import (
 from laws.subjects import EVERY, EXACT, FAMILIES, ROUNDED
 from torch import Tensor
 
-from gossamer import compressors
-from gossamer.compressors import Compressor, Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
-from gossamer.compressors.error_feedback import RESIDUAL
-from gossamer.compressors.int8 import Int8
-from gossamer.core.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import AllGather, Payload
-from gossamer.kernels import Residual
+from gossamer.algorithms import compressors
+from gossamer.algorithms.compressors import Compressor, Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
+from gossamer.algorithms.compressors.error_feedback import RESIDUAL
+from gossamer.algorithms.compressors.int8 import Int8
+from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.base.kernels import Residual
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.ops import AllGather, Payload
 
 
 def test_every_compressor_is_here() -> None:

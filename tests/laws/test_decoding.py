@@ -12,7 +12,7 @@ from laws.subjects import EVERY
 from support.aggregations import aggregate
 from torch import Tensor
 
-from gossamer.compressors import (
+from gossamer.algorithms.compressors import (
     DGC,
     Chain,
     Codec,
@@ -25,13 +25,13 @@ from gossamer.compressors import (
     TopK,
     point_to_point,
 )
-from gossamer.compressors.int8 import Int8
-from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import Payload, Script
+from gossamer.algorithms.compressors.int8 import Int8
+from gossamer.base.aggregation import AggregationContext, State
+from gossamer.base.kernels import library
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.ops import Payload, Script
+from gossamer.base.runner import simulate
 from gossamer.errors import MalformedError
-from gossamer.kernels import library
-from gossamer.runtime.runner import simulate
 
 SEEDS = range(14)
 every_compressor = pytest.mark.parametrize("compressor", EVERY, ids=repr)

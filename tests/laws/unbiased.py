@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core.aggregation import AggregationContext, AggregationResult
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.runtime.runner import simulate
+from gossamer.algorithms.compressors import Compressor
+from gossamer.base.aggregation import AggregationContext, AggregationResult
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.runner import simulate
 
 LARGEST_Z = 4.5
 

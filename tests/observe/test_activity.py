@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gossamer.base.flight_recorder import NOTHING, FlightRecorder
 from gossamer.observe.activity import ActivityWatch
-from gossamer.runtime.flight_recorder import NOTHING, FlightRecorder
 
 
 class Group:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gossamer import events
+from gossamer.base import flight_recorder
+from gossamer.base.flight_recorder import FlightRecorder
 from gossamer.events import GroupChanged, Noticed, Skipped, StepEnded
 from gossamer.observe.aside_log import MOST_WARNINGS, Aside, AsideLog, aside_log_path, watch_threads, watch_warnings
 from gossamer.observe.event_log import Entry, read_entries
-from gossamer.runtime import flight_recorder
-from gossamer.runtime.flight_recorder import FlightRecorder
 
 
 def test_what_no_record_has_is_told_with_its_moment() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.base.flight_recorder import FlightRecorder
 from gossamer.observe.flight_dump import flight_path, read_flights, write_flight, write_for_torchfrtrace
-from gossamer.runtime.flight_recorder import FlightRecorder
 
 fr_trace = pytest.importorskip("torch.distributed.flight_recorder.fr_trace")
 WORLD = 3

@@ -15,7 +15,7 @@ START = f"""  File "{PACKAGE}launch/worker.py", line 99 in _run_program
 """
 LANE = f"""Thread 0x00007f0000000002 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
-  File "{PACKAGE}runtime/comm_thread.py", line 70 in _run
+  File "{PACKAGE}comm/runtime/comm_thread.py", line 70 in _run
 
 """
 
@@ -23,7 +23,7 @@ LANE = f"""Thread 0x00007f0000000002 (most recent call first):
 def waiting(head: str = "Current thread") -> str:
     return f"""{LANE}{head} 0x00007f0000000001 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
-  File "{PACKAGE}runtime/comm_thread.py", line 88 in result
+  File "{PACKAGE}comm/runtime/comm_thread.py", line 88 in result
   File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 600 in backward
   File "/home/me/train.py", line 31 in step
   File "/home/me/train.py", line 40 in <module>
@@ -48,7 +48,7 @@ def test_who_differs_is_named_with_the_users_line_and_equal_ones_are_merged() ->
         "    /home/me/train.py:40 in <module>",
         "    /home/me/train.py:31 in step",
         "    /venv/lib/python3.11/site-packages/torch/_tensor.py:600 in backward",
-        f"    {PACKAGE}runtime/comm_thread.py:88 in result",
+        f"    {PACKAGE}comm/runtime/comm_thread.py:88 in result",
         "    /usr/lib/python3.11/threading.py:327 in wait",
     ]
 

@@ -9,21 +9,21 @@ from pathlib import Path
 import click
 import pytest
 
-from gossamer import checkpoint
-from gossamer.advise.advice_file import read_advice
-from gossamer.advise.measured_links import _report
-from gossamer.checkpoint import dcp
+from gossamer.algorithms.recipes.advice_reference import _advised
 from gossamer.cli.foretold import read_forecast
 from gossamer.cli.record import _find
-from gossamer.environment.run_token import check_token_file, read_token
+from gossamer.comm.environment.run_token import check_token_file, read_token
+from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
 from gossamer.launch.coordinator_link import RUN_CARD, read_run_card
-from gossamer.network import read_network
 from gossamer.observe.event_log import read_entries
 from gossamer.observe.stacks import read_stacks
-from gossamer.recipes.advice_reference import _advised
-from gossamer.rehearsal.model_shapes import from_file
-from gossamer.trace.span_files import read_span_file
+from gossamer.observe.trace.span_files import read_span_file
+from gossamer.plan.advise.advice_file import read_advice
+from gossamer.plan.advise.measured_links import _report
+from gossamer.plan.rehearsal.model_shapes import from_file
+from gossamer.train import checkpoint
+from gossamer.train.checkpoint import dcp
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "advice": ("a.json", read_advice),

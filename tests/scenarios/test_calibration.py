@@ -19,10 +19,10 @@ from benchmarks.calibration_plan import (
 )
 from benchmarks.calibration_report import conformal, halves, one_network_out, page
 
-from gossamer.estimate.calibration import COVERAGE, Calibration, PastForecast
-from gossamer.network import read_network
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.comm.network import read_network
 from gossamer.observe.rank_record import warm_up
-from gossamer.recipes.recipe import resolve
+from gossamer.plan.estimate.calibration import COVERAGE, Calibration, PastForecast
 
 
 def planned(seconds=0.1, networks=22):

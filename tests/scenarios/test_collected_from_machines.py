@@ -15,7 +15,7 @@ import pytest
 from support.processes import eventually, free_port, of_this_checkout
 
 from gossamer.errors import StoreError
-from gossamer.telemetry import open_store
+from gossamer.observe.telemetry import open_store
 
 pytestmark = pytest.mark.processes
 

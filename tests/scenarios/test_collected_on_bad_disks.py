@@ -13,7 +13,7 @@ import pytest
 from support.disks import mounted, needs_root
 from support.processes import eventually, of_this_checkout
 
-from gossamer.telemetry import open_store
+from gossamer.observe.telemetry import open_store
 
 pytestmark = pytest.mark.processes
 

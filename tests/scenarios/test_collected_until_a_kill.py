@@ -23,7 +23,7 @@ from support.processes import all_end_soon, eventually, of_this_checkout, watche
 
 from gossamer.errors import StoreError
 from gossamer.observe.event_log import read_entries
-from gossamer.telemetry import Ingest, open_store
+from gossamer.observe.telemetry import Ingest, open_store
 
 pytestmark = [pytest.mark.processes, watched]
 

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.collective_prices import main, picture, rows
 from support.paths import ROOT
 
-from gossamer.collectives import RingAllReduce
+from gossamer.algorithms.collectives import RingAllReduce
 
 PAGE = (ROOT / "docs" / "collectives.md").read_text(encoding="utf-8")
 

@@ -15,7 +15,7 @@ from torch._dynamo.exc import Unsupported
 from torch.nn.functional import mse_loss
 
 import gossamer
-from gossamer.session.first_batch import FirstBatch
+from gossamer.train.session.first_batch import FirstBatch
 
 
 def train(step: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.Tensor:

@@ -26,7 +26,7 @@ from support.linear_regression import samples
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from gossamer.bench import case_texts, with_feedback
+from gossamer.plan.bench import case_texts, with_feedback
 
 
 @pytest.fixture(autouse=True)

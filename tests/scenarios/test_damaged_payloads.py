@@ -15,19 +15,19 @@ from support.direct_server import DirectServer
 from support.mesh_group import Group
 from support.rpc_endpoints import Open, endpoint
 
-from gossamer.compressors import Chain, Compressor, OneBit, TopK
-from gossamer.compressors.base import aggregate_finite
-from gossamer.compressors.int8 import Int8
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import AllGather, CollectiveOp, Payload
-from gossamer.core.peer_ops import SERVER, WORKER, Await, Peer, PeerScript, Push
+from gossamer.algorithms.compressors import Chain, Compressor, OneBit, TopK
+from gossamer.algorithms.compressors.base import aggregate_finite
+from gossamer.algorithms.compressors.int8 import Int8
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.kernels.library import library
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.ops import AllGather, CollectiveOp, Payload
+from gossamer.base.peer_ops import SERVER, WORKER, Await, Peer, PeerScript, Push
+from gossamer.base.runner import run_script
+from gossamer.base.transport import Transport
+from gossamer.comm.rpc.endpoint import TcpEndpoint
+from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import MalformedError
-from gossamer.kernels.library import library
-from gossamer.runtime.runner import run_script
-from gossamer.runtime.transport import Transport
-from gossamer.transports.rpc.endpoint import TcpEndpoint
-from gossamer.transports.simulated import SimulatedGroup
 
 WORLD, STEP, UNTOUCHED = 3, 11, -7.0
 TENSORS = Layout.of({"first": (64,), "second": (64,)})

@@ -17,7 +17,7 @@ from examples.demo_report import METRIC, Runs
 from support.paths import ROOT
 from support.processes import free_port
 
-from gossamer.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import resolve
 
 ARGS = argparse.Namespace(network="100mbit,20ms", seconds=25.0, size="small", learning_rate=0.008)
 

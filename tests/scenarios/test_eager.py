@@ -8,8 +8,8 @@ import pytest
 from support.paths import ROOT
 from support.processes import findings, succeed
 
-from gossamer.compressors import PowerSGD, SparseSum, TopK
-from gossamer.recipes.compression_choice import bytes_sent
+from gossamer.algorithms.compressors import PowerSGD, SparseSum, TopK
+from gossamer.algorithms.recipes.compression_choice import bytes_sent
 
 TRAIN = """
 import json, sys
@@ -30,8 +30,8 @@ found["frames"] = torch._dynamo.utils.counters["frames"]["ok"]
 PRICE = """
 import json, sys
 import gossamer
-from gossamer.recipes.compression_choice import bytes_sent
-from gossamer.compressors import PowerSGD, SparseSum, TopK
+from gossamer.algorithms.recipes.compression_choice import bytes_sent
+from gossamer.algorithms.compressors import PowerSGD, SparseSum, TopK
 
 ways = [TopK(density=0.01), SparseSum(TopK(density=0.01)), PowerSGD(rank=2)]
 found = {"bytes": [bytes_sent(way, 4) for way in ways], "early": hasattr(sys.modules.get("sympy"), "__file__")}

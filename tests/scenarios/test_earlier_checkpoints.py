@@ -23,7 +23,7 @@ from support.virtual_workers import Worker, cluster, parameters
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from gossamer.kernels import Factoring, back_project, expand, project
+from gossamer.base.kernels import Factoring, back_project, expand, project
 
 FOLDER = TESTS / "golden" / "checkpoints"
 EXPECTED = "expected.safetensors"  # the parameters RESUMED_STEPS later, by rank

@@ -14,10 +14,10 @@ from support.sessions import sgd
 from support.virtual_workers import Worker, loss_of, network
 from torch import Tensor
 
-from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.kept_inputs import KeptInputs
-from gossamer.transports.elastic import transport
-from gossamer.transports.elastic.operation_log import OperationLog
+from gossamer.comm.elastic import transport
+from gossamer.comm.elastic.operation_log import OperationLog
+from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.reducer.kept_inputs import KeptInputs
 
 
 def tensors_of(answer: Any) -> list[Tensor]:
@@ -94,7 +94,7 @@ def test_the_check_catches_means_that_are_written_over_those_before(monkeypatch:
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.2)", "Int8()", "PowerSGD(rank=1)"])
 def test_inputs_that_are_not_copied_stay_as_they_are(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.synchronizers.gradients.KeptInputs", CheckedInputs)
+    monkeypatch.setattr("gossamer.train.synchronizers.gradients.KeptInputs", CheckedInputs)
     for op in range(3, operations(recipe) - 1, 2):
         check_run(recipe, 3, [Loss(victim=1, op=op)])
 

@@ -8,8 +8,8 @@ import pytest
 from support.elastic_data import BATCH, check_data
 from support.elastic_groups import Join, Loss
 
-from gossamer.transports.elastic.change import Base
-from gossamer.transports.elastic.transport import ElasticTransport
+from gossamer.comm.elastic.change import Base
+from gossamer.comm.elastic.transport import ElasticTransport
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)"])

@@ -16,7 +16,7 @@ from support.virtual_workers import Worker, batch, loss_of, network, seeded, tra
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from gossamer.world import World
+from gossamer.train.world import World
 
 RECIPES = ["Dense()", "TopK(0.1)"]
 Work = Callable[[str, Worker], Told]

@@ -14,9 +14,9 @@ from support.elastic_training import again
 from support.virtual_workers import Worker, seeded
 from torch import Tensor, nn
 
-from gossamer.compressors.sharded import is_unsent
-from gossamer.reducer.bucket import Bucket
-from gossamer.reducer.kept_inputs import KeptInputs
+from gossamer.algorithms.compressors.sharded import is_unsent
+from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.reducer.kept_inputs import KeptInputs
 
 STEPS, SHAPE = 5, (4, 64)
 

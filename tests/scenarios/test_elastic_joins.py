@@ -17,7 +17,7 @@ from support.virtual_workers import Worker, loss_of, network, notices
 from torch import Tensor
 
 from gossamer.errors import MismatchError
-from gossamer.session.group_changes import GroupChanges
+from gossamer.train.session.group_changes import GroupChanges
 
 FIRST = 3  # operation after all have said what newcomers must be like
 

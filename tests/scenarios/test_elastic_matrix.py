@@ -12,8 +12,8 @@ from support.elastic_groups import ElasticRun, Loss
 from support.elastic_training import EVERY, STEPS, Told, check_run, operations, trained
 from support.virtual_workers import Worker
 
+from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.errors import GossamerError
-from gossamer.transports.elastic.transport import ElasticTransport
 
 HEARD = {"by nobody": (False, ()), "by all": (True, ()), "by some": (True, (1,))}
 

@@ -11,10 +11,10 @@ import pytest
 from support.elastic_groups import Loss
 from support.elastic_training import check_run
 
+from gossamer.comm.elastic.transport import ElasticTransport
+from gossamer.comm.runtime.transaction import Transaction
 from gossamer.errors import PeerLost
-from gossamer.reducer.pending_reduction import PendingReduction
-from gossamer.runtime.transaction import Transaction
-from gossamer.transports.elastic.transport import ElasticTransport
+from gossamer.train.reducer.pending_reduction import PendingReduction
 
 LOSS = Loss(victim=1, op=9, answered=False, deaf=frozenset())
 

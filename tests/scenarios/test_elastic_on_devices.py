@@ -18,21 +18,21 @@ from support.staged_group import small_chunks, staged
 from support.stand_in_nccl import Incarnation, StandInGroup
 from support.standalone_group import StandaloneGroup, connected
 
-from gossamer.collectives import DirectAllReduce
-from gossamer.core.ops import AllGather, AllReduceMean, Coalesced
-from gossamer.kernels.library import library
-from gossamer.transports.elastic import operation_log
-from gossamer.transports.elastic.operation_log import handed_out
-from gossamer.transports.elastic.state_transfer import broadcast_value, hand_over_value
-from gossamer.transports.elastic.view_engine import ViewEngine
-from gossamer.transports.mesh import device_transport
-from gossamer.transports.mesh.device_transport import DeviceTransport
-from gossamer.transports.mesh.engine_selector import EngineSelector
-from gossamer.transports.mesh.native_mesh import Mesh
-from gossamer.transports.mesh.operations import MeshOperations
-from gossamer.transports.mesh.staged_operations import StagedOperations
-from gossamer.transports.mesh.standalone import MeshFallback
-from gossamer.transports.mesh.transport import MeshTransport
+from gossamer.algorithms.collectives import DirectAllReduce
+from gossamer.base.kernels.library import library
+from gossamer.base.ops import AllGather, AllReduceMean, Coalesced
+from gossamer.comm.elastic import operation_log
+from gossamer.comm.elastic.operation_log import handed_out
+from gossamer.comm.elastic.state_transfer import broadcast_value, hand_over_value
+from gossamer.comm.elastic.view_engine import ViewEngine
+from gossamer.comm.mesh import device_transport
+from gossamer.comm.mesh.device_transport import DeviceTransport
+from gossamer.comm.mesh.engine_selector import EngineSelector
+from gossamer.comm.mesh.native_mesh import Mesh
+from gossamer.comm.mesh.operations import MeshOperations
+from gossamer.comm.mesh.staged_operations import StagedOperations
+from gossamer.comm.mesh.standalone import MeshFallback
+from gossamer.comm.mesh.transport import MeshTransport
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 

@@ -12,7 +12,7 @@ from support.virtual_workers import Worker, cluster, loss_of, network, notices
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 from gossamer.errors import MismatchError
-from gossamer.session.group_changes import GroupChanges
+from gossamer.train.session.group_changes import GroupChanges
 
 STEPS, COUNT = 12, 3
 JOIN = Join(op=8)

@@ -11,8 +11,8 @@ from support.deployed_federations import join, server
 from support.page_commands import FENCE
 from support.paths import ROOT
 
-from gossamer.environment.run_settings import tls_contexts
-from gossamer.transports.rpc.sockets import Tls
+from gossamer.comm.environment.run_settings import tls_contexts
+from gossamer.comm.rpc.sockets import Tls
 
 PAGE = (ROOT / "docs" / "federated.md").read_text(encoding="utf-8")
 

@@ -18,12 +18,12 @@ from benchmarks.host_calls import COMMUNICATION, RECIPES, HostBoundary, World, r
 from support.virtual_workers import in_threads
 from torch import nn
 
-from gossamer.compressors import Int8
+from gossamer.algorithms.compressors import Int8
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import LoopError
-from gossamer.recipes.recipe import resolve
-from gossamer.session.session import Session
-from gossamer.synchronizers.gradients import GradientSynchronizer
-from gossamer.transports.simulated import SimulatedGroup
+from gossamer.train.session.session import Session
+from gossamer.train.synchronizers.gradients import GradientSynchronizer
 
 pytestmark = pytest.mark.gpu
 WAITED = "called a synchronizing CUDA operation"

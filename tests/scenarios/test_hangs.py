@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from support.processes import engine_files_left_open
 
 from gossamer.cli.main import gossamer
-from gossamer.telemetry import open_store
+from gossamer.observe.telemetry import open_store
 
 STEPS, STUCK_AT = 12, 8
 WAITED = f"of step {STUCK_AT + 1},"  # on a busy machine an earlier step may be told, too, and truly

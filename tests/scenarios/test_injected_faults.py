@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from gossamer.cli.main import gossamer
 from gossamer.launch import standby
-from gossamer.synchronizers.peer_endpoints import DEAD_AFTER_SECONDS
+from gossamer.train.synchronizers.peer_endpoints import DEAD_AFTER_SECONDS
 
 pytestmark = [
     pytest.mark.processes,
@@ -30,7 +30,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import torch
 import gossamer
-from gossamer.launch.logs.run_files import RunFiles
+from gossamer.base.run_files import RunFiles
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 files = RunFiles(Path(os.environ["GOSSAMER_RUN_DIRECTORY"]))

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import gossamer
-from gossamer.checkpoint import digest
+from gossamer.train.checkpoint import digest
 
 world = gossamer.init()
 torch.manual_seed(world.rank)

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from gossamer import events
-from gossamer.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import resolve
 
 DENSE = "Dense()"
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from torch.distributed import HashStore, PrefixStore
 
 from gossamer.cli.main import gossamer
-from gossamer.environment import worker_registry
+from gossamer.comm.environment import worker_registry
 from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.failure import Outcome
 from gossamer.launch.job import Job
@@ -28,7 +28,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 import gossamer
-from gossamer.launch.logs.run_files import RunFiles
+from gossamer.base.run_files import RunFiles
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 files = RunFiles(Path(os.environ["GOSSAMER_RUN_DIRECTORY"]))

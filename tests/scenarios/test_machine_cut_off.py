@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.emulation import EmulatedNetwork, plan
-from gossamer.network import read_network
+from gossamer.comm.network import read_network
+from gossamer.plan.emulation import EmulatedNetwork, plan
 
 LAB = plan(read_network("100mbit", 3))
 pytestmark = [
@@ -27,12 +27,12 @@ STEPPING = f"""
 import sys, time
 from pathlib import Path
 import torch
-from gossamer.collectives import DirectAllReduce
+from gossamer.algorithms.collectives import DirectAllReduce
 from gossamer.errors import PeerLost
-from gossamer.transports.mesh import connect as connecting
-from gossamer.transports.mesh.native_mesh import Mesh
-from gossamer.transports.mesh.program import mean_program
-from gossamer.transports.mesh.stall_watchdog import StallTimeouts
+from gossamer.comm.mesh import connect as connecting
+from gossamer.comm.mesh.native_mesh import Mesh
+from gossamer.comm.mesh.program import mean_program
+from gossamer.comm.mesh.stall_watchdog import StallTimeouts
 
 rank, address, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 gathered = 0

@@ -12,7 +12,7 @@ import pytest
 from support.processes import eventually, of_this_checkout
 
 from gossamer.errors import StoreError
-from gossamer.telemetry import open_store
+from gossamer.observe.telemetry import open_store
 
 SLOW, HEALTHY_STEPS = "data loading", 20
 SCRIPT = """

@@ -15,8 +15,8 @@ from support.virtual_workers import Worker, batch, cluster, heard
 from torch import Tensor, nn
 
 from gossamer import events
-from gossamer.core.ops import CollectiveOp
-from gossamer.reducer.bucketing import assign_buckets
+from gossamer.base.ops import CollectiveOp
+from gossamer.train.reducer.bucketing import assign_buckets
 
 
 class Slow(ForwardingTransport):
@@ -48,7 +48,7 @@ class Pausing(torch.autograd.Function):
 
 
 def test_communication_hides_behind_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.synchronizers.stages.assign_buckets", partial(assign_buckets, bucket_bytes=1))
+    monkeypatch.setattr("gossamer.train.synchronizers.stages.assign_buckets", partial(assign_buckets, bucket_bytes=1))
     buckets = 6
 
     def work(worker: Worker) -> None:

@@ -77,7 +77,7 @@ def test_commands_are_found() -> None:
         ("python examples/bytelm.py --size base", "python examples/bytelm.py --size tiny"),
         ("python examples/bytelm.py", "python examples/lm.py"),
         ("python benchmarks/pace.py --steps 50 --recipes ...", "python benchmarks/pace.py --step-count 50"),
-        ("python -m gossamer.topologies.ring", "python -m gossamer.topologies.star"),
+        ("python -m gossamer.algorithms.topologies.ring", "python -m gossamer.algorithms.topologies.star"),
         ("torchrun --nproc-per-node 4 train.py", "torchrun --workers 4 train.py"),
         ("torchrun --nproc-per-node 4 train.py", "torchrun --nproc-per-node 4 training.py"),
         ("srun --ntasks 4 python train.py", "srun --ntasks 4 python training.py"),

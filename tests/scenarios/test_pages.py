@@ -18,17 +18,17 @@ from benchmarks.studies import EVERY
 from support.paths import ROOT
 
 from gossamer import events
-from gossamer.bench import KERNELS, case_texts, with_feedback
-from gossamer.compressors import Dense, TopK
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.estimate.traffic import estimate_traffic
-from gossamer.observe.units import bytes_text
-from gossamer.profiling.user_script import attached_by
-from gossamer.recipes.recipe import resolve
-from gossamer.rehearsal import worker
-from gossamer.rehearsal.model_shapes import find_shapes
-from gossamer.runtime.runner import price
+from gossamer.algorithms.compressors import Dense, TopK
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.runner import price
+from gossamer.base.units import bytes_text
+from gossamer.plan.bench import KERNELS, case_texts, with_feedback
+from gossamer.plan.profiling.user_script import attached_by
+from gossamer.plan.rehearsal import worker
+from gossamer.plan.rehearsal.model_shapes import find_shapes
+from gossamer.train.traffic.traffic import estimate_traffic
 
 PAGES = ROOT / "docs" / "benchmarks"
 MEASURED = re.compile(r"[Ww]ritten\s+from\s+commit\s+`[0-9a-f]{7,40}(-dirty)?`")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.paths import EXAMPLES
 
-from gossamer.checkpoint import digest, flatten, read
+from gossamer.train.checkpoint import digest, flatten, read
 
 pytestmark = pytest.mark.processes
 

@@ -10,14 +10,15 @@ import torch.distributed as dist
 from torch import nn
 
 import gossamer
-from gossamer import environment, world
-from gossamer.environment import NO_GROUP, JobEnvironment, comebacks, join
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.comm import environment
+from gossamer.comm.detached import DetachedTransport
+from gossamer.comm.environment import NO_GROUP, JobEnvironment, comebacks, join
 from gossamer.errors import AttachError
-from gossamer.recipes.recipe import resolve
-from gossamer.sampler import Shard
-from gossamer.session.transport_setup import transport_for
-from gossamer.transports.detached import DetachedTransport
-from gossamer.world import World
+from gossamer.train import world
+from gossamer.train.sampler import Shard
+from gossamer.train.session.transport_setup import transport_for
+from gossamer.train.world import World
 
 JOB = JobEnvironment(rank=1, world=3, local_rank=1, local_world=3, master_address="127.0.0.1", master_port=1)
 

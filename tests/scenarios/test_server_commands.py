@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from support.paths import ROOT
 from support.processes import engine_files_left_open
 
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.cli.main import gossamer
 from gossamer.launch import standby
-from gossamer.recipes.recipe import resolve
 
 SCRIPT = """
 import torch

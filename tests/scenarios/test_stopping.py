@@ -14,7 +14,7 @@ from support.virtual_workers import Worker, agree, cluster, loss_of, network, no
 from torch import Tensor
 
 from gossamer.errors import Stopped
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 RECIPES = ["Dense()", "TopK(0.3)", "EveryStep(delay=1)", "LocalSGD(period=2)", "Gossip() + Ring()"]
 

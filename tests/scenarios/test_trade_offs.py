@@ -8,9 +8,9 @@ import pytest
 from support.page_figures import COLUMNS, figures, wrong_figures
 from support.paths import ROOT
 
-from gossamer.recipes.catalog import NOUNS
-from gossamer.recipes.recipe import resolve
-from gossamer.transports.mesh.collective_selector import WISHES
+from gossamer.algorithms.recipes.catalog import NOUNS
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.comm.mesh.collective_selector import WISHES
 
 PAGE = (ROOT / "docs" / "trade-offs.md").read_text(encoding="utf-8")
 

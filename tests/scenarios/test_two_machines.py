@@ -30,7 +30,7 @@ TRAINING = """
 import os, signal
 from pathlib import Path
 import gossamer, torch
-from gossamer import checkpoint
+from gossamer.train import checkpoint
 world = gossamer.init()
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core.aggregation import AggregationContext, AggregationResult, State
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.runtime.runner import OpCost, price, simulate
+from gossamer.algorithms.compressors import Compressor
+from gossamer.base.aggregation import AggregationContext, AggregationResult, State
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.runner import OpCost, price, simulate
 
 
 def aggregate(

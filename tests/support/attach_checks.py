@@ -25,10 +25,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gossamer
 from gossamer import events
-from gossamer.checkpoint import digest
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError, MismatchError, PeerLost
-from gossamer.recipes.recipe import resolve
-from gossamer.runtime.open_sessions import open_sessions
+from gossamer.train.checkpoint import digest
 
 unpickled: list[str] = []
 sys.addaudithook(lambda event, args: unpickled.append(str(args)) if event == "pickle.find_class" else None)

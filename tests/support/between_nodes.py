@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossamer.compressors import (
+from gossamer.algorithms.compressors import (
     ARCTopK,
     Compressor,
     Dense,
@@ -17,8 +17,8 @@ from gossamer.compressors import (
     TopK,
     Warmup,
 )
-from gossamer.compressors.int8 import Int8
-from gossamer.compressors.qsgd import QSGD
+from gossamer.algorithms.compressors.int8 import Int8
+from gossamer.algorithms.compressors.qsgd import QSGD
 
 FED_BACK = Feedback(TopK(density=0.1))
 BETWEEN: list[Compressor] = [

@@ -9,10 +9,10 @@ import torch
 from support.collective_tables import summed, tables_of
 from torch import Tensor
 
-from gossamer.collectives import Collective
-from gossamer.core.aggregation import AggregationResult
-from gossamer.core.op_semantics import answer_all
-from gossamer.core.ops import AllReduceMean, Coalesced, CollectiveOp, Script
+from gossamer.algorithms.collectives import Collective
+from gossamer.base.aggregation import AggregationResult
+from gossamer.base.op_semantics import answer_all
+from gossamer.base.ops import AllReduceMean, Coalesced, CollectiveOp, Script
 
 
 def simulate_by(collective: Collective, scripts: Sequence[Script]) -> list[AggregationResult]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.transports.mesh.sealing import Contexts, mesh_tls
+from gossamer.comm.mesh.sealing import Contexts, mesh_tls
 
 MAKE = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from gossamer.sampler import Shard, taken_up
-from gossamer.sampler.position import Position, State
-from gossamer.session.tracked_loader import TrackedLoader
+from gossamer.train.sampler import Shard, taken_up
+from gossamer.train.sampler.position import Position, State
+from gossamer.train.session.tracked_loader import TrackedLoader
 
 Used = tuple[int, tuple[int, ...]]  # (epoch, samples)
 Make = Callable[[int, int], Shard]  # of rank and size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gossamer.telemetry import Ingest
+from gossamer.observe.telemetry import Ingest
 
 
 def main(folder: str) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import torch
 
-from gossamer.collectives import Does
+from gossamer.algorithms.collectives import Does
 
 
 def tables_of(collective, world):

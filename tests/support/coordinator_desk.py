@@ -6,7 +6,7 @@ import json
 from itertools import count
 from typing import Any
 
-from gossamer.core.peer_ops import (
+from gossamer.base.peer_ops import (
     WORKER,
     Arrived,
     Elapsed,
@@ -19,9 +19,9 @@ from gossamer.core.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.membership.coordinator import Coordinator
-from gossamer.membership.journal import MemoryJournal
-from gossamer.membership.messages import (
+from gossamer.comm.membership.coordinator import Coordinator
+from gossamer.comm.membership.journal import MemoryJournal
+from gossamer.comm.membership.messages import (
     ATTACHED,
     BROKEN,
     COORDINATOR,
@@ -36,8 +36,8 @@ from gossamer.membership.messages import (
     Standing,
     WorkerReport,
 )
-from gossamer.membership.view import View
-from gossamer.membership.view_rule import ViewRule
+from gossamer.comm.membership.view import View
+from gossamer.comm.membership.view_rule import ViewRule
 
 LIKE = json.dumps({"torch": "2.13.0"})
 

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer
-from gossamer.compressors import Dense, Feedback, TopK
-from gossamer.transports.process_group import ProcessGroupTransport
+from gossamer.algorithms.compressors import Dense, Feedback, TopK
+from gossamer.comm.process_group import ProcessGroupTransport
 
 
 class Tied(nn.Module):

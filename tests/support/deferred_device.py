@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gossamer.transports.staging.device_copies import Way
+from gossamer.comm.staging.device_copies import Way
 
 COMPUTING = "computing"
 GARBAGE = 0xA5

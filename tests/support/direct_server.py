@@ -10,13 +10,13 @@ import torch
 from support.server_runs import SHAPES, Shapes, parameters, sgd, whole
 from torch import Tensor
 
-from gossamer.checkpoint import flatten
-from gossamer.core.peer_ops import WORKER, Answer, Arrived, Ask, Peer, PeerLeft, Pull, Push, Reply, Stamp
-from gossamer.parameter_server import ServerShard, UpdatePolicy
-from gossamer.parameter_server.client.shard_client import ShardClient, shard_clients
-from gossamer.parameter_server.from_recipe import make_shard, policy_for, push_pull_codecs
-from gossamer.parameter_server.update_policy import GRADIENT, PARAMETERS
-from gossamer.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.peer_ops import WORKER, Answer, Arrived, Ask, Peer, PeerLeft, Pull, Push, Reply, Stamp
+from gossamer.train.checkpoint import flatten
+from gossamer.train.parameter_server import ServerShard, UpdatePolicy
+from gossamer.train.parameter_server.client.shard_client import ShardClient, shard_clients
+from gossamer.train.parameter_server.from_recipe import make_shard, policy_for, push_pull_codecs
+from gossamer.train.parameter_server.update_policy import GRADIENT, PARAMETERS
 
 
 class DirectServer:

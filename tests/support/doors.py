@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import pytest
 
+from gossamer.comm.elastic.door import Door
+from gossamer.comm.membership import Member, View
+from gossamer.comm.mesh.greeting import CallerHello, greeting_key
 from gossamer.errors import ConnectError
-from gossamer.membership import Member, View
-from gossamer.transports.elastic.door import Door
-from gossamer.transports.mesh.greeting import CallerHello, greeting_key
 
 TOKEN = bytes(range(32))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from support.elastic_members import TOKEN
 
-from gossamer.transports.elastic.coordinator_server import CoordinatorServer
+from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 
 
 def main(journal: str, initial: str, dead_after_seconds: str, port: str) -> None:

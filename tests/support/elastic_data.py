@@ -16,7 +16,7 @@ from support.virtual_workers import Worker, network
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
-from gossamer.world import World
+from gossamer.train.world import World
 
 SAMPLES, BATCH, EPOCHS = 46, 2, 2
 

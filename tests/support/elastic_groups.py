@@ -12,12 +12,12 @@ from laws.laws import in_threads
 from support.virtual_workers import Worker
 from torch import Tensor
 
-from gossamer.core.ops import CollectiveOp
+from gossamer.base.ops import CollectiveOp
+from gossamer.comm.elastic.transport import ElasticTransport, PutOut
+from gossamer.comm.membership import Member, View
+from gossamer.comm.runtime.open_sessions import unregister
+from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import MismatchError, PeerLost
-from gossamer.membership import Member, View
-from gossamer.runtime.open_sessions import unregister
-from gossamer.transports.elastic.transport import ElasticTransport, PutOut
-from gossamer.transports.simulated import SimulatedGroup
 
 SECONDS = 30.0
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gossamer.transports.elastic.agent import MembershipAgent
-from gossamer.transports.elastic.coordinator_server import CoordinatorServer
+from gossamer.comm.elastic.agent import MembershipAgent
+from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 
 TOKEN = bytes(range(32))
 DEAD_AFTER_SECONDS = 1.0

@@ -14,7 +14,7 @@ from support.sessions import RECIPES, sgd
 from support.virtual_workers import Worker, loss_of, network, parameters
 from torch import Tensor
 
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 STEPS = 6
 GRADIENTS = [*RECIPES, "EveryStep(accumulate=2) + TopK(0.2)"]

@@ -11,8 +11,8 @@ import time
 
 from support.elastic_members import LIKE, TOKEN
 
+from gossamer.comm.elastic.agent import MembershipAgent, read_address
 from gossamer.errors import PeerLost
-from gossamer.transports.elastic.agent import MembershipAgent, read_address
 
 
 def main(where: str, place: str, dead_after_seconds: str) -> None:

@@ -9,9 +9,9 @@ import torch
 from support.real_worker import world
 
 import gossamer
-from gossamer.checkpoint import digest
-from gossamer.session.transport_setup import group_transport
-from gossamer.transports.mesh.encrypted import EncryptedFallback
+from gossamer.comm.mesh.encrypted import EncryptedFallback
+from gossamer.train.checkpoint import digest
+from gossamer.train.session.transport_setup import group_transport
 
 sealed = isinstance(getattr(group_transport(world, "auto"), "_fallback", None), EncryptedFallback)
 torch.manual_seed(world.rank)

@@ -7,14 +7,14 @@ from support.command_line import output_of
 
 from gossamer.cli import explain as explain_module
 from gossamer.cli.explain import explain
-from gossamer.profiling.profile_runs import ProfileError
+from gossamer.plan.profiling.profile_runs import ProfileError
 
 MILLION = ("--parameters", "1000000")
 
 SCRIPT = """
 import os, sys
 from gossamer import events
-from gossamer.core.layout import Layout
+from gossamer.base.layout import Layout
 size = int(sys.argv[sys.argv.index("--workers") + 1])
 events.emit(events.Attached(
     recipe=os.environ["GOSSAMER_RECIPE"], layouts=(("float32", Layout.of({"w": (size, size)})),),

@@ -11,7 +11,7 @@ import pytest
 
 from gossamer import events
 from gossamer.events import Attached, Event, Logged, Noticed, StepEnded
-from gossamer.exporters.points import Point
+from gossamer.observe.exporters.points import Point
 
 
 def attached(world: int = 2) -> Attached:

@@ -11,10 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.compressors import Compressor, Dense, Feedback, TopK
-from gossamer.core import rng
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Peer, PeerScript, Stamp
+from gossamer.algorithms.compressors import Compressor, Dense, Feedback, TopK
+from gossamer.algorithms.strategies.federated import CohortSummary, FedAvg, FederatedStrategy, LocalWork
+from gossamer.algorithms.strategies.federated.base import Memory
+from gossamer.base import rng
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Peer, PeerScript, Stamp
+from gossamer.comm.simulation import Trace, compute, simulate_peers
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, Trained, participate
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.client.trainer import Answer
@@ -27,10 +31,6 @@ from gossamer.federated.server.journal import Journaled, RoundsJournal
 from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.script import serve
-from gossamer.simulation import Trace, compute, simulate_peers
-from gossamer.simulation.faulty_network import VirtualNetwork
-from gossamer.strategies.federated import CohortSummary, FedAvg, FederatedStrategy, LocalWork
-from gossamer.strategies.federated.base import Memory
 
 FEATURES = 39
 SAMPLES = (1, 3, 2, 5)  # by device

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.core.peer_ops import Peer
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.simulation import Trace, simulate_peers
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.client.script import ClientRecipe, participate
 from gossamer.federated.client.store import ClientStore, MemoryStore
@@ -22,10 +26,6 @@ from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.script import serve
 from gossamer.federated.server.selection import Uniform
-from gossamer.recipes.recipe import resolve
-from gossamer.simulation import Trace, simulate_peers
-from gossamer.simulation.faulty_network import VirtualNetwork
-from gossamer.strategies.federated import FederatedStrategy
 
 RATE = 0.125
 

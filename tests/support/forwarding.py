@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gossamer.core.ops import CollectiveOp
-from gossamer.runtime.transport import Transport
+from gossamer.base.ops import CollectiveOp
+from gossamer.base.transport import Transport
 
 
 class ForwardingTransport:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Dense, point_to_point
-from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.gossip.rules import GossipOffer, Memory, MixingRule, NeighborMessage
-from gossamer.recipes.parser import parse
-from gossamer.recipes.recipe import resolve
-from gossamer.topologies import Topology
+from gossamer.algorithms.compressors import Dense, point_to_point
+from gossamer.algorithms.gossip.rules import GossipOffer, Memory, MixingRule, NeighborMessage
+from gossamer.algorithms.recipes.parser import parse
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.topologies import Topology
+from gossamer.base import rng
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import FlatTensors, Layout
 
 LAYOUT = Layout.of({"weight": (24, 32), "bias": (32,)})
 

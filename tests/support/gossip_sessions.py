@@ -9,7 +9,7 @@ from support.training_loops import LR
 from support.virtual_workers import Worker, loss_of, network, parameters
 from torch import Tensor
 
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 
 def pass_through(

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 
 def widened(model: nn.Module, seed: int) -> list[nn.Parameter]:

@@ -13,10 +13,10 @@ import torch
 from benchmarks import fake_accelerator, host_calls
 from benchmarks.host_calls import on_training_threads
 
-from gossamer.compressors import Int8
-from gossamer.reducer.bucket import Bucket
-from gossamer.session.gradient_guards import GradientClip
-from gossamer.synchronizers.gradients import GradientSynchronizer
+from gossamer.algorithms.compressors import Int8
+from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.session.gradient_guards import GradientClip
+from gossamer.train.synchronizers.gradients import GradientSynchronizer
 
 
 def before(function: Callable[..., Any], act: Callable[..., object]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.nn.functional import mse_loss
 
-from gossamer.parallel import CompressedStage, boundary
+from gossamer.train.parallel import CompressedStage, boundary
 
 STAGES, MICROBATCHES = 4, 4
 PLACES = {"ScheduleInterleaved1F1B": ((0, 2), (1, 3)), "ScheduleZBVZeroBubble": ((0, 3), (1, 2))}  # by rank

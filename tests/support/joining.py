@@ -2,9 +2,9 @@
 
 import threading
 
-from gossamer.environment import JobEnvironment
-from gossamer.environment.meeting import Hello, RunIdentity
-from gossamer.environment.meeting_member import attend
+from gossamer.comm.environment import JobEnvironment
+from gossamer.comm.environment.meeting import Hello, RunIdentity
+from gossamer.comm.environment.meeting_member import attend
 from gossamer.errors import GossamerError
 
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.core import rng
+from gossamer.base import rng
+from gossamer.base.kernels import library, packed_bytes, quantize
+from gossamer.base.kernels.reference import levels, onebit, ternary, twobit
+from gossamer.base.kernels.reference import quantize as quantise
+from gossamer.base.kernels.reference.residual import Residual
 from gossamer.errors import NotFinite, OutOfRange
-from gossamer.kernels import library, packed_bytes, quantize
-from gossamer.kernels.reference import levels, onebit, ternary, twobit
-from gossamer.kernels.reference import quantize as quantise
-from gossamer.kernels.reference.residual import Residual
 
 KEY = rng.address("tests", "quantise")
 SIZES = (12, 0, 1, 37, 300, 8)

@@ -9,7 +9,7 @@ from typing import Any
 
 from support.federated_faults import WholeNumbers
 
-from gossamer.core.peer_ops import Arrived, Elapsed, Peer, PeerScript, Reply
+from gossamer.base.peer_ops import Arrived, Elapsed, Peer, PeerScript, Reply
 from gossamer.federated.messages import THE_SERVER
 
 

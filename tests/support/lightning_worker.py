@@ -32,9 +32,9 @@ from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import StepLR
 
 import gossamer
-from gossamer.checkpoint import digest
 from gossamer.errors import AttachError, LoopError
 from gossamer.integrations.lightning import GossamerFabricStrategy, GossamerStrategy
+from gossamer.train.checkpoint import digest
 
 RECIPES = ["Dense()", "TopK(density=0.3)", "DiLoCo(period=3)", "EveryStep(delay=1)"]
 

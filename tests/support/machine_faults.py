@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gossamer.core.peer_ops import WORKER, Peer
-from gossamer.simulation.faulty_network import Cut, Fault, VirtualNetwork
+from gossamer.base.peer_ops import WORKER, Peer
+from gossamer.comm.simulation.faulty_network import Cut, Fault, VirtualNetwork
 
 TRAINER, CALLER = "trainer", "caller"
 ROLES = (WORKER, TRAINER, CALLER)  # who answers, who trains, who asks

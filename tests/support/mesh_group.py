@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from support.rank_threads import RankThreads
 
-from gossamer.collectives import DirectAllReduce
-from gossamer.transports.mesh.collective_selector import CollectiveSelector
-from gossamer.transports.mesh.connect import connect
-from gossamer.transports.mesh.link_measurement import Links
-from gossamer.transports.mesh.native_mesh import Mesh
-from gossamer.transports.mesh.operations import MeshOperations
-from gossamer.transports.mesh.sealing import AES, LinkKeys
-from gossamer.transports.mesh.shared_memory import share
-from gossamer.transports.mesh.transport import EngineFallback, MeshTransport, advice, mesh_transport
-from gossamer.transports.simulated import SimulatedGroup
+from gossamer.algorithms.collectives import DirectAllReduce
+from gossamer.comm.mesh.collective_selector import CollectiveSelector
+from gossamer.comm.mesh.connect import connect
+from gossamer.comm.mesh.link_measurement import Links
+from gossamer.comm.mesh.native_mesh import Mesh
+from gossamer.comm.mesh.operations import MeshOperations
+from gossamer.comm.mesh.sealing import AES, LinkKeys
+from gossamer.comm.mesh.shared_memory import share
+from gossamer.comm.mesh.transport import EngineFallback, MeshTransport, advice, mesh_transport
+from gossamer.comm.simulated import SimulatedGroup
 
 MESSAGE = 2**18  # bytes
 

@@ -7,10 +7,10 @@ import socket
 
 import torch
 
-from gossamer.transports.mesh.native_mesh import Mesh
-from gossamer.transports.mesh.program import CODES, FORMATS, Does, Program
-from gossamer.transports.mesh.sealing import LinkKeys
-from gossamer.transports.mesh.stall_watchdog import StallTimeouts
+from gossamer.comm.mesh.native_mesh import Mesh
+from gossamer.comm.mesh.program import CODES, FORMATS, Does, Program
+from gossamer.comm.mesh.sealing import LinkKeys
+from gossamer.comm.mesh.stall_watchdog import StallTimeouts
 
 FORM, TAG = 7, 5
 

@@ -10,7 +10,7 @@ from support.virtual_workers import Worker, batch, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 State = dict[str, Tensor]
 

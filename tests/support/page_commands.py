@@ -23,14 +23,14 @@ import click
 from support.paths import ROOT
 from torch.distributed.run import get_args_parser
 
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.cli.federate import FederateGroup
 from gossamer.cli.main import gossamer
 from gossamer.cli.options import Machines
-from gossamer.emulation import read_fault
+from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
-from gossamer.network import read_network
-from gossamer.recipes.recipe import resolve
-from gossamer.simulated_job import NetworkSchedule
+from gossamer.plan.emulation import read_fault
+from gossamer.plan.simulated_job import NetworkSchedule
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("gossamer", "python", "torchrun", "make", "srun", "mpirun", "pip")

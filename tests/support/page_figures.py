@@ -8,10 +8,10 @@ from functools import cache
 
 from support.paths import ROOT
 
-from gossamer.estimate.traffic import estimate_traffic
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.events import Attached
-from gossamer.profiling.user_script import attached_by
-from gossamer.recipes.recipe import resolve
+from gossamer.plan.profiling.user_script import attached_by
+from gossamer.train.traffic.traffic import estimate_traffic
 
 SCRIPT, SIZE = ROOT / "examples" / "bytelm.py", "base"
 

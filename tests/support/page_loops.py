@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from support.paths import ROOT
 
-from gossamer.checkpoint import digest
-from gossamer.runtime.open_sessions import open_sessions
+from gossamer.comm.runtime.open_sessions import open_sessions
+from gossamer.train.checkpoint import digest
 
 PAGE = ROOT / "docs" / "loops.md"
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.layout import FlatTensors
-from gossamer.core.peer_ops import Push, Receipt, Stamp
-from gossamer.gossip.pairwise import Partner
+from gossamer.algorithms.gossip.pairwise import Partner
+from gossamer.base.layout import FlatTensors
+from gossamer.base.peer_ops import Push, Receipt, Stamp
 
 UNIT = 2**20  # whole multiples of it may be halved dozens of times, and their sums stay exact
 

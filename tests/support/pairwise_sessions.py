@@ -11,8 +11,8 @@ from support.pairwise_partners import UNIT
 from support.virtual_workers import Worker
 from torch import Tensor, nn
 
-from gossamer.session.session import Session
-from gossamer.synchronizers.pairwise_gossip import PairwiseGossip
+from gossamer.train.session.session import Session
+from gossamer.train.synchronizers.pairwise_gossip import PairwiseGossip
 
 RECIPE = "Gossip('pairwise')"
 PATIENCE_SECONDS = 30.0

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import pipelining
 from torch.nn.functional import mse_loss
 
-from gossamer.parallel import Boundary, CompressedStage, boundary
+from gossamer.train.parallel import Boundary, CompressedStage, boundary
 
 MICROBATCHES, BATCH, STEPS, WIDTH = 4, 16, 2, 256
 INPUTS, TARGETS, IDS = (

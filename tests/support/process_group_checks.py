@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import gossamer
-from gossamer.checkpoint import digest
-from gossamer.compressors import Compressor, Dense, PowerSGD, TopK
-from gossamer.compressors.int8 import Int8
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.op_semantics import answer_all
-from gossamer.core.ops import AllGather, AllReduceMean, AllToAll, CollectiveOp, NeighborAllGather
-from gossamer.runtime.runner import run_script
-from gossamer.runtime.transport import Transport
-from gossamer.transports.process_group import ProcessGroupTransport
+from gossamer.algorithms.compressors import Compressor, Dense, PowerSGD, TopK
+from gossamer.algorithms.compressors.int8 import Int8
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.op_semantics import answer_all
+from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, CollectiveOp, NeighborAllGather
+from gossamer.base.runner import run_script
+from gossamer.base.transport import Transport
+from gossamer.comm.process_group import ProcessGroupTransport
+from gossamer.train.checkpoint import digest
 
 
 def compressors_over_gloo() -> None:

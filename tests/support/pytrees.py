@@ -7,7 +7,7 @@ import math
 import torch
 from hypothesis import strategies as st
 
-from gossamer.checkpoint import digest
+from gossamer.train.checkpoint import digest
 
 DTYPES = [
     torch.float64,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 import gossamer
-from gossamer.checkpoint import digest
-from gossamer.transports.process_group import ProcessGroupTransport
+from gossamer.comm.process_group import ProcessGroupTransport
+from gossamer.train.checkpoint import digest
 
 world = gossamer.init()
 

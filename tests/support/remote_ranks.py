@@ -9,9 +9,9 @@ from typing import Any
 from tests.support.rpc_endpoints import endpoint
 from torch import nn
 
-from gossamer.core.peer_ops import WORKER, Peer
-from gossamer.parallel.remote import RemoteModule, place_remotely
-from gossamer.parallel.remote_hub import RemoteHub
+from gossamer.base.peer_ops import WORKER, Peer
+from gossamer.train.parallel.remote import RemoteModule, place_remotely
+from gossamer.train.parallel.remote_hub import RemoteHub
 
 DEAD_SECONDS = 20.0  # of a busy machine; who closes says goodbye
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from support.virtual_workers import Worker, network, parameters, train_step
 
-from gossamer.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import resolve
 
 
 def train(worker: Worker, recipe: str, steps: int, load: Path | None = None, save: Path | None = None) -> Any:

@@ -12,7 +12,7 @@ from support.virtual_workers import Rule, Worker, cluster, loss_of, network, par
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import resolve
 
 Snapshot = Mapping[str, Any]
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.compressors import Dense
-from gossamer.core.peer_ops import Arrived, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, Pull, Push, Stamp
+from gossamer.algorithms.compressors import Dense
+from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.base.peer_ops import Arrived, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, Pull, Push, Stamp
 from gossamer.federated.messages import CLIENT, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.rounds import Rounds
-from gossamer.strategies.federated import FederatedStrategy
 
 SIZE = 3  # of the model
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.peer_ops import (
+from gossamer.base.peer_ops import (
     SERVER,
     WORKER,
     Arrived,
@@ -26,9 +26,9 @@ from gossamer.core.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.transports.rpc.endpoint import TcpEndpoint
-from gossamer.transports.rpc.options import EndpointOptions
-from gossamer.transports.wire.authentication import Credentials
+from gossamer.comm.rpc.endpoint import TcpEndpoint
+from gossamer.comm.rpc.options import EndpointOptions
+from gossamer.comm.wire.authentication import Credentials
 
 HERE, THERE, OTHER = Peer(WORKER, 1), Peer(SERVER, 0), Peer(SERVER, 1)
 TOKEN = bytes(range(32))

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Receipt
+from gossamer.algorithms.strategies.federated import SecureAggregation
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Receipt
 from gossamer.federated.messages import REPORT, THE_SERVER, decode
 from gossamer.federated.secure.agreement import (
     CONSENT,
@@ -29,7 +30,6 @@ from gossamer.federated.secure.device import DeviceSecrets
 from gossamer.federated.secure.masking.ring import Integers
 from gossamer.federated.secure.masking.shamir import SHARE_BYTES
 from gossamer.federated.secure.roster import SIGNATURE_BYTES, SimulatedRoster
-from gossamer.strategies.federated import SecureAggregation
 
 
 def agreement_of(

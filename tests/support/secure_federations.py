@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.peer_ops import Peer, Push
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import FedAvg, FederatedStrategy, LocalWork, Privacy, SecureAggregation
+from gossamer.base.peer_ops import Peer, Push
+from gossamer.comm.simulation import Trace, simulate_peers
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
@@ -24,10 +28,6 @@ from gossamer.federated.server.journal import RoundsJournal
 from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.script import serve
 from gossamer.federated.server.selection import Uniform
-from gossamer.recipes.recipe import resolve
-from gossamer.simulation import Trace, simulate_peers
-from gossamer.simulation.faulty_network import VirtualNetwork
-from gossamer.strategies.federated import FedAvg, FederatedStrategy, LocalWork, Privacy, SecureAggregation
 
 LEAVES_BEFORE = (KEYS, SHARES, REPORT, CONSENT, REVEAL)  # None stays
 Leaving = Mapping[int, str]

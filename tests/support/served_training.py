@@ -8,7 +8,7 @@ from support.virtual_workers import Worker, batch, cluster, network, parameters,
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 ROUNDS = {
     "sync": "ParameterServer(mode='sync')",

@@ -13,12 +13,20 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
-from gossamer.core.peer_ops import SERVER, WORKER, Peer, PeerScript, Push, Receipt
-from gossamer.parameter_server import AsynchronousPolicy, Client, ServerShard, StepResult, UpdatePolicy, host, serve
-from gossamer.parameter_server.server import _begin
-from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.simulation import Trace, compute, simulate_peers
-from gossamer.simulation.faulty_network import VirtualNetwork
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.base.peer_ops import SERVER, WORKER, Peer, PeerScript, Push, Receipt
+from gossamer.comm.simulation import Trace, compute, simulate_peers
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
+from gossamer.train.parameter_server import (
+    AsynchronousPolicy,
+    Client,
+    ServerShard,
+    StepResult,
+    UpdatePolicy,
+    host,
+    serve,
+)
+from gossamer.train.parameter_server.server import _begin
 
 Shapes = Mapping[str, tuple[int, ...]]
 Gradient = Callable[[Mapping[str, Tensor], int, int], Mapping[str, Tensor]]

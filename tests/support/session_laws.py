@@ -10,7 +10,7 @@ from support.virtual_workers import Worker, agree, cluster, loss_of, network, pa
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 Make = Callable[[nn.Module], Optimizer]
 #: Called before each step, as a scheduler would be

@@ -30,10 +30,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import gossamer
-from gossamer.checkpoint import dcp, digest
-from gossamer.compressors.sharded import is_unsent
+from gossamer.algorithms.compressors.sharded import is_unsent
 from gossamer.errors import AttachError, CheckpointError
-from gossamer.sharding.local_shards import local_parts
+from gossamer.train.checkpoint import dcp, digest
+from gossamer.train.sharding.local_shards import local_parts
 
 torch.set_num_threads(1)
 world = gossamer.init()

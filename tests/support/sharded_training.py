@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gossamer
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 HIDDEN = 8
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from gossamer.core.peer_ops import (
+from gossamer.base.peer_ops import (
     Answer,
     Arrived,
     Await,
@@ -25,8 +25,8 @@ from gossamer.core.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.simulation import Trace, compute, simulate_peers
-from gossamer.simulation.faulty_network import Fault, Link, VirtualNetwork
+from gossamer.comm.simulation import Trace, compute, simulate_peers
+from gossamer.comm.simulation.faulty_network import Fault, Link, VirtualNetwork
 
 SERVER, ONE, TWO = Peer("server", 0), Peer("worker", 0), Peer("worker", 1)
 HALF = VirtualNetwork(round_trip_seconds=0.5, bits_per_second=64.0)

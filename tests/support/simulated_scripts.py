@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
-from gossamer.recipes.recipe import Recipe
-from gossamer.simulated_job import JobProgress, SimulatedJob, StepTimes
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.plan.simulated_job import JobProgress, SimulatedJob, StepTimes
 
 TRAINING = """
     import random, sys

@@ -10,11 +10,11 @@ import torch
 from support.deferred_device import DeferredDevice
 from support.mesh_group import Group
 
-from gossamer.transports.mesh.native_mesh import Mesh
-from gossamer.transports.mesh.staged_operations import StagedOperations
-from gossamer.transports.mesh.transport import MeshTransport
-from gossamer.transports.staging import chunk_tables
-from gossamer.transports.staging.staging_area import StagingArea
+from gossamer.comm.mesh.native_mesh import Mesh
+from gossamer.comm.mesh.staged_operations import StagedOperations
+from gossamer.comm.mesh.transport import MeshTransport
+from gossamer.comm.staging import chunk_tables
+from gossamer.comm.staging.staging_area import StagingArea
 
 
 def stage(group: Group, capacity_bytes: int = 2**16, pace: float = 0.3) -> list[DeferredDevice]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.op_semantics import rank_order_mean
+from gossamer.base.op_semantics import rank_order_mean
 
 SECONDS = 20.0
 KEY = "id"

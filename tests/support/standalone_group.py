@@ -6,8 +6,8 @@ import socket
 
 from support.rank_threads import RankThreads
 
-from gossamer.transports.mesh.link_measurement import Links
-from gossamer.transports.mesh.standalone import standalone_mesh
+from gossamer.comm.mesh.link_measurement import Links
+from gossamer.comm.mesh.standalone import standalone_mesh
 
 
 def connected(world):

@@ -11,7 +11,7 @@ from support.virtual_workers import Worker, agree, cluster
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 STRATEGIES = (
     "EveryStep()",

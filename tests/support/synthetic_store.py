@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossamer.telemetry import insert, open_store
+from gossamer.observe.telemetry import insert, open_store
 
 Rows = Iterator[dict[str, Any]]
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from gossamer.emulation import EmulatedNetwork
-from gossamer.emulation.namespaces import DIRECTORY
+from gossamer.plan.emulation import EmulatedNetwork
+from gossamer.plan.emulation.namespaces import DIRECTORY
 
 PAYLOAD_BYTES = 1472
 

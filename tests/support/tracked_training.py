@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import gossamer
-from gossamer.checkpoint import digest
-from gossamer.session.session import Session
-from gossamer.world import World
+from gossamer.train.checkpoint import digest
+from gossamer.train.session.session import Session
+from gossamer.train.world import World
 
 EPOCHS, BATCHES = 3, 5  # a rank's, in each epoch
 

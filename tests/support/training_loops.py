@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
-from gossamer.checkpoint.state import AGREED_KEY
-from gossamer.core.layout import FlatTensors
-from gossamer.core.op_semantics import rank_order_mean as mean_of
-from gossamer.recipes.recipe import Recipe
-from gossamer.session.session import Session
-from gossamer.strategies import Strategy
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import Strategy
+from gossamer.base.layout import FlatTensors
+from gossamer.base.op_semantics import rank_order_mean as mean_of
+from gossamer.train.checkpoint.state import AGREED_KEY
+from gossamer.train.session.session import Session
 
 __all__ = [
     "LR",

@@ -13,10 +13,10 @@ import torch
 from support.kernel_codecs import Codec, Int8Nearest, Measured, Ternary, bits, numbers
 from torch import Tensor
 
+from gossamer.base.kernels import triton as kernels
+from gossamer.base.kernels.reference import float4, levels, onebit, quantize, sign_magnitude, ternary, twobit
+from gossamer.base.kernels.reference.residual import Residual
 from gossamer.errors import NotFinite, OutOfRange
-from gossamer.kernels import triton as kernels
-from gossamer.kernels.reference import float4, levels, onebit, quantize, sign_magnitude, ternary, twobit
-from gossamer.kernels.reference.residual import Residual
 
 # The interpreter's numpy tells of infinities, which kernels report in their own way.
 told = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")

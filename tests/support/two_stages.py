@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from gossamer.parallel import Boundary, CompressedStage
+from gossamer.train.parallel import Boundary, CompressedStage
 
 GPIPE = ["F0", "F1", "F2", "F3", "B0", "B1", "B2", "B3"]
 ONE_F_ONE_B = ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]

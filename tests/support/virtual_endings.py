@@ -12,14 +12,14 @@ from typing import Any
 from support.pairwise_partners import start_of
 from torch import Tensor
 
-from gossamer.core.layout import FlatTensors
-from gossamer.core.peer_ops import WORKER, Await, Elapsed, Peer, PeerScript
+from gossamer.algorithms.gossip.pairwise import Partner
+from gossamer.algorithms.gossip.pairwise_scripts import initiate
+from gossamer.base.layout import FlatTensors
+from gossamer.base.peer_ops import WORKER, Await, Elapsed, Peer, PeerScript
+from gossamer.comm.simulation import compute, simulate_peers
+from gossamer.comm.simulation.faulty_network import Cut, Fault, VirtualNetwork
 from gossamer.errors import GossamerError, PeerLost
-from gossamer.gossip.pairwise import Partner
-from gossamer.gossip.pairwise_scripts import initiate
-from gossamer.gossip.termination import Claim, TerminationProtocol
-from gossamer.simulation import compute, simulate_peers
-from gossamer.simulation.faulty_network import Cut, Fault, VirtualNetwork
+from gossamer.train.synchronizers.termination import Claim, TerminationProtocol
 
 LOOK_SECONDS = 0.02
 CALLERS = 12  # scripts that a worker has under way at once

@@ -8,19 +8,19 @@ from functools import cache, partial
 
 import torch
 
-from gossamer.auto.decision import RungChange, decide
-from gossamer.auto.ladder import admitted
-from gossamer.auto.measurement import MOST_STEPS, Measurement, StepSeconds
-from gossamer.auto.rule import Rule, RuleState
-from gossamer.auto.rung_cost import RungCost, rung_costs
-from gossamer.auto.slowdown import asks_for_look, slow_steps
-from gossamer.core.layout import Layout
-from gossamer.estimate.op_trace import trace_ops
-from gossamer.estimate.step_time import StepTimeEstimate, estimate_step_time
-from gossamer.estimate.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.algorithms.recipes.auto import Auto
+from gossamer.base.layout import Layout
+from gossamer.comm.network import read_network
 from gossamer.events import Attached
-from gossamer.network import read_network
-from gossamer.recipes.auto import Auto
+from gossamer.plan.estimate.step_time import StepTimeEstimate, estimate_step_time
+from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.train.auto.decision import RungChange, decide
+from gossamer.train.auto.ladder import admitted
+from gossamer.train.auto.measurement import MOST_STEPS, Measurement, StepSeconds
+from gossamer.train.auto.rule import Rule, RuleState
+from gossamer.train.auto.rung_cost import RungCost, rung_costs
+from gossamer.train.auto.slowdown import asks_for_look, slow_steps
+from gossamer.train.traffic.op_trace import trace_ops
 
 WORKERS = 4
 COMPUTING = 0.2  # seconds of a step

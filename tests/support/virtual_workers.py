@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from gossamer import events
-from gossamer.recipes.recipe import resolve
-from gossamer.runtime.open_sessions import unregister
-from gossamer.runtime.transport import Transport
-from gossamer.session.session import Session
-from gossamer.transports.simulated import SimulatedGroup
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.transport import Transport
+from gossamer.comm.runtime.open_sessions import unregister
+from gossamer.comm.simulated import SimulatedGroup
+from gossamer.train.session.session import Session
 
 Rule = Callable[[nn.Module], torch.optim.Optimizer]
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from support.synthetic_store import SyntheticRun, fill
 
-from gossamer.telemetry import insert, open_store
-from gossamer.watch.runs import WatchedRun
+from gossamer.observe.telemetry import insert, open_store
+from gossamer.observe.watch.runs import WatchedRun
 
 SCRIPT = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 KINDS = {

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 from support.wire_pairs import LIMIT, SERVED, authenticated_pair
 
-from gossamer.core.peer_ops import Pull, Push, Stamp
+from gossamer.base.kernels.crc import SHORT
+from gossamer.base.peer_ops import Pull, Push, Stamp
+from gossamer.comm.wire.connection_state import STAGING_BYTES, ConnectionState, ReceivedFrame
+from gossamer.comm.wire.frame_mac import HANDSHAKE, TAG_BYTES
+from gossamer.comm.wire.frames import HEADER_BYTES, Message
+from gossamer.comm.wire.messages import PING, encode_ask
 from gossamer.errors import MalformedError
-from gossamer.kernels.crc import SHORT
-from gossamer.transports.wire.connection_state import STAGING_BYTES, ConnectionState, ReceivedFrame
-from gossamer.transports.wire.frame_mac import HANDSHAKE, TAG_BYTES
-from gossamer.transports.wire.frames import HEADER_BYTES, Message
-from gossamer.transports.wire.messages import PING, encode_ask
 
 Frames = Sequence[bytes]
 Change = Callable[[random.Random, list[bytes]], bytes]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from gossamer.core.peer_ops import SERVER, WORKER, Peer
-from gossamer.transports.wire.authentication import Credentials
-from gossamer.transports.wire.connection_state import ConnectionState, ReceivedFrame
+from gossamer.base.peer_ops import SERVER, WORKER, Peer
+from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.wire.connection_state import ConnectionState, ReceivedFrame
 
 SERVED, ASKING = Peer(SERVER, 0), Peer(WORKER, 3)
 TOKEN = bytes(range(32))

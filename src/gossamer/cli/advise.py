@@ -10,22 +10,22 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from gossamer.advise.advice_file import Advice, ConfirmedRow, write_advice
-from gossamer.advise.advisor import Advisor, top
-from gossamer.advise.answer import Setting
-from gossamer.advise.measured_links import HOW, contradictions, read_links
-from gossamer.advise.page import write_advice_page
-from gossamer.advise.racing.race import RaceResult
+from gossamer.base.units import seconds_text
 from gossamer.cli.compare import target_option, train_for_record
 from gossamer.cli.console import columns, echo, progress, wide_console, wrapped
 from gossamer.cli.options import output_option
 from gossamer.cli.program import with_misplaced_options
 from gossamer.cli.worker import SECONDS, UNTIL
+from gossamer.comm.network import Network, read_network
 from gossamer.errors import GossamerError
-from gossamer.network import Network, read_network
 from gossamer.observe.comparison import compare
 from gossamer.observe.target import Target
-from gossamer.observe.units import seconds_text
+from gossamer.plan.advise.advice_file import Advice, ConfirmedRow, write_advice
+from gossamer.plan.advise.advisor import Advisor, top
+from gossamer.plan.advise.answer import Setting
+from gossamer.plan.advise.measured_links import HOW, contradictions, read_links
+from gossamer.plan.advise.page import write_advice_page
+from gossamer.plan.advise.racing.race import RaceResult
 
 HERE = "here"
 NOT_HERE = (

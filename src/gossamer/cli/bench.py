@@ -17,7 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.bench import (
+from gossamer.algorithms.compressors import Compressor
+from gossamer.cli.console import Say, progress, table, wide_console
+from gossamer.cli.options import output_option
+from gossamer.plan.bench import (
     ABOUT,
     ABOUT_PAIRS,
     KERNELS,
@@ -31,9 +34,6 @@ from gossamer.bench import (
     run_pair_benchmark,
     with_feedback,
 )
-from gossamer.cli.console import Say, progress, table, wide_console
-from gossamer.cli.options import output_option
-from gossamer.compressors import Compressor
 from gossamer.version import __version__
 
 SECONDS_EACH = 0.5  # of one process, or two, with one compressor in one round

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from gossamer.checkpoint.listing import CheckpointSummary, summaries
+from gossamer.base.units import bytes_text
 from gossamer.cli.console import say, table, wide_console
 from gossamer.errors import CheckpointError
-from gossamer.observe.units import bytes_text
+from gossamer.train.checkpoint.listing import CheckpointSummary, summaries
 
 COLUMNS = ("step", "workers", "size", "run", "recipe", "state")
 
@@ -32,7 +32,7 @@ def checkpoint_command(directory: Path, verify: bool, export_dcp: Path | None) -
         shown.add_row(*_row(each, directory))
     wide_console(200).print(shown)
     if export_dcp is not None:
-        from gossamer.checkpoint import dcp  # which takes torch a second to import
+        from gossamer.train.checkpoint import dcp  # which takes torch a second to import
 
         step = dcp.export(directory, export_dcp).step
         say(f"step {step} is in {export_dcp}, as model and optimizer of a torch.distributed.checkpoint.")

@@ -17,21 +17,21 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base import bounded_file
+from gossamer.base.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import Command, output_option, session_recipe
 from gossamer.cli.worker import SECONDS, UNTIL
-from gossamer.core import bounded_file
+from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
-from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
-from gossamer.network import read_network
 from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare
 from gossamer.observe.page import write_page
 from gossamer.observe.plot import check_matplotlib, plot
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target, read_target
-from gossamer.observe.units import bytes_text, rate_text, seconds_text, share_text, short
-from gossamer.profiling.profile_runs import profile_script
-from gossamer.recipes.recipe import resolve
+from gossamer.plan.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
+from gossamer.plan.profiling.profile_runs import profile_script
 
 WIDTH = 140  # of a table that goes into a file
 PROGRESS = ("gossamer: starting", "gossamer: step ")  # not what went wrong

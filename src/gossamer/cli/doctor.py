@@ -15,11 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gossamer import doctor as package
+from gossamer.base.units import bytes_text, seconds_text
 from gossamer.cli.console import Say, progress, table
 from gossamer.cli.emulation import Emulation, emulate, enter
 from gossamer.cli.options import Machines, emulation_option, machine_options, output_option
-from gossamer.doctor import (
+from gossamer.launch.elastic_launcher import launch
+from gossamer.launch.job import Job
+from gossamer.observe.control_sequences import SafeConsole
+from gossamer.observe.terminal import ranks_text
+from gossamer.plan import doctor as package
+from gossamer.plan.doctor import (
     VERSIONS,
     DoctorReport,
     HostReport,
@@ -30,11 +35,6 @@ from gossamer.doctor import (
     round_trip_text,
     verdict,
 )
-from gossamer.launch.elastic_launcher import launch
-from gossamer.launch.job import Job
-from gossamer.observe.control_sequences import SafeConsole
-from gossamer.observe.terminal import ranks_text
-from gossamer.observe.units import bytes_text, seconds_text
 from gossamer.version import __version__
 
 WORKER = Path(package.__file__).with_name("worker.py")

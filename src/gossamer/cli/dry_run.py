@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gossamer.algorithms.recipes.recipe import automatic, resolve
 from gossamer.cli.console import echo
+from gossamer.comm.network import Network
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.member_launcher import Elasticity
-from gossamer.network import Network
 from gossamer.observe.terminal import ranks_text
-from gossamer.recipes.recipe import automatic, resolve
 
 PRIVATE = ".run-*"  # of the run, removed at its end
 OWN_RECIPE = "the script's own, or EveryStep() + Dense() + Complete()"

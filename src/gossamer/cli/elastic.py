@@ -11,14 +11,14 @@ import click
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.options import Machines
 from gossamer.cli.servers import Start
-from gossamer.emulation import EmulationPlan
-from gossamer.emulation.namespaces import DIRECTORY
-from gossamer.environment import interfaces
+from gossamer.comm.environment import interfaces
 from gossamer.launch.job import Job
 from gossamer.launch.member_launcher import LOOPBACK, Elasticity, coordinate_run, launch_members
 from gossamer.launch.worker_range import MOST_WORKERS, WorkerRange
 from gossamer.observe.live import LiveView
-from gossamer.telemetry import MachineDesk
+from gossamer.observe.telemetry import MachineDesk
+from gossamer.plan.emulation import EmulationPlan
+from gossamer.plan.emulation.namespaces import DIRECTORY
 
 NO_TOKEN = (
     "--join takes the run's token, by which its workers know each other: copy the file that the first launcher names "

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gossamer.base.run_files import RunFiles
 from gossamer.cli.worker import HEADER_BYTES
-from gossamer.emulation import EmulatedNetwork, EmulationPlan, Fault, Schedule, plan
-from gossamer.emulation.capabilities import reentering
-from gossamer.emulation.shell import EmulationError
+from gossamer.comm.network import Network
 from gossamer.launch.job import Job
-from gossamer.launch.logs.run_files import RunFiles
-from gossamer.network import Network
 from gossamer.observe.record import NO_NETWORK, Record
+from gossamer.plan.emulation import EmulatedNetwork, EmulationPlan, Fault, Schedule, plan
+from gossamer.plan.emulation.capabilities import reentering
+from gossamer.plan.emulation.shell import EmulationError
 
 PACED = "GOSSAMER_PACED"
 REENTERED = "GOSSAMER_LAB_REENTERED"

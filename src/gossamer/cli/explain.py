@@ -12,26 +12,33 @@ from typing import Any
 
 import click
 
-from gossamer.auto.explanation import ladder_text
-from gossamer.auto.ladder import admitted, beginning
+from gossamer.algorithms.recipes.advice_reference import read_recipe
+from gossamer.algorithms.recipes.recipe import Recipe, automatic, resolve
+from gossamer.algorithms.strategies import (
+    AveragingStage,
+    FederatedStage,
+    GradientStage,
+    PeriodicSchedule,
+    Strategy,
+    SyncRound,
+)
+from gossamer.base.units import rate_text, seconds_text
 from gossamer.cli.console import echo
 from gossamer.cli.explain_federated import NO_STEP_TIME, explain_federated
 from gossamer.cli.options import output_option
 from gossamer.cli.program import with_misplaced_options
+from gossamer.comm.mesh.collective_selector import AUTO
+from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
-from gossamer.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
-from gossamer.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
-from gossamer.estimate.traffic import TrafficEstimate, bits_per_second_to_hide, estimate_traffic
 from gossamer.events import Attached
-from gossamer.network import read_network
-from gossamer.observe.units import rate_text, seconds_text
-from gossamer.profiling.profile_runs import ProfileError, assume_profile, profile_script
-from gossamer.profiling.synthetic_shapes import assumed
-from gossamer.profiling.user_script import attached_by
-from gossamer.recipes.advice_reference import read_recipe
-from gossamer.recipes.recipe import Recipe, automatic, resolve
-from gossamer.strategies import AveragingStage, FederatedStage, GradientStage, PeriodicSchedule, Strategy, SyncRound
-from gossamer.transports.mesh.collective_selector import AUTO
+from gossamer.plan.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
+from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
+from gossamer.plan.profiling.profile_runs import ProfileError, assume_profile, profile_script
+from gossamer.plan.profiling.synthetic_shapes import assumed
+from gossamer.plan.profiling.user_script import attached_by
+from gossamer.train.auto.explanation import ladder_text
+from gossamer.train.auto.ladder import admitted, beginning
+from gossamer.train.traffic.traffic import TrafficEstimate, bits_per_second_to_hide, estimate_traffic
 
 ASSUMED_PARAMETERS = 10_000_000
 MOST_PARAMETERS = 10**12

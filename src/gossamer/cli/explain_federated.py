@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.core.layout import Layout
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.base.layout import Layout
 from gossamer.errors import RecipeError
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.round_forecast import RoundForecast, forecast_round
 from gossamer.federated.script_file import load_script
-from gossamer.profiling.synthetic_shapes import assumed_shapes
-from gossamer.recipes.recipe import Recipe
-from gossamer.strategies.federated import FederatedStrategy
+from gossamer.plan.profiling.synthetic_shapes import assumed_shapes
 
 RECIPE = "GOSSAMER_RECIPE"  # what a session takes in place of a script's own
 NO_STEP_TIME = (

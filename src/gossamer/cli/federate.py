@@ -15,12 +15,12 @@ from typing import Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from gossamer.base.units import bytes_text, seconds_text, short
 from gossamer.cli.console import progress, say, table, wide_console
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
 from gossamer.cli.options import output_option
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.record import write
-from gossamer.observe.units import bytes_text, seconds_text, short
 from gossamer.version import __version__
 
 WIDTH = 140  # of a table that goes into a file

@@ -18,13 +18,13 @@ import click
 from gossamer.cli.console import echo, say
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
 from gossamer.cli.options import check_certificates, check_parent, check_recipe, check_token, output_option
-from gossamer.environment.run_token import check_token_file, make_token, read_token
+from gossamer.comm.environment.run_token import check_token_file, make_token, read_token
+from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.errors import ConnectError
-from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling
 
 if TYPE_CHECKING:
+    from gossamer.comm.rpc.sockets import Address, Tls
     from gossamer.federated.secure.roster import IdentityRoster
-    from gossamer.transports.rpc.sockets import Address, Tls
 
 PORT = 29600
 LEAVE_SECONDS = 1.8  # after a signal, whatever the user's code does
@@ -308,8 +308,8 @@ def _identities(path: Path | None) -> IdentityRoster | None:
 
 
 def _tls(folder: Path | None) -> Tls | None:
-    from gossamer.environment.run_settings import tls_contexts
-    from gossamer.transports.rpc.sockets import Tls
+    from gossamer.comm.environment.run_settings import tls_contexts
+    from gossamer.comm.rpc.sockets import Tls
 
     return None if folder is None else Tls(*tls_contexts(str(folder)))
 

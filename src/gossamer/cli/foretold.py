@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.core import bounded_file
-from gossamer.core.json_text import read_json
-from gossamer.observe.units import range_text, seconds_text, share_text
+from gossamer.base import bounded_file
+from gossamer.base.json_text import read_json
+from gossamer.base.units import range_text, seconds_text, share_text
 
 if TYPE_CHECKING:
     from gossamer.observe.record import Record  # which imports NumPy

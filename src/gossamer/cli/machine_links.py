@@ -8,12 +8,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from gossamer.environment.run_settings import tls_contexts
+from gossamer.comm.environment.run_settings import tls_contexts
+from gossamer.comm.rpc.sockets import Tls
 from gossamer.launch.agent_store import Met, nobody_asks
 from gossamer.launch.job import Job
 from gossamer.launch.member_launcher import Elasticity
-from gossamer.telemetry import FirstMachine, GlobalRanks, MachineDesk, OtherMachine, Uplink, to_coordinator
-from gossamer.transports.rpc.sockets import Tls
+from gossamer.observe.telemetry import FirstMachine, GlobalRanks, MachineDesk, OtherMachine, Uplink, to_coordinator
 
 FAREWELL_SECONDS = 5.0  # all end together, and a machine that was lost says nothing more
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 
+from gossamer.comm.network import Network, read_network
 from gossamer.errors import AttachError, ConnectError, GossamerError, RecipeError
-from gossamer.exporters.destination import FORMS, read_destination
 from gossamer.launch.job import interfaces
-from gossamer.network import Network, read_network
+from gossamer.observe.exporters.destination import FORMS, read_destination
 
 Command = Callable[..., Any]
 CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
@@ -32,8 +32,8 @@ def check_recipe(context: click.Context, option: click.Parameter, text: str | No
 
 def readable_recipe(text: str) -> str:
     """A recipe's text, of which workers are told; read from the advice where it is @FILE. Raises click.BadParameter."""
-    from gossamer.recipes.advice_reference import read_recipe
-    from gossamer.recipes.recipe import resolve
+    from gossamer.algorithms.recipes.advice_reference import read_recipe
+    from gossamer.algorithms.recipes.recipe import resolve
 
     try:
         text = read_recipe(text)
@@ -50,8 +50,8 @@ def check_session_recipe(context: click.Context, option: click.Parameter, text: 
 
 def session_recipe(text: str) -> str:
     """As readable_recipe, and refused where it is for devices to which no session is attached."""
-    from gossamer.recipes.recipe import resolve
-    from gossamer.strategies import FederatedStage
+    from gossamer.algorithms.recipes.recipe import resolve
+    from gossamer.algorithms.strategies import FederatedStage
 
     text = readable_recipe(text)
     stage = resolve(text).strategy.steady_stage
@@ -64,7 +64,7 @@ def session_recipe(text: str) -> str:
 
 
 def check_collective(context: click.Context, option: click.Parameter, wish: str | None) -> str | None:
-    from gossamer.transports.mesh.collective_selector import AUTO, check_wish
+    from gossamer.comm.mesh.collective_selector import AUTO, check_wish
 
     try:
         check_wish(wish or AUTO)
@@ -99,7 +99,7 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
 def check_token(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a token file that would protect nothing before anything starts."""
     if path is not None:
-        from gossamer.environment.run_token import check_token_file
+        from gossamer.comm.environment.run_token import check_token_file
 
         try:
             return check_token_file(path)
@@ -121,7 +121,7 @@ def check_certificates(context: click.Context, option: click.Parameter, folder: 
 def check_watch(context: click.Context, option: click.Parameter, wanted: bool) -> bool:
     """Refuse a page that could not be served before the run, not beside it."""
     if wanted:
-        from gossamer.watch.server import check_installed as check_page
+        from gossamer.observe.watch.server import check_installed as check_page
 
         try:
             check_page()

@@ -6,10 +6,10 @@ import sys
 
 import click
 
+from gossamer.algorithms.recipes.auto import Auto
+from gossamer.algorithms.recipes.catalog import NESTED, PRESETS, describe, example_of
+from gossamer.algorithms.recipes.recipe import KINDS, resolve
 from gossamer.cli.console import beside, columns, echo, wrapped
-from gossamer.recipes.auto import Auto
-from gossamer.recipes.catalog import NESTED, PRESETS, describe, example_of
-from gossamer.recipes.recipe import KINDS, resolve
 
 
 @click.command()

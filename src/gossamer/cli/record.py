@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from gossamer.base import bounded_file
 from gossamer.cli.options import output_option
-from gossamer.core import bounded_file
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.event_log import LOG_SUFFIX
 from gossamer.observe.plot import check_matplotlib, plot

@@ -14,22 +14,22 @@ from pathlib import Path
 
 import click
 
-from gossamer import rehearsal
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.strategies import AveragingStage, Stage
 from gossamer.cli.console import echo, say
 from gossamer.cli.emulation import enter
 from gossamer.cli.options import output_option, session_recipe
 from gossamer.cli.run import run
+from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
-from gossamer.estimate.step_time import estimate_step_time, is_predictable
-from gossamer.network import read_network
 from gossamer.observe.rank_record import warm_up
 from gossamer.observe.record import Record, write
-from gossamer.profiling.profile_runs import profile_script
-from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.rehearsal.model_shapes import find_shapes
-from gossamer.rehearsal.model_zoo import BUILT_IN
-from gossamer.rehearsal.report import RehearsalPlan, RehearsalRow, summary, to_json
-from gossamer.strategies import AveragingStage, Stage
+from gossamer.plan import rehearsal
+from gossamer.plan.estimate.step_time import estimate_step_time, is_predictable
+from gossamer.plan.profiling.profile_runs import profile_script
+from gossamer.plan.rehearsal.model_shapes import find_shapes
+from gossamer.plan.rehearsal.model_zoo import BUILT_IN
+from gossamer.plan.rehearsal.report import RehearsalPlan, RehearsalRow, summary, to_json
 
 WORKER = Path(rehearsal.__file__).with_name("worker.py")
 ENDLESS = 10**9  # steps; the profiler ends them

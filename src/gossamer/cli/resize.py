@@ -10,13 +10,13 @@ import click
 from gossamer.cli.console import echo
 from gossamer.cli.elastic_options import read_address
 from gossamer.cli.options import check_certificates
-from gossamer.environment.run_settings import run_tls, tls_contexts
-from gossamer.environment.run_token import check_token_file
+from gossamer.comm.elastic.remote_control import resize
+from gossamer.comm.environment.run_settings import run_tls, tls_contexts
+from gossamer.comm.environment.run_token import check_token_file
+from gossamer.comm.rpc.sockets import Tls
 from gossamer.errors import ConnectError
 from gossamer.launch.coordinator_link import RunCard, read_run_card
 from gossamer.launch.worker_range import MOST_WORKERS
-from gossamer.transports.elastic.remote_control import resize
-from gossamer.transports.rpc.sockets import Tls
 
 SECONDS = 5.0  # for the coordinator to answer
 NEITHER = (

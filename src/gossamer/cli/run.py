@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from gossamer.algorithms.collectives import COLLECTIVES
 from gossamer.cli.elastic_options import WorkerCount, join_option, listen_option
 from gossamer.cli.foretold import foretold_option
 from gossamer.cli.options import (
@@ -26,7 +27,6 @@ from gossamer.cli.options import (
 )
 from gossamer.cli.program import program_argument
 from gossamer.cli.trace_options import trace_options
-from gossamer.collectives import COLLECTIVES
 
 WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
 

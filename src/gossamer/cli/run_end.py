@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
+from gossamer.base.run_files import RunFiles, Stage
 from gossamer.cli.console import say
 from gossamer.cli.program import with_misplaced_options
 from gossamer.events import Ended
 from gossamer.launch.failure import Failure, Origin, Outcome
 from gossamer.launch.job import Job
 from gossamer.launch.logs.follow import log_path
-from gossamer.launch.logs.run_files import RunFiles, Stage
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.plot import plot

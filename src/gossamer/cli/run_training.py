@@ -7,6 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from gossamer.base.run_files import RunFiles
+from gossamer.base.tracing.step_range import StepRange
 from gossamer.cli.console import say
 from gossamer.cli.dry_run import show_plan
 from gossamer.cli.elastic import check_emulation, elastic_starter, read_elasticity
@@ -21,26 +23,24 @@ from gossamer.cli.run_end import explain_end, report, say_how_to_go_on
 from gossamer.cli.servers import Start, read_serving, starter
 from gossamer.cli.trace_options import check_profiled, trace_settings
 from gossamer.cli.watch import page_beside
-from gossamer.emulation import EmulationPlan, Fault, Schedule, read_fault
+from gossamer.comm.network import Network
+from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
 from gossamer.launch.failure import Outcome
 from gossamer.launch.job import Job, Serving
-from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.member_launcher import Elasticity
 from gossamer.launch.signal_forwarding import FORWARDED, SignalForwarder
 from gossamer.launch.stack_dumps import StackRequests
 from gossamer.launch.startup import Startup
 from gossamer.launch.worker_range import WorkerRange
-from gossamer.network import Network
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.live import LiveView
 from gossamer.observe.plot import check_matplotlib
+from gossamer.observe.telemetry import Collector
 from gossamer.observe.terminal import Terminal
-from gossamer.runtime.signal_handlers import handling
-from gossamer.telemetry import Collector
-from gossamer.tracing.step_range import StepRange
+from gossamer.plan.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.version import __version__
 
 WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not

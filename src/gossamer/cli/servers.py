@@ -10,12 +10,12 @@ import click
 
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.options import Machines
-from gossamer.emulation.namespaces import DIRECTORY
 from gossamer.launch.agent_store import Met, nobody_asks
 from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.failure import Outcome
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.peer_launcher import launch_peers
+from gossamer.plan.emulation.namespaces import DIRECTORY
 
 Start = Callable[..., Outcome]
 ONE_MACHINE = (

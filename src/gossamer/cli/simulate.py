@@ -12,20 +12,20 @@ from typing import Any
 
 import click
 
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.json_text import json_text
+from gossamer.base.units import bytes_text, seconds_text, short
 from gossamer.cli.compare import NO_LOSS, different_recipes
 from gossamer.cli.console import Say, progress, say, table, wide_console
 from gossamer.cli.options import output_option
 from gossamer.cli.simulated_costs import simulate_costs
-from gossamer.core.json_text import json_text
 from gossamer.errors import GossamerError
-from gossamer.estimate.workload_profile import WorkloadProfile
 from gossamer.observe.panels import COLORS, Curve, Panel, drawable, shortened
 from gossamer.observe.plot import check_matplotlib, plot_panel
-from gossamer.observe.units import bytes_text, seconds_text, short
-from gossamer.profiling.profile_runs import assume_profile, profile_script
-from gossamer.profiling.user_script import attached_by
-from gossamer.recipes.recipe import Recipe
-from gossamer.simulated_job import ForecastClock, JobProgress, NetworkSchedule, SimulatedJob
+from gossamer.plan.estimate.workload_profile import WorkloadProfile
+from gossamer.plan.profiling.profile_runs import assume_profile, profile_script
+from gossamer.plan.profiling.user_script import attached_by
+from gossamer.plan.simulated_job import ForecastClock, JobProgress, NetworkSchedule, SimulatedJob
 from gossamer.version import __version__
 
 WIDTH = 140  # of a table that goes into a file

@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.base.units import bytes_text, count_text, seconds_text, share_text
 from gossamer.cli.console import echo, say
-from gossamer.estimate.step_cost import StepCost, step_cost
+from gossamer.comm.network import read_network
 from gossamer.events import Attached
-from gossamer.network import read_network
-from gossamer.observe.units import bytes_text, count_text, seconds_text, share_text
-from gossamer.profiling.profile_runs import assume_profile
-from gossamer.profiling.synthetic_shapes import assumed, attached_to
-from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.rehearsal.model_shapes import find_shapes
+from gossamer.plan.estimate.step_cost import StepCost, step_cost
+from gossamer.plan.profiling.profile_runs import assume_profile
+from gossamer.plan.profiling.synthetic_shapes import assumed, attached_to
+from gossamer.plan.rehearsal.model_shapes import find_shapes
 
 HEADINGS = ("recipe", "seconds a step", "waiting", "sent by each", "busiest sends", "messages", "held to decode")
 SAYS = (

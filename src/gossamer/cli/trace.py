@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
+from gossamer.base.tracing.record_format import SpanKind, Untraced
+from gossamer.base.tracing.step_range import StepRange
 from gossamer.cli.console import echo
 from gossamer.cli.options import check_parent
 from gossamer.cli.trace_options import check_steps
 from gossamer.errors import GossamerError
-from gossamer.trace import chrome, perfetto
-from gossamer.trace.clock_alignment import describe
-from gossamer.trace.picture import draw
-from gossamer.trace.span_files import ProcessSpans, missing_ranks, read_run
-from gossamer.trace.timeline import Timeline, build
-from gossamer.tracing.record_format import SpanKind, Untraced
-from gossamer.tracing.step_range import StepRange
+from gossamer.observe.trace import chrome, perfetto
+from gossamer.observe.trace.clock_alignment import describe
+from gossamer.observe.trace.picture import draw
+from gossamer.observe.trace.span_files import ProcessSpans, missing_ranks, read_run
+from gossamer.observe.trace.timeline import Timeline, build
 
 WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
     ".pftrace": perfetto.pack,

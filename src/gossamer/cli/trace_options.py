@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from gossamer.tracing import active
-from gossamer.tracing.step_range import StepRange, read_steps
+from gossamer.base.tracing import active
+from gossamer.base.tracing.step_range import StepRange, read_steps
 
 Command = Callable[..., Any]
 
@@ -30,7 +30,7 @@ trace_option = click.option(
 
 
 def check_ranks(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    from gossamer.session.operator_profile import read_ranks  # imports torch, which a command's help does without
+    from gossamer.train.session.operator_profile import read_ranks  # imports torch, which a command's help does without
 
     try:
         if text is not None:
@@ -62,7 +62,7 @@ def check_profiled(steps: StepRange | None, profiled: str | None, world: int | N
         raise click.UsageError(
             "--torch-profiler profiles the steps that --trace names, and it names none: add --trace 100:102"
         )
-    from gossamer.session.operator_profile import read_ranks
+    from gossamer.train.session.operator_profile import read_ranks
 
     ranks = read_ranks(profiled) or frozenset()
     if world is not None and (beyond := sorted(rank for rank in ranks if rank >= world)):
@@ -77,7 +77,7 @@ def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) ->
     """What the environment of workers says of it."""
     if steps is None:
         return {}
-    from gossamer.session.operator_profile import PROFILED
+    from gossamer.train.session.operator_profile import PROFILED
 
     told = {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
     return told if profiled is None else told | {PROFILED: profiled}

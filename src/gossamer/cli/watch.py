@@ -10,10 +10,10 @@ import click
 
 from gossamer.cli.console import echo, say
 from gossamer.observe.control_sequences import SafeConsole
-from gossamer.watch.ingestion import ingesting, writable
-from gossamer.watch.runs import WatchedRun, find_runs
-from gossamer.watch.server import PageServer
-from gossamer.watch.terminal_view import watch_in_terminal
+from gossamer.observe.watch.ingestion import ingesting, writable
+from gossamer.observe.watch.runs import WatchedRun, find_runs
+from gossamer.observe.watch.server import PageServer
+from gossamer.observe.watch.terminal_view import watch_in_terminal
 
 OPENED = "watch this run at {link} (with its token, the link lets in whoever has it)"
 

@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from gossamer import events
-from gossamer.emulation.interface_counters import sent_bytes
-from gossamer.environment.run_settings import restarts_alone
+from gossamer.base.run_files import RUN_DIRECTORY, RunFiles
+from gossamer.comm.environment.run_settings import restarts_alone
+from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.launch import worker
-from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles
 from gossamer.launch.stack_dumps import DumpOnSignal
 from gossamer.launch.startup import StageMarks
 from gossamer.observe.aside_log import Aside
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import TargetWatch, read_target
-from gossamer.runtime.open_sessions import open_sessions
+from gossamer.plan.emulation.interface_counters import sent_bytes
 
 HEADER_BYTES = "GOSSAMER_LAB_HEADER_BYTES"
 UNTIL, SECONDS = "GOSSAMER_UNTIL", "GOSSAMER_SECONDS"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gossamer.core import rng
+from gossamer.base import rng
 from gossamer.errors import LoopError
 from gossamer.federated.client.functions import ClientFunction, Round, Update
 from gossamer.federated.model_state import ModelState

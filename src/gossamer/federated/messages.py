@@ -12,8 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from gossamer.core.json_text import read_json
-from gossamer.core.peer_ops import SERVER, Peer
+from gossamer.base.json_text import read_json
+from gossamer.base.peer_ops import SERVER, Peer
 from gossamer.errors import MalformedError
 
 CLIENT = "client"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.errors import AttachError
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gossamer.compressors import Compressor
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.strategies.federated import FederatedStrategy
 from gossamer.errors import RecipeError
-from gossamer.recipes.recipe import Recipe, resolve
-from gossamer.strategies.federated import FederatedStrategy
 
 
 class RecipeTerms(NamedTuple):

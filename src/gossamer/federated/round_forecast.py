@@ -8,13 +8,13 @@ from math import ceil
 
 import torch
 
-from gossamer.compressors import Compressor
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import payload_bytes
-from gossamer.parameter_server import shard_message
-from gossamer.recipes.recipe import Recipe
-from gossamer.strategies.federated import FederatedStrategy, SecureAggregation
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies.federated import FederatedStrategy, SecureAggregation
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.ops import payload_bytes
+from gossamer.train.parameter_server import shard_message
 
 STEADY = 2**40  # a round after any warm-up
 ROUNDS = (10, 100, 1000)  # for which a privacy loss is told

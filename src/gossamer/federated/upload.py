@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gossamer.core.ops import Payload, payload_bytes
+from gossamer.base.ops import Payload, payload_bytes
 from gossamer.errors import MalformedError
 
 MOST_DIMENSIONS = 8

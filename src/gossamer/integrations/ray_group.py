@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gossamer.environment.rendezvous import leave_meeting
-from gossamer.environment.run_token import TOKEN_BYTES, make_token
-from gossamer.world import init
+from gossamer.comm.environment.rendezvous import leave_meeting
+from gossamer.comm.environment.run_token import TOKEN_BYTES, make_token
+from gossamer.train.world import init
 
 LOOPBACK = "127.0.0.1"
 TOKEN_FILE = "GOSSAMER_TOKEN_FILE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gossamer.errors import CheckpointError
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 FOLDER = "gossamer"  # in the library's own directory of one checkpoint
 

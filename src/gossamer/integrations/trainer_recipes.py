@@ -7,11 +7,11 @@ from typing import Any
 from accelerate.data_loader import DataLoaderDispatcher
 
 from gossamer import events
+from gossamer.algorithms.strategies import GradientStage
 from gossamer.errors import AttachError
-from gossamer.moments.take_over import RULES, ownership
-from gossamer.reducer.parameter_views import trainable
-from gossamer.session.session import Session
-from gossamer.strategies import GradientStage
+from gossamer.train.moments.take_over import RULES, ownership
+from gossamer.train.reducer.parameter_views import trainable
+from gossamer.train.session.session import Session
 
 
 def refuse_contradictions(session: Session, args: Any) -> None:

@@ -23,10 +23,10 @@ from gossamer.integrations.trainer_recipes import (
     tell_of_dispatching,
     trains_apart,
 )
-from gossamer.reducer.parameter_views import copy_parameters, state_of
-from gossamer.session.attach import attach
-from gossamer.session.recipe_choice import Written
-from gossamer.session.session import Session
+from gossamer.train.reducer.parameter_views import copy_parameters, state_of
+from gossamer.train.session.attach import attach
+from gossamer.train.session.recipe_choice import Written
+from gossamer.train.session.session import Session
 
 require_library("transformers", "5.23", extra="transformers")
 

@@ -13,9 +13,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from gossamer.environment.interruptible_call import interruptible
-from gossamer.environment.listening import LOOPBACK, dialable
-from gossamer.environment.wait_timeout import USUAL_SECONDS, engine_timeout
+from gossamer.comm.environment.interruptible_call import interruptible
+from gossamer.comm.environment.listening import LOOPBACK, dialable
+from gossamer.comm.environment.wait_timeout import USUAL_SECONDS, engine_timeout
 from gossamer.launch.job import Job
 from gossamer.launch.rendezvous import listen_at, split_endpoint
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gossamer.core import bounded_file
+from gossamer.base import bounded_file
 from gossamer.errors import ConnectError, require
 
 RUN_CARD = "coordinator.json"

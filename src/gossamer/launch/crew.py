@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from gossamer.environment.wait_timeout import duration, waiting_for
+from gossamer.comm.environment.wait_timeout import duration, waiting_for
 from gossamer.launch.coordinator_link import CoordinatorLink
 from gossamer.launch.failure import Failure, Origin, Outcome, cause
 from gossamer.launch.logs.follow import log_path

@@ -10,22 +10,22 @@ from types import FrameType
 
 from torch.distributed import DistError
 
-from gossamer.environment.run_token import check_token_file, make_token_file
-from gossamer.environment.wait_timeout import duration, timeout_seconds, waiting_for
+from gossamer.base.run_files import RunFiles
+from gossamer.comm.environment.run_token import check_token_file, make_token_file
+from gossamer.comm.environment.wait_timeout import duration, timeout_seconds, waiting_for
+from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.errors import ConnectError
 from gossamer.launch.agent_store import AgentRendezvous, Met, nobody_asks
 from gossamer.launch.failure import LOOK_SECONDS, Failure, cause
 from gossamer.launch.failure import Outcome as Outcome
 from gossamer.launch.job import NO_SERVERS, Job
 from gossamer.launch.logs.follow import Follower, Show
-from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.peer_launcher import launch_peers
 from gossamer.launch.periodic import PeriodicTask
 from gossamer.launch.rendezvous import reach
 from gossamer.launch.stop_request import StopRequest
 from gossamer.launch.worker_agent import LauncherStopped, WorkerAgent
-from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling
 
 
 def launch(

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gossamer.base.run_files import RUN_DIRECTORY
 from gossamer.errors import RecipeError, require
-from gossamer.launch.logs.run_files import RUN_DIRECTORY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class Job:
         """
         if self.recipe is None or self.workers == 1 or self.rendezvous is not None or self.prefix:
             return False
-        from gossamer.recipes.recipe import resolve  # imports torch, which a command's help does without
-        from gossamer.strategies import GossipStage
+        from gossamer.algorithms.recipes.recipe import resolve  # imports torch, which a command's help does without
+        from gossamer.algorithms.strategies import GossipStage
 
         try:
             stages = resolve(self.recipe).strategy.stages
@@ -105,7 +105,7 @@ def loopback() -> str:
     return "lo0" if sys.platform == "darwin" else "lo"
 
 
-SERVER = (sys.executable, "-u", "-m", "gossamer.parameter_server")
+SERVER = (sys.executable, "-u", "-m", "gossamer.train.parameter_server")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,13 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from gossamer.core.peer_ops import Answer, Ask
+from gossamer.base.peer_ops import Answer, Ask
+from gossamer.comm.elastic.coordinator_server import CoordinatorServer
+from gossamer.comm.elastic.remote_control import ask_status
+from gossamer.comm.rpc.sockets import Tls
 from gossamer.errors import ConnectError
 from gossamer.launch.process import POLL_SECONDS
 from gossamer.launch.worker_range import WorkerRange
-from gossamer.transports.elastic.coordinator_server import CoordinatorServer
-from gossamer.transports.elastic.remote_control import ask_status
-from gossamer.transports.rpc.sockets import Tls
 
 REACH_SECONDS = 1.9
 SURVIVOR_SECONDS = 30.0  # for workers that outlived the first launcher to report: they dial twice a second

@@ -12,11 +12,14 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from gossamer.core.peer_ops import Answer, Ask
-from gossamer.environment.network_interfaces import interface_towards
-from gossamer.environment.run_settings import tls_contexts
-from gossamer.environment.run_token import check_token_file, make_token_file
-from gossamer.environment.wait_timeout import timeout_seconds
+from gossamer.base.peer_ops import Answer, Ask
+from gossamer.base.run_files import RunFiles
+from gossamer.comm.environment.network_interfaces import interface_towards
+from gossamer.comm.environment.run_settings import tls_contexts
+from gossamer.comm.environment.run_token import check_token_file, make_token_file
+from gossamer.comm.environment.wait_timeout import timeout_seconds
+from gossamer.comm.rpc.sockets import Tls
+from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.errors import require
 from gossamer.launch.coordinator_link import CoordinatorLink, RemoteCoordinator, RunCard
 from gossamer.launch.crew import Crew, CrewOrders
@@ -25,7 +28,6 @@ from gossamer.launch.failure import LOOK_SECONDS, Outcome
 from gossamer.launch.job import Job
 from gossamer.launch.local_coordinator import LocalCoordinator, check_joinable
 from gossamer.launch.logs.follow import Show
-from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.member_process import MemberProcess
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.periodic import PeriodicTask
@@ -33,8 +35,6 @@ from gossamer.launch.process import POLL_SECONDS, ManagedProcess, end_all
 from gossamer.launch.rendezvous import in_namespace
 from gossamer.launch.stop_request import StopRequest, end_by_request
 from gossamer.launch.worker_range import WorkerRange
-from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling
-from gossamer.transports.rpc.sockets import Tls
 
 LOOPBACK = "127.0.0.1"
 JOURNAL = "coordinator-journal"

@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import Mapping
 
+from gossamer.base.run_files import RunFiles, Stage, read_json
 from gossamer.launch.failure import Failure, from_exit, from_report
 from gossamer.launch.job import Job
 from gossamer.launch.logs.follow import Show, WorkerLog
-from gossamer.launch.logs.run_files import RunFiles, Stage, read_json
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.process import ManagedProcess
 from gossamer.launch.restart_policy import RestartPolicy

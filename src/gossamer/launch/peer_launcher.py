@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from gossamer.environment import worker_registry
-from gossamer.environment.network_interfaces import interfaces
-from gossamer.environment.run_token import check_token_file, make_token_file
+from gossamer.base.run_files import RunFiles
+from gossamer.comm.environment import worker_registry
+from gossamer.comm.environment.network_interfaces import interfaces
+from gossamer.comm.environment.run_token import check_token_file, make_token_file
+from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.errors import ConnectError, require
 from gossamer.launch.failure import LOOK_SECONDS, Outcome
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.follow import Show
-from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.periodic import PeriodicTask
 from gossamer.launch.ports import free_endpoints
 from gossamer.launch.rendezvous import serve_store
 from gossamer.launch.stop_request import StopRequest
 from gossamer.launch.supervisor import Supervisor
-from gossamer.runtime.signal_handlers import STOP_SIGNALS, handling
 
 LOOPBACK = "127.0.0.1"
 # Variables that an outer launcher, or a run that this one is part of, may have set

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from gossamer.runtime.signal_handlers import STOP_SIGNALS
+from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS
 
 
 class PeriodicTask:

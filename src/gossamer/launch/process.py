@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from gossamer.base.run_files import RunFiles, Stage, write_json
 from gossamer.launch.failure import from_exit
-from gossamer.launch.logs.run_files import RunFiles, Stage, write_json
 from gossamer.launch.parent_watchdog import OrphanReaper
 
 POLL_SECONDS = 0.02

@@ -16,9 +16,9 @@ from typing import TypeVar
 import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from gossamer.environment import interface_towards, interfaces
-from gossamer.environment.listening import listen_as, names_this_machine
-from gossamer.environment.wait_timeout import VARIABLE, duration, waiting_for
+from gossamer.comm.environment import interface_towards, interfaces
+from gossamer.comm.environment.listening import listen_as, names_this_machine
+from gossamer.comm.environment.wait_timeout import VARIABLE, duration, waiting_for
 from gossamer.errors import ConnectError
 
 DIAL_SECONDS = 5.0  # of one attempt, where nobody answers

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from gossamer.base.run_files import RunFiles
 from gossamer.launch import stack_dumps
-from gossamer.launch.logs.run_files import RunFiles
 from gossamer.launch.stack_dumps import StackRequests
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from gossamer.base.run_files import RunFiles
 from gossamer.events import Attached, Event, Stalled, StepEnded
-from gossamer.launch.logs.run_files import RunFiles
 
 SIGNAL = signal.SIGUSR1
 # Those that wait for the same silent worker tell of it within a few seconds of each other

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from gossamer.base.run_files import RunFiles, Stage, write_json
 from gossamer.events import Attached, Event, Joined, LeftRun, ResidualTold, WithoutSession
 from gossamer.launch.job import Job
-from gossamer.launch.logs.run_files import RunFiles, Stage, write_json
 
 REACHED = {
     Stage.ENTERED: "{reached} of {count} imported torch",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from gossamer.launch.logs.run_files import RunFiles
+from gossamer.base.run_files import RunFiles
 from gossamer.launch.process import ManagedProcess, end_all
 
 # A wrapper that hands Ctrl-C on, such as `uv run`, gives the launcher two for one

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from gossamer.base.run_files import RunFiles, read_json
 from gossamer.errors import PeerLost
 from gossamer.launch.failure import Failure, Outcome, cause, from_exit, from_report
 from gossamer.launch.job import Job, Serving
 from gossamer.launch.logs.follow import Show, WorkerLog
-from gossamer.launch.logs.run_files import RunFiles, read_json
 from gossamer.launch.logs.streams import ProcessLog, ServerLog, server_log_path
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.process import POLL_SECONDS, ManagedProcess, end_all, placed

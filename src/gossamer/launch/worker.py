@@ -21,12 +21,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gossamer.base.run_files import RUN_DIRECTORY, RunFiles, Stage, write_json
+from gossamer.comm.runtime import interruption
+from gossamer.comm.runtime.open_sessions import open_sessions
+from gossamer.comm.runtime.uncaught_errors import is_users, shortened
 from gossamer.launch.failure import Origin, is_echo
 from gossamer.launch.logs.patient_file import PatientFile
-from gossamer.launch.logs.run_files import RUN_DIRECTORY, RunFiles, Stage, write_json
-from gossamer.runtime import interruption
-from gossamer.runtime.open_sessions import open_sessions
-from gossamer.runtime.uncaught_errors import is_users, shortened
 
 Finish = Callable[[bool], None]  # is told whether the script failed
 

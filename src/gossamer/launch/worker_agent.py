@@ -18,10 +18,10 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
+from gossamer.base.run_files import RunFiles, read_json
 from gossamer.launch.agent_store import AgentRendezvous
 from gossamer.launch.failure import Failure, from_exit, from_report
 from gossamer.launch.job import Job
-from gossamer.launch.logs.run_files import RunFiles, read_json
 from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.process import ManagedProcess, end_all
 from gossamer.launch.stop_request import StopRequest, end_by_request

@@ -20,5 +20,9 @@ panels             what both show: curves, their names' places, bars of a step
 svg                the page's pictures, without a library
 stacks             Python stacks of all ranks side by side, equal ones merged
 target             ends a run once a metric is good enough or time is up
-units              numbers as text: 1.2 MB, 34 ms, 12 %
+
+telemetry/         the run's store: numbers of all ranks and machines, in one SQLite file
+watch/             the page that shows a run while it trains
+exporters/         numbers for TensorBoard, W&B, MLflow, Prometheus and OTLP
+trace/             spans of all ranks, merged into one timeline
 """

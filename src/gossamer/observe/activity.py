@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from gossamer.base.flight_recorder import NOTHING, FlightRecorder, NotedOperation
 from gossamer.observe.event_log import Entry
-from gossamer.runtime.flight_recorder import NOTHING, FlightRecorder, NotedOperation
 
 
 class ActivityWatch:

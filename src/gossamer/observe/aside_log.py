@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gossamer import events
-from gossamer.environment.rank_environment import rank_environment
+from gossamer.base import flight_recorder
+from gossamer.comm.environment.rank_environment import rank_environment
 from gossamer.events import Event, GroupChanged, Joined, LinksOpened, Noticed, Parted, Skipped
 from gossamer.observe.activity import ActivityWatch
 from gossamer.observe.event_log import Entry, LineFile
 from gossamer.observe.flight_dump import flight_path, write_flight
 from gossamer.observe.link_watch import LinkWatch
 from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
-from gossamer.runtime import flight_recorder
 
 VITALS_SECONDS = 2.0
 MOST_WARNINGS = 200  # of a process: a loop that warns in every step says nothing new

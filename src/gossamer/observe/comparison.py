@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.core.bounded_mean import mean_of
+from gossamer.base.bounded_mean import mean_of
 from gossamer.observe.record import Record
 from gossamer.observe.target import Target
 

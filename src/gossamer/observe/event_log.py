@@ -18,8 +18,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from gossamer.core import bounded_file
-from gossamer.core.json_text import json_text, read_json
+from gossamer.base import bounded_file
+from gossamer.base.json_text import json_text, read_json
 from gossamer.events import (
     Attached,
     Closed,

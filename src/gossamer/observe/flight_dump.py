@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.core import bounded_file
-from gossamer.runtime.flight_recorder import FlightRecorder
+from gossamer.base import bounded_file
+from gossamer.base.flight_recorder import FlightRecorder
 
 FORMAT_VERSION = "2.10"  # of what torchfrtrace reads
 PREFIX = "gossamer_rank_"  # of its files' names, before the rank

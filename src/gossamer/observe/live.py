@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gossamer.base.units import bytes_text, seconds_text, share_text, short
 from gossamer.observe.recorder import live_path
-from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 
 WINDOW_LINES = 40
 MOST_LINE_BYTES = 2**24  # of a line; what is longer is not read

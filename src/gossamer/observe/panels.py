@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
+from gossamer.base.units import BYTE_UNITS
 from gossamer.observe.record import Record
-from gossamer.observe.units import BYTE_UNITS
 
 # Safe for color-blind readers (Okabe and Ito)
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#3B8FC4", "#000000")

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gossamer.core.bounded_mean import mean_of
-from gossamer.core.differing_tensor import differing_tensor
-from gossamer.core.json_text import json_text
+from gossamer.base.bounded_mean import mean_of
+from gossamer.base.differing_tensor import differing_tensor
+from gossamer.base.json_text import json_text
 from gossamer.events import Ended
 from gossamer.observe.event_log import read_entries, truncated_path
 from gossamer.observe.rank_record import Point, RankRecord, replay

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gossamer import events
+from gossamer.base.units import bytes_text, seconds_text, share_text, short
 from gossamer.events import Attached, Closed, Ended, Event, Logged, StepEnded
 from gossamer.observe import record as records
 from gossamer.observe.event_log import LOG_SUFFIX, Entry, EventLog, LineFile
@@ -19,7 +20,6 @@ from gossamer.observe.live import Progress
 from gossamer.observe.rank_record import Tally
 from gossamer.observe.recorder import LiveLines
 from gossamer.observe.status_line import StatusLine, standard_error
-from gossamer.observe.units import bytes_text, seconds_text, share_text, short
 
 REWRITE_SECONDS = 60.0  # at most between two writings of a record while training goes on; at first it doubles
 REWRITE_SHARE = 0.005  # of the time, at most

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.core import bounded_file
+from gossamer.base import bounded_file
 
 HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)[^(]*\(most recent call first\):")
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')

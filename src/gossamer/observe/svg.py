@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from gossamer.base.units import short
 from gossamer.observe.panels import COMMUNICATION, TRAINING, Curve, Panel, Part, StepBars, spread_apart, ticks
-from gossamer.observe.units import short
 
 FONT = 12  # pixels
 LETTER = 0.6 * FONT  # the widest that a letter of a name is, on average

@@ -12,10 +12,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from gossamer.base.units import bytes_text, count_text, seconds_text, share_text, short
 from gossamer.observe.control_sequences import in_one_line, without_controls
 from gossamer.observe.live import LiveView
 from gossamer.observe.record import Record
-from gossamer.observe.units import bytes_text, count_text, seconds_text, share_text, short
 
 RANK_STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
 PLAIN_SECONDS = 5.0

@@ -7,16 +7,16 @@ import torch
 from support.federations import federate
 from torch import Tensor
 
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import LocalPrivacy
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import FlatTensors, Layout
 from gossamer.errors import MismatchError, NotFinite
 from gossamer.federated.client.contribution import contribution_context, encode
 from gossamer.federated.client.store import ClientState
 from gossamer.federated.privacy.clipping import clip_factor, common_norm
 from gossamer.federated.privacy.random_bits import SeededBits
-from gossamer.parameter_server import shard_message
-from gossamer.recipes.recipe import resolve
-from gossamer.strategies.federated import LocalPrivacy
+from gossamer.train.parameter_server import shard_message
 
 LAYOUT = Layout.of({"weight": (64, 32), "bias": (64,)})
 BOUND = 8.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.fake_disk import watched
 
-from gossamer.core.peer_ops import Stamp
+from gossamer.base.peer_ops import Stamp
 from gossamer.errors import CheckpointError
 from gossamer.federated.client.directory_store import DirectoryStore
 from gossamer.federated.client.store import ClientState, PendingContribution

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from gossamer.algorithms.strategies.federated import SCAFFOLD, FedAvg, FederatedStrategy, FedNova, FedProx
 from gossamer.errors import LoopError
 from gossamer.federated.client.local_training import LocalTraining
 from gossamer.federated.model_state import ModelState
-from gossamer.strategies.federated import SCAFFOLD, FedAvg, FederatedStrategy, FedNova, FedProx
 
 Loop = Callable[[nn.Module], Any]
 

@@ -10,16 +10,16 @@ from support.federations import federate, one_pass
 from support.secure_federations import secure_recipe
 from torch import nn
 
-from gossamer.core.peer_ops import Peer, Pull, Pulled, Push, Receipt
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import FedAvg, LocalWork, SecureAggregation
+from gossamer.base.peer_ops import Peer, Pull, Pulled, Push, Receipt
 from gossamer.errors import AttachError, MalformedError
 from gossamer.federated import Round, Update
 from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER, Report, SecureTask, Task, decode, encode
 from gossamer.federated.model_state import ModelState
-from gossamer.parameter_server.delta_chain import ABOUT_SNAPSHOT
-from gossamer.recipes.recipe import resolve
-from gossamer.strategies.federated import FedAvg, LocalWork, SecureAggregation
+from gossamer.train.parameter_server.delta_chain import ABOUT_SNAPSHOT
 
 
 def plain_recipe() -> ClientRecipe:

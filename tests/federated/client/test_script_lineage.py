@@ -14,14 +14,14 @@ import torch
 from support.federated_faults import WholeNumbers, WholeSteps, check_conserved, sparse
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Int8, TopK
-from gossamer.core.peer_ops import Arrived, Peer, Push, Receipt
+from gossamer.algorithms.compressors import Compressor, Int8, TopK
+from gossamer.algorithms.strategies.federated import LocalPrivacy
+from gossamer.base.peer_ops import Arrived, Peer, Push, Receipt
 from gossamer.errors import MismatchError
 from gossamer.federated.client.script import ClientRecipe, Train, participate
 from gossamer.federated.messages import CLIENT, REPORT
 from gossamer.federated.server import journal
 from gossamer.federated.server.rounds import Rounds
-from gossamer.strategies.federated import LocalPrivacy
 
 VERSIONS = 8
 

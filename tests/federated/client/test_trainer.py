@@ -11,6 +11,7 @@ import torch
 from support.federations import data_of, model_of, one_pass
 from torch import Tensor, nn
 
+from gossamer.algorithms.strategies.federated import FedAvg, FederatedStrategy
 from gossamer.errors import LoopError
 from gossamer.federated import Round, SGDSteps, Update
 from gossamer.federated.client.functions import stepping
@@ -20,7 +21,6 @@ from gossamer.federated.messages import Task
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.simulate import Simulation
 from gossamer.federated.virtual.vectorized_training import ManyAtOnce
-from gossamer.strategies.federated import FedAvg, FederatedStrategy
 
 Function = Callable[[nn.Module, Round], Update]
 

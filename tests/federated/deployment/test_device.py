@@ -13,7 +13,7 @@ from support.federations import model_of, one_pass
 from support.rpc_endpoints import wait_until
 from torch import nn
 
-from gossamer.core.peer_ops import PeerOp, Push
+from gossamer.base.peer_ops import PeerOp, Push
 from gossamer.errors import CheckpointError, ConnectError, PeerLost
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.deployment.device import DeviceOptions, FederationDevice

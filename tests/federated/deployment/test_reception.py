@@ -12,16 +12,16 @@ import pytest
 import torch
 from support.deployed_federations import TOKEN, join, server
 
-from gossamer.core.peer_ops import Arrived, Elapsed, Peer, PeerJoined, PeerLeft, Pull, Push, Receipt, Reply, Stamp
+from gossamer.base.peer_ops import Arrived, Elapsed, Peer, PeerJoined, PeerLeft, Pull, Push, Receipt, Reply, Stamp
+from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.wire.connection_state import ConnectionState
+from gossamer.comm.wire.messages import encode_ask
 from gossamer.federated.deployment import files
 from gossamer.federated.deployment.enrollment import Enrollment
 from gossamer.federated.deployment.invitations import DEVICE, JOIN, LEAVE, RUN, UNKNOWN, Invitation
 from gossamer.federated.deployment.limits import largest_frame_bytes
 from gossamer.federated.deployment.server import FederationServer
 from gossamer.federated.messages import PART, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
-from gossamer.transports.wire.authentication import Credentials
-from gossamer.transports.wire.connection_state import ConnectionState
-from gossamer.transports.wire.messages import encode_ask
 
 A, B, C = (Peer(DEVICE, 1000 + number) for number in range(3))
 

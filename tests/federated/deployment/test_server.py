@@ -14,11 +14,11 @@ from support.federations import model_of, one_pass
 from support.rpc_endpoints import wait_until
 from torch import nn
 
+from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
 from gossamer.errors import CheckpointError, MismatchError, RecipeError
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.script_file import ScriptFile
 from gossamer.federated.server.selection import LeastTrained, WithinDeadline
-from gossamer.strategies.federated.privacy.loss import gaussian_epsilon
 
 PRIVATE = "FedAvg(fraction=1.0, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01, budget={:g}))"
 

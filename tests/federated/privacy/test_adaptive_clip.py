@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gossamer.algorithms.strategies.federated import CentralPrivacy
 from gossamer.federated.privacy.adaptive_clip import next_clip
 from gossamer.federated.privacy.privacy_guard import PrivacyGuard
 from gossamer.federated.privacy.random_bits import SeededBits
 from gossamer.federated.server.contributions.contribution_sum import PrivateSum
-from gossamer.strategies.federated import CentralPrivacy
 
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.8])

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from gossamer.algorithms.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SKELLAM
 from gossamer.federated.privacy import integer_noise as integer_noise_module
 from gossamer.federated.privacy.integer_noise import integer_noise
 from gossamer.federated.privacy.random_bits import SeededBits, Words
-from gossamer.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SKELLAM
 
 COUNT = 200_000
 LARGEST_Z = 4.5

@@ -6,15 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.compressors import Dense
+from gossamer.algorithms.compressors import Dense
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import (
+    CentralPrivacy,
+    DistributedPrivacy,
+    FedAvg,
+    LocalPrivacy,
+    SecureAggregation,
+)
+from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
 from gossamer.errors import AttachError, RecipeError
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.privacy.poisson_selection import PoissonSelection
 from gossamer.federated.privacy.privacy_guard import PrivacyGuard, guard_for, private_selection
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
-from gossamer.recipes.recipe import resolve
-from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FedAvg, LocalPrivacy, SecureAggregation
-from gossamer.strategies.federated.privacy.loss import gaussian_epsilon
 
 
 def guard_of(privacy: CentralPrivacy, **options: bool) -> PrivacyGuard:

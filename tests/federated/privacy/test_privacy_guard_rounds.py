@@ -10,13 +10,13 @@ import torch
 from support.federations import Federation, federate, model_of, one_pass
 from torch import nn
 
+from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.errors import RecipeError
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.privacy import gaussian_noise, poisson_selection, privacy_guard
 from gossamer.federated.privacy.random_bits import SeededBits
 from gossamer.federated.server.from_strategy import rounds_for
-from gossamer.simulation.faulty_network import VirtualNetwork
-from gossamer.strategies.federated.privacy.loss import gaussian_epsilon
 
 BAD = VirtualNetwork(round_trip_seconds=0.1, jitter_seconds=0.2, loss=0.2, duplicate=0.2, dead_after_seconds=1e9)
 

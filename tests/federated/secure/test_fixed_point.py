@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Dense, Feedback, RandomK, RandomProjection
-from gossamer.core.layout import Layout
+from gossamer.algorithms.compressors import Compressor, Dense, Feedback, RandomK, RandomProjection
+from gossamer.algorithms.strategies.federated import SecureAggregation
+from gossamer.base.layout import Layout
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.federated.secure.fixed_point import UNITS, CohortTotal, FixedPoint
 from gossamer.federated.secure.masking.ring import SumRing
-from gossamer.strategies.federated import SecureAggregation
 
 LAYOUT = Layout.of({"w": (20, 30), "b": (7,)})
 N = LAYOUT.numel

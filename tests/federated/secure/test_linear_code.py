@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.simulated_peers import expect_noticed
 
-from gossamer.compressors import (
+from gossamer.algorithms.compressors import (
     Compressor,
     Dense,
     Feedback,
@@ -16,14 +16,14 @@ from gossamer.compressors import (
     Route,
     random_projection,
 )
-from gossamer.compressors.random_subspace import RandomSubspace
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import Layout
+from gossamer.algorithms.compressors.random_subspace import RandomSubspace
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import SecureAggregation
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import Layout
 from gossamer.errors import RecipeError
 from gossamer.federated.secure import linear_code as codes
 from gossamer.federated.secure.linear_code import linear_code
-from gossamer.recipes.recipe import resolve
-from gossamer.strategies.federated import SecureAggregation
 
 LAYOUT = Layout.of({"w": (16, 40), "b": (7,), "v": (3, 128)})
 AT = AggregationContext(step=3, seed=5)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from support.secure_federations import federate_securely, secure_recipe
 
-from gossamer.compressors import Compressor, Dense, Feedback, RandomK
-from gossamer.core.layout import Layout
-from gossamer.core.peer_ops import Peer
+from gossamer.algorithms.compressors import Compressor, Dense, Feedback, RandomK
+from gossamer.algorithms.strategies.federated import CentralPrivacy, DistributedPrivacy, FedAvg, SecureAggregation
+from gossamer.base.layout import Layout
+from gossamer.base.peer_ops import Peer
 from gossamer.errors import RecipeError
 from gossamer.federated.messages import CLIENT, REPORT
 from gossamer.federated.secure.fixed_point import FixedPoint
 from gossamer.federated.secure.private_fixed_point import PrivateFixedPoint, fixed_point_of
-from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FedAvg, SecureAggregation
 
 LAYOUT = Layout.of({"w": (4000,)})
 PRIVACY = DistributedPrivacy(noise=1.0, clip=1.0)

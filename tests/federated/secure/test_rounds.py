@@ -19,7 +19,9 @@ from support.secure_federations import (
 from support.simulated_peers import expect_noticed
 from torch import Tensor
 
-from gossamer.core.peer_ops import Peer
+from gossamer.algorithms.strategies.federated import FedAvg, SecureAggregation
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.errors import AttachError, RecipeError
 from gossamer.federated.client.functions import ClientFunction, Round, Update
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
@@ -34,8 +36,6 @@ from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.selection import LeastTrained, PowerOfChoice
 from gossamer.federated.virtual.simulate import simulate
-from gossamer.simulation.faulty_network import Kill, Restart, VirtualNetwork
-from gossamer.strategies.federated import FedAvg, SecureAggregation
 
 EXACT = SecureAggregation(clip=32767 / 1024)  # levels of 1/1024: what `learned` gives, times samples, has no rest
 N = 8

@@ -6,10 +6,10 @@ import pytest
 from support.federated_faults import SAMPLES, Buffered, WholeNumbers, check_conserved, some_seconds
 from support.rounds_by_hand import ByHand, rounds_of
 
+from gossamer.algorithms.strategies.federated import LocalWork
 from gossamer.errors import RecipeError
 from gossamer.federated.messages import NOT_COUNTED
 from gossamer.federated.server.selection import WithinDeadline
-from gossamer.strategies.federated import LocalWork
 
 
 class Alike(Buffered):

@@ -10,13 +10,13 @@ import pytest
 from support.fault_seeds import block_name, blocks, replayed
 from support.federated_faults import SAMPLES, Buffered, WholeNumbers, WholeSteps, check_conserved, some_seconds, sparse
 
-from gossamer.compressors import TopK
-from gossamer.core.peer_ops import Peer, Push, Receipt
+from gossamer.algorithms.compressors import TopK
+from gossamer.base.peer_ops import Peer, Push, Receipt
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.store import ClientState, MemoryStore
 from gossamer.federated.messages import CLIENT, NOT_COUNTED, REPORT, THE_SERVER, Report, decode
 from gossamer.federated.server.contributions.reports import Reported
 from gossamer.federated.server.rounds import Rounds
-from gossamer.simulation.faulty_network import VirtualNetwork
 
 PEERS = [THE_SERVER, *(Peer(CLIENT, number) for number in range(len(SAMPLES)))]
 EVERYONE = {"fewest": len(SAMPLES)}

@@ -6,10 +6,10 @@ import pytest
 from support.federated_faults import Buffered
 from support.rounds_by_hand import ByHand, rounds_of
 
+from gossamer.algorithms.strategies.federated import FedAvg, FederatedStrategy
 from gossamer.errors import RecipeError
 from gossamer.federated.server.buffered import BufferedRounds
 from gossamer.federated.server.synchronous import SynchronousRounds
-from gossamer.strategies.federated import FedAvg, FederatedStrategy
 
 
 def test_the_strategy_says_which() -> None:

@@ -24,14 +24,14 @@ from support.federated_faults import (
 from support.killed_server import Desk, Killed, killed_after
 from support.rounds_by_hand import ByHand
 
-from gossamer.compressors import TopK
-from gossamer.core.peer_ops import Reply
+from gossamer.algorithms.compressors import TopK
+from gossamer.algorithms.strategies.federated import CentralPrivacy
+from gossamer.base.peer_ops import Reply
 from gossamer.errors import CheckpointError
 from gossamer.federated.server import journal
 from gossamer.federated.server.journal import Journaled
 from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.rounds import Rounds
-from gossamer.strategies.federated import CentralPrivacy
 
 
 @pytest.fixture(autouse=True)

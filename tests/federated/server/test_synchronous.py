@@ -11,13 +11,13 @@ import torch
 from support.federations import RATE, data_of, federate, model_of
 from support.rounds_by_hand import ByHand, rounds_of
 
-from gossamer.core.peer_ops import Peer
+from gossamer.algorithms.strategies.federated import SCAFFOLD, CentralPrivacy, FedAvg, FedBuff, FederatedStrategy
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.simulation.faulty_network import Kill, VirtualNetwork
 from gossamer.errors import RecipeError
 from gossamer.federated.messages import CLIENT, NOT_COUNTED, THE_SERVER
 from gossamer.federated.privacy.poisson_selection import PoissonSelection
 from gossamer.federated.server.rounds import Rounds
-from gossamer.simulation.faulty_network import Kill, VirtualNetwork
-from gossamer.strategies.federated import SCAFFOLD, CentralPrivacy, FedAvg, FedBuff, FederatedStrategy
 
 
 def joined_batch(rounds: int, clients: int) -> torch.Tensor:

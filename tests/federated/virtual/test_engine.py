@@ -9,14 +9,14 @@ import pytest
 import torch
 from support.federations import Federation, federate, model_of, one_pass
 
-from gossamer.core.peer_ops import Peer
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.simulation.faulty_network import Link, VirtualNetwork
 from gossamer.errors import LoopError, PeerLost
 from gossamer.federated.client.functions import Round, Update, client
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.population import DeviceProfile
 from gossamer.federated.virtual.federated_run import FederatedRun
 from gossamer.federated.virtual.simulate import Simulation, simulate
-from gossamer.simulation.faulty_network import Link, VirtualNetwork
 
 DAY = 86_400.0
 RECIPES = [

@@ -10,12 +10,12 @@ import torch
 from support.federations import RATE, data_of, model_of, one_pass
 from torch import nn
 
+from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
 from gossamer.errors import PeerLost
 from gossamer.federated import Round, Update, simulate
 from gossamer.federated.round_record import RoundRecord
 from gossamer.federated.server.contributions import attempts
 from gossamer.federated.server.contributions.attempts import TRIES
-from gossamer.strategies.federated.privacy.loss import gaussian_epsilon
 
 PRIVATE = "FedAvg(fraction=1.0, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01))"
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gossamer.algorithms.strategies.federated import FedAvg, FederatedStrategy
+from gossamer.algorithms.strategies.federated.base import Memory
 from gossamer.errors import LoopError
 from gossamer.federated import Round, SGDSteps, client
 from gossamer.federated.client.script import Train, Trained
@@ -21,8 +23,6 @@ from gossamer.federated.virtual.simulate import Simulation
 from gossamer.federated.virtual.training import OneByOne
 from gossamer.federated.virtual.training_choice import training_of
 from gossamer.federated.virtual.vectorized_training import ManyAtOnce
-from gossamer.strategies.federated import FedAvg, FederatedStrategy
-from gossamer.strategies.federated.base import Memory
 
 SIZES = [5, 8, 12, 8, 3, 21]
 

@@ -14,8 +14,8 @@ import torch
 from support.lightning_training import flat, loader, momentum, network
 from torch.nn.functional import mse_loss
 
+from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.integrations.lightning import GossamerFabricStrategy
-from gossamer.runtime.open_sessions import open_sessions
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The `srun` command is available"),

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("lightning")
 
-from gossamer.environment import JobEnvironment
+from gossamer.comm.environment import JobEnvironment
 from gossamer.errors import AttachError
 from gossamer.integrations.lightning import GossamerFabricStrategy, GossamerStrategy
 from gossamer.integrations.lightning import launched_job as module

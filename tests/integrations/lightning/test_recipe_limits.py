@@ -11,9 +11,9 @@ pytest.importorskip("lightning")
 
 from support.lightning_training import network
 
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import AttachError
 from gossamer.integrations.lightning.recipe_limits import refuse_clipping, refuse_counted_passes
-from gossamer.recipes.recipe import resolve
 
 
 def session(recipe: str) -> Any:

@@ -17,9 +17,9 @@ from lightning.pytorch.tuner import Tuner
 from support.lightning_training import ByHand, Tiny, flat, loader, momentum, samples, trainer
 from torch.optim import LBFGS
 
+from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import LoopError
 from gossamer.integrations.lightning import GossamerStrategy, collectives
-from gossamer.runtime.open_sessions import open_sessions
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The `srun` command is available"),

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.base.run_files import RunFiles, write_json
 from gossamer.launch.job import Job
 from gossamer.launch.logs import follow
 from gossamer.launch.logs.follow import Follower, LineReader, log_path
-from gossamer.launch.logs.run_files import RunFiles, write_json
 
 
 def append(path: Path, data: bytes) -> None:

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext, State
-from gossamer.core.layout import FlatTensors, Layout
-from gossamer.core.ops import Payload
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.strategies.federated import LocalPrivacy, Privacy
+from gossamer.base import rng
+from gossamer.base.aggregation import AggregationContext, State
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.ops import Payload
 from gossamer.federated.client.store import ClientState
 from gossamer.federated.privacy.device_noise import check_budget, noised
 from gossamer.federated.privacy.random_bits import RandomBits
-from gossamer.parameter_server import shard_message
-from gossamer.strategies.federated import LocalPrivacy, Privacy
+from gossamer.train.parameter_server import shard_message
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Push, Receipt, Stamp
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Push, Receipt, Stamp
 from gossamer.federated.messages import (
     FATE_UNKNOWN,
     PART,

@@ -16,12 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from gossamer.checkpoint.durable import make_folder, sync_folder, write_file
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Stamp
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Stamp
 from gossamer.errors import CheckpointError
 from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
 from gossamer.federated.messages import Report
+from gossamer.train.checkpoint.durable import make_folder, sync_folder, write_file
 
 NUMBERS = ("round", "version", "residual_version", "told")
 

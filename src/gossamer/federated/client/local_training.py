@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated.base import Memory
+from gossamer.base.layout import FlatTensors, Layout
 from gossamer.errors import LoopError
 from gossamer.federated.model_state import ModelState
-from gossamer.strategies.federated import FederatedStrategy
-from gossamer.strategies.federated.base import Memory
 
 
 class _References(NamedTuple):

@@ -10,10 +10,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core.layout import FlatTensors
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Pull, Push, Stamp
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
+from gossamer.algorithms.strategies.federated.base import Memory
+from gossamer.base.layout import FlatTensors
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Pull, Push, Stamp
 from gossamer.errors import AttachError, MalformedError, MismatchError, NotFinite
 from gossamer.federated.client import contribution as contributions
 from gossamer.federated.client.delivery import upload as upload
@@ -36,9 +38,7 @@ from gossamer.federated.secure.agreement import Agreement
 from gossamer.federated.secure.device import DeviceSecrets, masked_report, nothing_to_reveal, upload_masked
 from gossamer.federated.secure.private_fixed_point import fixed_point_of
 from gossamer.federated.secure.roster import Identity, IdentityRoster
-from gossamer.parameter_server.delta_chain import Replica
-from gossamer.strategies.federated import FederatedStrategy, LocalWork
-from gossamer.strategies.federated.base import Memory
+from gossamer.train.parameter_server.delta_chain import Replica
 
 
 @dataclass(frozen=True, kw_only=True)

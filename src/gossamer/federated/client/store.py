@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Stamp
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Stamp
 from gossamer.federated.messages import Report
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.core.peer_ops import PeerScript
+from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
+from gossamer.base.peer_ops import PeerScript
 from gossamer.errors import LoopError
 from gossamer.federated.client.functions import ClientFunction, Round, Update
 from gossamer.federated.client.local_training import LocalTraining
 from gossamer.federated.client.script import ClientScript, Train, Trained
 from gossamer.federated.client.training_check import TrainingCheck
 from gossamer.federated.model_state import ModelState
-from gossamer.strategies.federated import FederatedStrategy, LocalWork
 
 Answer = Callable[[Train], Trained]
 

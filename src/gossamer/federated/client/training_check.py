@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
 from gossamer.errors import LoopError
 from gossamer.events import notice
 from gossamer.federated.client.functions import Round
-from gossamer.strategies.federated import FederatedStrategy, LocalWork
 
 
 class TrainingCheck:

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossamer.core.peer_ops import Peer, Push, Receipt, Stamp
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.peer_ops import Peer, Push, Receipt, Stamp
+from gossamer.comm.rpc.endpoint import TcpEndpoint
+from gossamer.comm.rpc.options import EndpointOptions
+from gossamer.comm.rpc.sockets import Address, Tls
+from gossamer.comm.wire.authentication import Credentials
 from gossamer.errors import ConnectError, GossamerError
 from gossamer.federated.client.script import ClientRecipe, Train, participate
 from gossamer.federated.client.store import ClientStore, MemoryStore
@@ -31,11 +36,6 @@ from gossamer.federated.model_state import ModelState
 from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.federated.script_file import ScriptFile
 from gossamer.federated.secure.roster import Identity, IdentityRoster
-from gossamer.recipes.recipe import Recipe
-from gossamer.transports.rpc.endpoint import TcpEndpoint
-from gossamer.transports.rpc.options import EndpointOptions
-from gossamer.transports.rpc.sockets import Address, Tls
-from gossamer.transports.wire.authentication import Credentials
 
 FAREWELL_SECONDS = 0.7  # for the server to hear that the device leaves, and as long again for what is queued
 

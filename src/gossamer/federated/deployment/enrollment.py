@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Container
 from pathlib import Path
 
-from gossamer.core.json_text import read_json
+from gossamer.base.json_text import read_json
 from gossamer.errors import CheckpointError, ConnectError
 from gossamer.federated.deployment.files import replace_file
 

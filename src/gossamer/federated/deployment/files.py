@@ -6,8 +6,8 @@ import fcntl
 import os
 from pathlib import Path
 
-from gossamer.checkpoint.durable import make_folder, sync_folder, write_file
 from gossamer.errors import CheckpointError
+from gossamer.train.checkpoint.durable import make_folder, sync_folder, write_file
 
 
 def replace_file(path: Path, text: str) -> None:

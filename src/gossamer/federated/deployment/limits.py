@@ -5,9 +5,9 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 
+from gossamer.algorithms.strategies.federated import FederatedStrategy
 from gossamer.errors import RecipeError
 from gossamer.federated.model_state import ModelState
-from gossamer.strategies.federated import FederatedStrategy
 
 MOST_BLOCKS = 4  # that a version may consist of: the parameters, and what a strategy publishes beside them
 CONTROL_BYTES = 1 << 20  # of a frame beside its tensors

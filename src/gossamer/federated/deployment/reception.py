@@ -12,7 +12,7 @@ from math import inf
 
 import msgspec
 
-from gossamer.core.peer_ops import (
+from gossamer.base.peer_ops import (
     Answer,
     Arrived,
     Await,

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from gossamer.core.json_text import read_json
+from gossamer.base.json_text import read_json
+from gossamer.base.units import bytes_text
 from gossamer.federated.deployment.files import replace_file
 from gossamer.federated.round_record import RoundRecord, record_of
 from gossamer.federated.server.contributions.reports import Committed
-from gossamer.observe.units import bytes_text
 
 Line = Callable[[str], None]
 

@@ -12,6 +12,12 @@ from typing import Literal
 
 from torch import nn
 
+from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.comm.rpc.endpoint import TcpEndpoint
+from gossamer.comm.rpc.options import EndpointOptions
+from gossamer.comm.rpc.sockets import Address, Tls
+from gossamer.comm.runtime.peer_thread import PeerThread
+from gossamer.comm.wire.authentication import Credentials
 from gossamer.errors import RecipeError
 from gossamer.events import notice
 from gossamer.federated.deployment import limits
@@ -39,12 +45,6 @@ from gossamer.federated.server.rounds import Rounds
 from gossamer.federated.server.selection import SelectionPolicy
 from gossamer.federated.server.synchronous import Late
 from gossamer.federated.stop_condition import StopCondition
-from gossamer.runtime.peer_thread import PeerThread
-from gossamer.strategies.federated import FederatedStrategy
-from gossamer.transports.rpc.endpoint import TcpEndpoint
-from gossamer.transports.rpc.options import EndpointOptions
-from gossamer.transports.rpc.sockets import Address, Tls
-from gossamer.transports.wire.authentication import Credentials
 
 HEARTBEAT_SECONDS = 15.0  # under the half minute after which home routers may forget a connection
 SILENT_SECONDS = 300.0

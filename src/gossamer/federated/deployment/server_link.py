@@ -7,10 +7,10 @@ import time
 from math import inf
 from typing import Protocol
 
-from gossamer.core.peer_ops import Await, Elapsed, PeerEvent, PeerJoined, PeerLeft
+from gossamer.base.peer_ops import Await, Elapsed, PeerEvent, PeerJoined, PeerLeft
+from gossamer.base.units import seconds_text
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.federated.deployment.round_report import Line
-from gossamer.observe.units import seconds_text
 
 FIRST_WORD_SECONDS = 5.0  # without a connection at first, before that is said
 

@@ -9,7 +9,7 @@ from math import exp, isfinite, log
 from random import Random
 from typing import Any, Literal
 
-from gossamer.core import rng
+from gossamer.base import rng
 from gossamer.errors import require
 from gossamer.federated.population.sample_values import bins, codes, count_samples
 

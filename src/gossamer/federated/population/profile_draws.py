@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import exp, inf, isfinite
 from random import Random
 
-from gossamer.core import rng
+from gossamer.base import rng
 from gossamer.errors import require
 from gossamer.federated.population.device_profile import DAY_SECONDS, DeviceProfile
 

@@ -10,10 +10,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from gossamer.core.json_text import DEEPEST_LEVELS, nesting
+from gossamer.base.json_text import DEEPEST_LEVELS, nesting
+from gossamer.comm.network.parse import BITS_PER_SECOND, SECONDS
 from gossamer.errors import GossamerError
 from gossamer.federated.population.device_profile import DeviceProfile
-from gossamer.network.parse import BITS_PER_SECOND, SECONDS
 
 TIMES = SECONDS | {"min": 60.0, "h": 3600.0}
 MOST_BYTES, MOST_DOTS = 2**20, 50  # of a file, and in a line of it

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from gossamer.algorithms.strategies.federated import LocalPrivacy, Privacy
 from gossamer.errors import MismatchError
 from gossamer.federated.messages import Report
 from gossamer.federated.privacy.clipping import clipped
 from gossamer.federated.privacy.gaussian_noise import gaussian
 from gossamer.federated.privacy.random_bits import RandomBits, SystemBits
-from gossamer.strategies.federated import LocalPrivacy, Privacy
 
 
 def noised(blocks: Sequence[Tensor], privacy: LocalPrivacy, bits: RandomBits | None = None) -> tuple[Tensor, ...]:

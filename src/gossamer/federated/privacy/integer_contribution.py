@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gossamer.algorithms.strategies.federated.privacy.integer_grid import IntegerGrid
 from gossamer.federated.privacy.clipping import clipped
 from gossamer.federated.privacy.integer_noise import integer_noise
 from gossamer.federated.privacy.random_bits import RandomBits, SystemBits, uniforms
-from gossamer.strategies.federated.privacy.integer_grid import IntegerGrid
 
 
 def integers(blocks: Sequence[Tensor], grid: IntegerGrid, mechanism: str, bits: RandomBits | None = None) -> Tensor:

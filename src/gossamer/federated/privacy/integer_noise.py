@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gossamer.algorithms.strategies.federated.privacy.integer_grid import SPARE, TAIL, WIDEST
+from gossamer.algorithms.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SKELLAM
 from gossamer.errors import require
 from gossamer.federated.privacy.random_bits import RandomBits, Words
-from gossamer.strategies.federated.privacy.integer_grid import SPARE, TAIL, WIDEST
-from gossamer.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SKELLAM
 
 DIGITS = 60
 PIECE = 1 << 18  # integers at once

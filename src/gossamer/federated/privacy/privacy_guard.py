@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy, Privacy
+from gossamer.algorithms.strategies.federated.privacy.terms import remembers
 from gossamer.errors import AttachError, RecipeError, require
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.privacy.adaptive_clip import next_clip
 from gossamer.federated.privacy.poisson_selection import PoissonSelection
 from gossamer.federated.privacy.random_bits import RandomBits, SystemBits
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
-from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy, Privacy
-from gossamer.strategies.federated.privacy.terms import remembers
 
 
 class PrivacyGuard:

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core import rng
-from gossamer.core.ops import Payload
+from gossamer.algorithms.strategies.federated.secure_aggregation import SecureAggregation
+from gossamer.base import rng
+from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import Count, SecureTask
 from gossamer.federated.secure.fixed_point import FixedPoint
@@ -29,7 +30,6 @@ from gossamer.federated.secure.masking.primitives import TAG_BYTES
 from gossamer.federated.secure.masking.ring import SumRing
 from gossamer.federated.secure.masking.shamir import SHARE_BYTES
 from gossamer.federated.secure.roster import Identity, IdentityRoster
-from gossamer.strategies.federated.secure_aggregation import SecureAggregation
 
 KEYS, SHARES, CONSENT, REVEAL = "secure keys", "secure shares", "secure consent", "secure reveal"  # keys of pushes
 FEWEST_MEMBERS = 3  # of fewer, one could subtract its own part from the sum and see the other's

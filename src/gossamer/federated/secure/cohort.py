@@ -9,8 +9,8 @@ from itertools import combinations, islice
 import numpy as np
 import torch
 
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Receipt
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Receipt
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import GO_ON, encode
 from gossamer.federated.secure.agreement import (

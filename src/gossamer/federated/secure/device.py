@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Push, Receipt, Stamp
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Push, Receipt, Stamp
 from gossamer.errors import MalformedError
 from gossamer.federated.client.delivery import deliver
 from gossamer.federated.messages import GO_ON, NOT_COUNTED, PART_BYTES, THE_SERVER, Report, decode

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core import rng
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import Layout
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.strategies.federated.secure_aggregation import SecureAggregation
+from gossamer.base import rng
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.kernels import all_finite
+from gossamer.base.kernels.reference.counter_rng import uniform
+from gossamer.base.layout import Layout
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.federated.secure.linear_code import LinearCode, has_feedback, linear_code
 from gossamer.federated.secure.masking.ring import Integers
-from gossamer.kernels import all_finite
-from gossamer.kernels.reference.counter_rng import uniform
-from gossamer.strategies.federated.secure_aggregation import SecureAggregation
 
 UNITS = 2**29  # of the largest weight, W
 WEIGHT_BITS, STEP_BITS = 30, 20  # of a weight in units, and of steps

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 from random import Random
 
-from gossamer.core import rng
+from gossamer.base import rng
 
 Neighbors = dict[int, tuple[int, ...]]  # by device, ascending
 

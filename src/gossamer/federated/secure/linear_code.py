@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor, Dense, Feedback, Rotated, Route
-from gossamer.compressors.random_subspace import RandomSubspace
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import Layout, LayoutPart
+from gossamer.algorithms.compressors import Compressor, Dense, Feedback, Rotated, Route
+from gossamer.algorithms.compressors.random_subspace import RandomSubspace
+from gossamer.algorithms.strategies.federated.secure_aggregation import SecureAggregation
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import Layout, LayoutPart
 from gossamer.errors import RecipeError
-from gossamer.strategies.federated.secure_aggregation import SecureAggregation
 
 
 class LinearCode(ABC):

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy, LocalWork
+from gossamer.algorithms.strategies.federated.privacy.integer_grid import IntegerGrid
 from gossamer.errors import RecipeError
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.privacy.integer_contribution import integers
 from gossamer.federated.privacy.random_bits import RandomBits
 from gossamer.federated.secure.fixed_point import CohortTotal, FixedPoint, QuantizedContribution
 from gossamer.federated.secure.masking.ring import Integers
-from gossamer.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy, LocalWork
-from gossamer.strategies.federated.privacy.integer_grid import IntegerGrid
 
 FIRST_SAMPLES = 16  # of a device that has the largest weight of the first round
 

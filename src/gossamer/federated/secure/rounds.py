@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Push, Receipt, Reply, Stamp
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Push, Receipt, Reply, Stamp
 from gossamer.errors import MalformedError, RecipeError
 from gossamer.events import notice
 from gossamer.federated.messages import Report, SecureTask

@@ -9,17 +9,17 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core.layout import FlatTensors
-from gossamer.core.ops import Payload, payload_bytes
-from gossamer.core.peer_ops import Pulled, Stamp
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.strategies.federated import CohortSummary, FederatedStrategy
+from gossamer.base.kernels import all_finite
+from gossamer.base.layout import FlatTensors
+from gossamer.base.ops import Payload, payload_bytes
+from gossamer.base.peer_ops import Pulled, Stamp
 from gossamer.errors import NotFinite
 from gossamer.federated.client.contribution import contribution_context
 from gossamer.federated.model_state import ModelState
-from gossamer.kernels import all_finite
-from gossamer.parameter_server import shard_message
-from gossamer.parameter_server.delta_chain import DeltaChain, PublicParameters, Snapshot
-from gossamer.strategies.federated import CohortSummary, FederatedStrategy
+from gossamer.train.parameter_server import shard_message
+from gossamer.train.parameter_server.delta_chain import DeltaChain, PublicParameters, Snapshot
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from gossamer import checkpoint
-from gossamer.checkpoint.durable import sync_folder
-from gossamer.core.json_text import read_json
+from gossamer.base.json_text import read_json
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
 from gossamer.federated.server.roster import Assignment, RosterChange
-from gossamer.parameter_server.journal import Log
+from gossamer.train import checkpoint
+from gossamer.train.checkpoint.durable import sync_folder
+from gossamer.train.parameter_server.journal import Log
 
 PARSING = (ValueError, TypeError, KeyError, LookupError, AttributeError, RuntimeError)
 

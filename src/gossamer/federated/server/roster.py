@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gossamer.core.peer_ops import Pull
+from gossamer.base.peer_ops import Pull
 
 MOST_ASKS = 16  # of one device that are held; the oldest are of connections that broke
 

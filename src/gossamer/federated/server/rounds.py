@@ -13,9 +13,10 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from gossamer.core import rng
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import (
+from gossamer.algorithms.strategies.federated import LocalWork
+from gossamer.base import rng
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import (
     Answer,
     Arrived,
     Peer,
@@ -56,7 +57,6 @@ from gossamer.federated.server.kept_rounds import KeptRounds
 from gossamer.federated.server.roster import Assignment, Roster, RosterChange
 from gossamer.federated.server.rounds_privacy import RoundsPrivacy
 from gossamer.federated.server.selection import SelectionPolicy
-from gossamer.strategies.federated import LocalWork
 
 
 class Rounds(KeptRounds, ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from gossamer.core.peer_ops import Await, PeerEvent, PeerScript
+from gossamer.base.peer_ops import Await, PeerEvent, PeerScript
 from gossamer.federated.server.rounds import Rounds
 
 

@@ -11,7 +11,7 @@ from math import inf, log
 from random import Random
 from typing import Any, Protocol
 
-from gossamer.core import rng
+from gossamer.base import rng
 from gossamer.errors import require
 from gossamer.federated.messages import Report
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import ceil, inf, sqrt
 from typing import Any, Literal
 
+from gossamer.algorithms.strategies.federated import LocalWork
 from gossamer.errors import RecipeError, require
 from gossamer.federated.server.roster import Assignment
 from gossamer.federated.server.rounds import Rounds
-from gossamer.strategies.federated import LocalWork
 
 Late = Literal["drop", "count"]
 

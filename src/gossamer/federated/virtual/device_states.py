@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from gossamer.core.ops import Payload
+from gossamer.base.ops import Payload
 from gossamer.federated.client.directory_store import DirectoryStore
 from gossamer.federated.client.store import ClientState, ClientStore
 

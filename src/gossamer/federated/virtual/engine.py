@@ -15,9 +15,9 @@ from math import inf
 from random import Random
 from typing import Any
 
-from gossamer.core import rng
-from gossamer.core.ops import payload_bytes
-from gossamer.core.peer_ops import (
+from gossamer.base import rng
+from gossamer.base.ops import payload_bytes
+from gossamer.base.peer_ops import (
     Arrived,
     Ask,
     Await,
@@ -29,6 +29,7 @@ from gossamer.core.peer_ops import (
     Push,
     Reply,
 )
+from gossamer.comm.simulation.clock import VirtualClock
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, participate
 from gossamer.federated.client.store import MemoryStore
@@ -40,7 +41,6 @@ from gossamer.federated.server.script import serve
 from gossamer.federated.virtual.device_states import DeviceStates
 from gossamer.federated.virtual.hours import presence
 from gossamer.federated.virtual.training import DeviceTraining
-from gossamer.simulation.clock import VirtualClock
 
 FAILURE_SECONDS = 600.0  # after which a device that failed comes back
 PATIENCE_SECONDS = 30 * DAY_SECONDS  # without a version

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.algorithms.strategies.federated import FederatedStrategy
 from gossamer.errors import LoopError
 from gossamer.federated.client.functions import ClientFunction
 from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.training import DeviceTraining
 from gossamer.federated.virtual.training_choice import training_of
-from gossamer.strategies.federated import FederatedStrategy
 
 
 class RayTraining(DeviceTraining):

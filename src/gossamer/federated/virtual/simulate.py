@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.core import rng
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.base import rng
 from gossamer.errors import require
 from gossamer.federated.client.functions import ClientFunction
 from gossamer.federated.client.script import ClientRecipe
@@ -31,8 +33,6 @@ from gossamer.federated.virtual.federated_run import FederatedRun
 from gossamer.federated.virtual.seeding import generators_kept, seed_everything
 from gossamer.federated.virtual.training import DeviceTraining
 from gossamer.federated.virtual.training_choice import training_of
-from gossamer.recipes.recipe import Recipe
-from gossamer.strategies.federated import FederatedStrategy
 
 Profiles = Sequence[DeviceProfile] | Callable[[int], DeviceProfile] | None
 OnRound = Callable[[RoundRecord], object]

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from gossamer.algorithms.strategies.federated import FederatedStrategy
 from gossamer.events import notice
 from gossamer.federated.client.functions import ClientFunction
 from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.client.trainer import Trainer
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.seeding import seed_everything
-from gossamer.strategies.federated import FederatedStrategy
 
 
 class DeviceTraining(Protocol):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from gossamer.algorithms.strategies.federated import FederatedStrategy
 from gossamer.federated.client.functions import STEPS, ClientFunction
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.training import DeviceTraining, OneByOne
 from gossamer.federated.virtual.vectorized_training import ManyAtOnce, why_not_vectorized
-from gossamer.strategies.federated import FederatedStrategy
 
 
 def training_of(

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from gossamer.core.layout import Slot
+from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
+from gossamer.base.layout import Slot
 from gossamer.errors import LoopError
 from gossamer.federated.client.functions import StepsFunction, checked_steps
 from gossamer.federated.client.script import Train, Trained
@@ -25,7 +26,6 @@ from gossamer.federated.client.training_check import TrainingCheck
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.seeding import seed_everything
 from gossamer.federated.virtual.training import DeviceTraining, device_named
-from gossamer.strategies.federated import FederatedStrategy, LocalWork
 
 MOST_TOGETHER = 64  # more save little time, and need more memory
 

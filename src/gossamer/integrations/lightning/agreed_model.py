@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.reducer.parameter_views import copy_parameters, state_of
-from gossamer.session.session import Session
+from gossamer.train.reducer.parameter_views import copy_parameters, state_of
+from gossamer.train.session.session import Session
 
 
 def trains_apart(session: Session) -> bool:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from gossamer.integrations.lightning import collectives, session_files
 from gossamer.integrations.lightning.agreed_model import agreed_state, close_agreed
 from gossamer.integrations.lightning.joined_strategy import JoinedStrategy
-from gossamer.session.session import Session
+from gossamer.train.session.session import Session
 
 
 class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # Any, where Lightning is not installed

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.environment import device_for, here
+from gossamer.comm.environment import device_for, here
 from gossamer.integrations.lightning import collectives
 from gossamer.integrations.lightning.launched_job import LaunchedEnvironment, launched_job
-from gossamer.reducer.parameter_check import Verify
-from gossamer.session.attach import attach
-from gossamer.session.recipe_choice import Written
-from gossamer.session.reporting import RecordOption
-from gossamer.world import init
+from gossamer.train.reducer.parameter_check import Verify
+from gossamer.train.session.attach import attach
+from gossamer.train.session.recipe_choice import Written
+from gossamer.train.session.reporting import RecordOption
+from gossamer.train.world import init
 
 
 class JoinedStrategy:

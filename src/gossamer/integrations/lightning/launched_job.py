@@ -6,9 +6,9 @@ import os
 
 from lightning.fabric.plugins.environments import ClusterEnvironment
 
-from gossamer.environment import JobEnvironment, here
+from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.comm.environment import JobEnvironment, here
 from gossamer.errors import AttachError
-from gossamer.transports.elastic.joined_run import is_elastic
 
 
 class LaunchedEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning has no types where it is not installed

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import GradientStage, ServerStage
 from gossamer.errors import AttachError
-from gossamer.moments.take_over import RULES, ownership
-from gossamer.recipes.recipe import Recipe
-from gossamer.reducer.parameter_views import trainable
-from gossamer.session.session import Session
-from gossamer.strategies import GradientStage, ServerStage
+from gossamer.train.moments.take_over import RULES, ownership
+from gossamer.train.reducer.parameter_views import trainable
+from gossamer.train.session.session import Session
 
 
 def refuse_counted_passes(recipe: Recipe) -> None:

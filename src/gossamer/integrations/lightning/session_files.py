@@ -7,8 +7,8 @@ import shutil
 from typing import Any
 
 from gossamer import events
-from gossamer.session.session import Session
-from gossamer.world import current
+from gossamer.train.session.session import Session
+from gossamer.train.world import current
 
 SUFFIX = ".gossamer"
 

@@ -11,9 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from gossamer.base.run_files import RunFiles, read_json
 from gossamer.launch.job import Job
 from gossamer.launch.logs.patient_file import PatientFile
-from gossamer.launch.logs.run_files import RunFiles, read_json
 
 BLOCK_BYTES = 1 << 20
 MOST_LINE_BYTES = 1 << 20  # of an unfinished line that are kept; a longer one is shown in parts

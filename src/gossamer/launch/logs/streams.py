@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
+from gossamer.base.run_files import RunFiles
 from gossamer.launch.logs.follow import OutputReader, RankLog
-from gossamer.launch.logs.run_files import RunFiles
 
 
 class ProcessLog(Protocol):

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.core.ops import Payload
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError
 from gossamer.federated.flower.compression.framing import (
     MAGIC,
@@ -22,7 +23,6 @@ from gossamer.federated.flower.compression.framing import (
     stype_of,
     unframe,
 )
-from gossamer.recipes.recipe import resolve
 
 PAYLOADS: list[Payload] = [
     (),

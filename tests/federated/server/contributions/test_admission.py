@@ -13,9 +13,13 @@ import torch
 from support.federated_faults import FEATURES, SAMPLES, WholeNumbers, WholeSteps, check_conserved
 from torch import Tensor, nn
 
-from gossamer.core.layout import FlatTensors
-from gossamer.core.ops import payload_bytes
-from gossamer.core.peer_ops import Peer, PeerScript, Push, Stamp
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import FedAvg
+from gossamer.base.layout import FlatTensors
+from gossamer.base.ops import payload_bytes
+from gossamer.base.peer_ops import Peer, PeerScript, Push, Stamp
+from gossamer.comm.simulation import Trace, simulate_peers
+from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.errors import MalformedError
 from gossamer.federated.client.contribution import contribution_context
 from gossamer.federated.messages import (
@@ -33,11 +37,7 @@ from gossamer.federated.model_state import ModelState
 from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.contributions.uploads import Uploads
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.parameter_server import shard_message
-from gossamer.recipes.recipe import resolve
-from gossamer.simulation import Trace, simulate_peers
-from gossamer.simulation.faulty_network import VirtualNetwork
-from gossamer.strategies.federated import FedAvg
+from gossamer.train.parameter_server import shard_message
 
 N = FEATURES + 1
 LIAR = 2

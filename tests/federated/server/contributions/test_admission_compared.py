@@ -12,15 +12,7 @@ from support.federations import Federation, federate, one_pass
 from support.rounds_by_hand import rounds_of
 from torch import Tensor, nn
 
-from gossamer.errors import MalformedError, NotFinite
-from gossamer.federated import Round, Update
-from gossamer.federated.client.script import Train, Trained
-from gossamer.federated.client.trainer import Trainer
-from gossamer.federated.messages import THE_SERVER, Report, encode
-from gossamer.federated.server.contributions.admission import FEWEST, ContributionAdmission, ContributionLimits
-from gossamer.federated.server.contributions.contribution_sum import ContributionSum, StreamedMean
-from gossamer.federated.virtual.simulate import Simulation
-from gossamer.strategies.federated import (
+from gossamer.algorithms.strategies.federated import (
     SCAFFOLD,
     CentralPrivacy,
     CohortSummary,
@@ -32,6 +24,14 @@ from gossamer.strategies.federated import (
     LocalWork,
     Privacy,
 )
+from gossamer.errors import MalformedError, NotFinite
+from gossamer.federated import Round, Update
+from gossamer.federated.client.script import Train, Trained
+from gossamer.federated.client.trainer import Trainer
+from gossamer.federated.messages import THE_SERVER, Report, encode
+from gossamer.federated.server.contributions.admission import FEWEST, ContributionAdmission, ContributionLimits
+from gossamer.federated.server.contributions.contribution_sum import ContributionSum, StreamedMean
+from gossamer.federated.virtual.simulate import Simulation
 
 LIAR = 2
 Lie = Callable[[Trained], Trained]

@@ -9,15 +9,15 @@ import torch
 from laws.subjects import EVERY
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core.aggregation import AggregationContext
-from gossamer.core.layout import FlatTensors, Layout
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.strategies.federated import Aggregator, CentralPrivacy, FedAvg, LocalPrivacy
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import FlatTensors, Layout
 from gossamer.errors import NotFinite
 from gossamer.federated.privacy.privacy_guard import PrivacyGuard
 from gossamer.federated.privacy.random_bits import SeededBits
 from gossamer.federated.server.contributions.contribution_sum import EqualMean, Kept, PrivateSum, StreamedMean, sum_for
-from gossamer.parameter_server import shard_message
-from gossamer.strategies.federated import Aggregator, CentralPrivacy, FedAvg, LocalPrivacy
+from gossamer.train.parameter_server import shard_message
 
 LAYOUT = Layout.of({"weight": (32, 32), "bias": (32,)})
 BOUND = 0.5
@@ -50,7 +50,7 @@ def test_no_decoded_contribution_is_above_the_clip_norm(compressor: Compressor) 
 
 def test_a_decoder_may_give_more_than_was_encoded() -> None:
     """Why the server clips, whatever devices did."""
-    from gossamer.compressors import RandomK
+    from gossamer.algorithms.compressors import RandomK
 
     x = FlatTensors(torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(0)), LAYOUT)
     x.flat.mul_(BOUND / x.flat.norm())

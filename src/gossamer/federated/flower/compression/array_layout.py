@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.core.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.errors import LayoutError, MalformedError
 
 Arrays = Mapping[str, npt.NDArray[Any]]

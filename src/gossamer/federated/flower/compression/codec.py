@@ -8,16 +8,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core.layout import FlatTensors
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.layout import FlatTensors
 from gossamer.errors import MalformedError, RecipeError
 from gossamer.federated.client import contribution
 from gossamer.federated.client.store import ClientState
 from gossamer.federated.flower.compression.array_layout import ArrayLayout
 from gossamer.federated.flower.compression.framing import PayloadHeader, codec_noun, frame, stype_of, unframe
 from gossamer.federated.flower.compression.node_state import Residuals
-from gossamer.parameter_server import shard_message
-from gossamer.recipes.recipe import resolve
+from gossamer.train.parameter_server import shard_message
 
 
 @dataclass(frozen=True)

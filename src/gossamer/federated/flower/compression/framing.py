@@ -14,12 +14,12 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import torch
 
-from gossamer.compressors import Compressor, Feedback, Route
-from gossamer.core.json_text import read_json
-from gossamer.core.ops import Payload
+from gossamer.algorithms.compressors import Compressor, Feedback, Route
+from gossamer.base.json_text import read_json
+from gossamer.base.ops import Payload
+from gossamer.comm.wire.tensor_codec import ALIGNMENT, TensorSpec, decode_tensors, encode_tensors
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import Count
-from gossamer.transports.wire.tensor_codec import ALIGNMENT, TensorSpec, decode_tensors, encode_tensors
 
 MAGIC = b"GSM1"
 PREFIX_BYTES = len(MAGIC) + 4

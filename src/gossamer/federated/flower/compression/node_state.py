@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from torch import Tensor
 
-from gossamer.core.ops import Payload
+from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError
 from gossamer.federated.flower.compression.array_layout import ArrayLayout
 from gossamer.federated.flower.compression.framing import PayloadHeader, frame, unframe

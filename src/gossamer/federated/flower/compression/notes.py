@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from gossamer.core.json_text import read_json
+from gossamer.base.json_text import read_json
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import Count
 

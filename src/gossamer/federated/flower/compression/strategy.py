@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from gossamer.base.kernels import all_finite
 from gossamer.errors import GossamerError, MalformedError
 from gossamer.federated.flower.compression.array_layout import ArrayLayout
 from gossamer.federated.flower.compression.codec import ContributionCodec
@@ -38,7 +39,6 @@ from gossamer.federated.flower.compression.records import (
 )
 from gossamer.federated.flower.compression.versions import PullCodec, Versions
 from gossamer.federated.flower.traffic import RoundTraffic
-from gossamer.kernels import all_finite
 
 log = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.compressors import Compressor
-from gossamer.core.layout import FlatTensors
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Pulled
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.base.layout import FlatTensors
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Pulled
 from gossamer.errors import LayoutError, MalformedError
 from gossamer.federated.flower.compression.array_layout import ArrayLayout
 from gossamer.federated.flower.compression.framing import PayloadHeader, codec_noun, frame, stype_of, unframe
-from gossamer.parameter_server.delta_chain import DeltaChain, Replica
-from gossamer.recipes.recipe import resolve
-from gossamer.strategies.federated import FederatedStrategy
+from gossamer.train.parameter_server.delta_chain import DeltaChain, Replica
 
 
 class PullCodec(NamedTuple):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Arrived, PeerEvent, PeerLeft, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Arrived, PeerEvent, PeerLeft, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
 from gossamer.federated.messages import CLIENT, THE_SERVER
 
 LETTER, ANSWER = "letter", "answer"  # keys of asks

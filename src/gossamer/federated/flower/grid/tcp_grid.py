@@ -13,7 +13,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from gossamer.core.peer_ops import Await, Peer, PeerScript, Reply
+from gossamer.base.peer_ops import Await, Peer, PeerScript, Reply
+from gossamer.comm.rpc.endpoint import TcpEndpoint
+from gossamer.comm.rpc.sockets import Address
 from gossamer.errors import MalformedError
 from gossamer.federated.flower.grid.desk import MessageDesk, answer_letters
 from gossamer.federated.flower.grid.messages import (
@@ -30,8 +32,6 @@ from gossamer.federated.flower.grid.messages import (
     unavailable,
 )
 from gossamer.federated.messages import CLIENT, THE_SERVER
-from gossamer.transports.rpc.endpoint import TcpEndpoint
-from gossamer.transports.rpc.sockets import Address
 
 
 class TcpGrid(Grid):  # type: ignore[misc]  # where types are checked, there is no Flower

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gossamer.core import rng
+from gossamer.base import rng
 from gossamer.federated.population import DeviceProfile
 
 DAY = 86_400.0

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.ops import Payload, payload_bytes
-from gossamer.core.peer_ops import Peer
+from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
+from gossamer.base.ops import Payload, payload_bytes
+from gossamer.base.peer_ops import Peer
 from gossamer.errors import MalformedError, require
 from gossamer.federated.messages import Report, decode
 from gossamer.federated.server.contributions.contribution_sum import ContributionSum, HeldContribution, Sizes
-from gossamer.strategies.federated import FederatedStrategy, LocalWork
 
 REMEMBERED = 101  # sizes of contributions that were admitted, of which the median is taken
 FEWEST = 10  # sizes that have a median which says something

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gossamer.algorithms.strategies.federated import Aggregator, CentralPrivacy, CohortSummary, FederatedStrategy
 from gossamer.federated.privacy.clipping import clip_factor, common_norm
 from gossamer.federated.privacy.gaussian_noise import gaussian
 from gossamer.federated.privacy.privacy_guard import PrivacyGuard
-from gossamer.strategies.federated import Aggregator, CentralPrivacy, CohortSummary, FederatedStrategy
 
 Sizes = tuple[float, ...]  # of a contribution, by what is compared with others'
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gossamer.core.peer_ops import Answer, Ask, Pull, Pulled, Receipt, Reply, Stamp
+from gossamer.base.peer_ops import Answer, Ask, Pull, Pulled, Receipt, Reply, Stamp
 from gossamer.federated.messages import NOT_COUNTED, Fate, Report, Task, encode
 from gossamer.federated.server.roster import MOST_ASKS
 

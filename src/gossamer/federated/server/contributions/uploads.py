@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from gossamer.core.ops import Payload
-from gossamer.core.peer_ops import Stamp
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Stamp
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import Report
 from gossamer.federated.upload import assembled

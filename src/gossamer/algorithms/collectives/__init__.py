@@ -1,0 +1,40 @@
+"""All-reduce and broadcast algorithms as tables of hops: which rank sends which pieces to which, in which order.
+
+base              Collective, Hop and Does: what a table says
+ring              RingAllReduce
+halving_doubling  HalvingDoubling: recursive halving, then doubling
+tree              TreeAllReduce
+direct            DirectAllReduce: each piece straight to its owner and back
+hierarchical      HierarchicalAllReduce: within nodes, between them, within them
+broadcast         Broadcast: scatter, then all-gather
+"""
+
+from collections.abc import Callable, Mapping
+
+from gossamer.algorithms.collectives.base import Collective, Does, Hop, Table, bounds, others
+from gossamer.algorithms.collectives.broadcast import Broadcast
+from gossamer.algorithms.collectives.direct import DirectAllReduce
+from gossamer.algorithms.collectives.halving_doubling import HalvingDoubling
+from gossamer.algorithms.collectives.hierarchical import HierarchicalAllReduce
+from gossamer.algorithms.collectives.ring import RingAllReduce
+from gossamer.algorithms.collectives.tree import TreeAllReduce
+
+COLLECTIVES: Mapping[str, Callable[..., Collective]] = {
+    each.name: each for each in (RingAllReduce, HalvingDoubling, TreeAllReduce, DirectAllReduce, HierarchicalAllReduce)
+}
+
+__all__ = [
+    "COLLECTIVES",
+    "Broadcast",
+    "Collective",
+    "DirectAllReduce",
+    "Does",
+    "HalvingDoubling",
+    "HierarchicalAllReduce",
+    "Hop",
+    "RingAllReduce",
+    "Table",
+    "TreeAllReduce",
+    "bounds",
+    "others",
+]

@@ -1,0 +1,54 @@
+"""Ring all-reduce: each rank sends to the next one only, and every piece goes round twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gossamer.algorithms.collectives.base import Collective, Does, Hop
+from gossamer.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingAllReduce(Collective):
+    """Every piece goes round once while ranks add to it, and once more, complete, while they keep it.
+
+    n pieces; in round t the rank in place i sends piece i - t - 1 to place i + 1 (mod n); adds until round n - 2
+    bytes:    2 N (n-1)/n a rank, over one link out and one in
+    messages: 2 (n-1) a rank, in 2 (n-1) rounds
+    source:   Patarasuk & Yuan 2009, JPDC
+
+    order: the ranks as they sit along the ring, so that it can follow fast links; None: by rank. The piece of place i
+    is the one with the number of the rank that sits there, which owns it.
+    """
+
+    name: ClassVar[str] = "ring"
+    order: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.order is None or sorted(self.order) == list(range(len(self.order))),
+            f"a ring visits every rank once, and {self.order} does not: write each of 0 to n - 1 once",
+        )
+
+    def pieces(self, world: int) -> int:
+        return world
+
+    def _hops(self, rank: int, world: int) -> Iterator[Hop]:
+        order = self._order(world)
+        place = order.index(rank)
+        to, of = order[(place + 1) % world], order[place - 1]
+        for turn in range(2 * (world - 1)):
+            sent, heard = order[(place - turn - 1) % world], order[(place - turn - 2) % world]
+            yield Hop(turn, Does.SEND, to, sent, sent + 1)
+            yield Hop(turn, Does.ADD if turn < world - 1 else Does.KEEP, of, heard, heard + 1)
+
+    def _order(self, world: int) -> tuple[int, ...]:
+        order = tuple(range(world)) if self.order is None else self.order
+        require(
+            len(order) == world,
+            f"this ring was laid through {len(order)} ranks and there are {world}, so some would be left out: write "
+            "Ring() to lay it by rank",
+        )
+        return order

@@ -1,0 +1,203 @@
+"""Rotation: a compressor sees the coefficients of tensors in another basis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gossamer.algorithms.compressors.base import Compressor, Decoder, with_mean_in
+from gossamer.algorithms.compressors.quantize import is_power_of_two
+from gossamer.algorithms.compressors.wrapper import Wrapper
+from gossamer.base import rng
+from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.base.identity import Itself
+from gossamer.base.kernels import Residual, dct, hadamard, scratch_for, scratch_like
+from gossamer.base.kernels.reference.segments import LARGEST_BLOCK
+from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype
+from gossamer.base.ops import Payload
+from gossamer.errors import require
+
+LARGEST_EDGE = 256  # of a cosine block, whose cost grows with it
+
+
+class Transform(Protocol):
+    """Overwrites `out` with the coefficients of x, or with what has these coefficients; whether that is finite."""
+
+    def __call__(self, x: Tensor, layout: Layout, block: int, out: Tensor, *, inverse: bool = False) -> bool: ...
+
+
+@dataclass(frozen=True, repr=False)
+class Rotated(Wrapper):
+    """Let another compressor send the coefficients of every block in another orthonormal basis.
+
+    C(x) = T^-1 inner(T x), T^-1 = T^T in blocks: DCT-II over rows and columns, or H S / sqrt(block), S random signs
+    law:    |x - C(x)| = |T x - inner(T x)|: the inner compressor's, for coefficients
+    bytes:  the inner compressor's
+    source: Peng et al. 2026, ICLR (cosines); Suresh et al. 2017, ICML (random rotation)
+
+    by="hadamard" spreads every entry over its block, so that one large entry no longer coarsens the steps of all
+    others: for quantizers that the largest entry of a block rules, such as Int8 and TernGrad, and for OneBit. Where the
+    norm does, as with QSGD, which no rotation changes, it gains nothing, and few levels lose more. by="dct" gathers
+    what varies slowly in few coefficients: for TopK and the like, where neighbors in a tensor have anything to do with
+    each other.
+
+    Tensors of more than two dimensions are seen as (first, everything else) in the order of their memory, and cut into
+    blocks of `block` by `block`, those of one dimension into blocks of `block`; at an end stays a shorter one. (The
+    largest divisor instead would leave a dimension of prime length as it is.) Hadamard's blocks have one dimension, and
+    the rest of a tensor is cut into powers of two. The signs are the same on all ranks, in all blocks and at every
+    step, so that whatever is inside may remember coefficients; Feedback around it remembers entries. So
+    Rotated(OneBit(), by="hadamard") is neither DRIVE (Vargaftik et al. 2021, NeurIPS) nor EDEN (2022, ICML): for an
+    unbiased estimate these draw fresh signs for each sender and step, and scale by |x|^2 / |y|_1 with y = T x.
+    OneBit's scale |y|_1 / n has the least squared error for fixed signs, and is biased.
+
+    Cosines are products of matrices, like PowerSGD's: ranks hear the same bits where processors and threads are alike.
+    Hadamard's sums have one order everywhere. Of what these lose in float32, a tenth of a millionth of an entry's
+    block, nothing is remembered; integers come through blocks of a power of four unchanged.
+    """
+
+    inner: Compressor
+    by: str = "dct"
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        require(
+            self.by in TRANSFORMS,
+            f"by is 'dct', which gathers what is smooth, or 'hadamard', which spreads what stands out, not "
+            f"{self.by!r}. Write Rotated(TernGrad(), by='hadamard').",
+        )
+        require(
+            self.by != "dct" or 2 <= self.block <= LARGEST_EDGE,
+            f"block is the edge of a block of cosines, from 2 to {LARGEST_EDGE} since an entry costs as many "
+            f"multiplications, not {self.block}. Write Rotated(TopK(density=0.01), block=64).",
+        )
+        require(
+            self.by != "hadamard" or (is_power_of_two(self.block) and 2 <= self.block <= LARGEST_BLOCK),
+            f"block counts the entries that are added and subtracted by pairs: a power of two from 2 to "
+            f"{LARGEST_BLOCK}, not {self.block}. Write Rotated(TernGrad(), by='hadamard', block=1024).",
+        )
+
+    @property
+    def wants_feedback(self) -> bool:
+        return self.inner.wants_feedback
+
+    @property
+    def decodes_without_input(self) -> bool:
+        return self.inner.decodes_without_input
+
+    def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
+        """Feedback stands around all of it, where the inner compressor itself wants that."""
+        return complete(self) if self.wants_feedback else replace(self, inner=self.inner.completed(complete))
+
+    def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
+        found = self.inner.decoders(layout)
+        return None if found is None else [(_TurnedBack(self, decoder), part) for decoder, part in found]
+
+    def init(self, like: FlatTensors, at: AggregationContext) -> State:
+        return self.inner.init(self._blank(like), at)
+
+    def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
+        return self.inner.init_compensated(self._blank(like), at)
+
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
+        mean = _room(x, out)
+        coefficients = FlatTensors(self.turned(x.flat, x.layout), x.layout)
+        staged = yield from self.inner.aggregate(coefficients, state, at, mean)
+        return self._result(staged, x.layout, mean, out)
+
+    def aggregate_compensated(
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
+    ) -> Aggregation:
+        mean = _room(x, out)
+        wanted = torch.add(x.flat, residual.before, out=residual.after)
+        coefficients = FlatTensors(self.turned(wanted, x.layout), x.layout)
+        left = residual.after.zero_()  # all that is wanted is in the coefficients
+        staged = yield from self.inner.aggregate_compensated(coefficients, Residual(left, left), state, at, mean)
+        self.turned(left, x.layout, left, inverse=True)
+        return self._result(staged, x.layout, mean, out)
+
+    def turned(self, flat: Tensor, layout: Layout, out: Tensor | None = None, *, inverse: bool = False) -> Tensor:
+        """Coefficients of numbers, or numbers of coefficients: (n,), in `out` or scratch memory, at least float32."""
+        found = scratch_like(flat, accumulation_dtype(flat.dtype)) if out is None else out
+        if found.dtype != flat.dtype:
+            flat = found.copy_(flat)
+        TRANSFORMS[self.by](flat, layout, self.block, found, inverse=inverse)
+        return found
+
+    def _blank(self, like: FlatTensors) -> FlatTensors:
+        return FlatTensors(like.flat.to(accumulation_dtype(like.flat.dtype)), like.layout)
+
+    def _result(self, staged: AggregationResult, layout: Layout, mean: Tensor, out: Tensor | None) -> AggregationResult:
+        finite = TRANSFORMS[self.by](staged.mean, layout, self.block, mean, inverse=True)
+        owes = staged.owes
+        turned = replace(
+            staged,
+            mean=mean,
+            own_contribution=lambda: self.turned(staged.own, layout, inverse=True),
+            owes=None if owes is None else lambda: self.turned(owes(), layout, inverse=True),
+            finite=staged.finite and finite,
+        )
+        return with_mean_in(turned, out)
+
+
+@dataclass(frozen=True)
+class _TurnedBack:
+    """A decoder of coefficients, which decodes what has them."""
+
+    rotation: Rotated
+    decoder: Decoder
+
+    def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
+        dtype = accumulation_dtype(out.dtype)
+        room = out if out.dtype == dtype else scratch_like(out, dtype)
+        self.decoder.decode(payloads, layout, room, divisor)
+        self.rotation.turned(room, layout, room, inverse=True)
+        if room is not out:
+            out.copy_(room)
+
+    def tensors(self, layout: Layout, dtype: torch.dtype) -> int:
+        return self.decoder.tensors(layout, accumulation_dtype(dtype))
+
+
+def _room(x: FlatTensors, out: Tensor | None) -> Tensor:
+    """Where means of coefficients lie: `out` where that is precise enough, else scratch memory beside it."""
+    dtype = accumulation_dtype(x.flat.dtype)
+    if out is not None and out.dtype == dtype:
+        return out
+    return scratch_for(x.layout.numel, dtype, (x.flat if out is None else out).device)
+
+
+def _cosines(x: Tensor, layout: Layout, block: int, out: Tensor, *, inverse: bool = False) -> bool:
+    return dct(x, _matrices(Itself(layout)), block, out, inverse=inverse)
+
+
+def _signed_sums(x: Tensor, layout: Layout, block: int, out: Tensor, *, inverse: bool = False) -> bool:
+    return hadamard(x, layout.sizes, block, _signs(block, x.dtype, x.device), out, inverse=inverse)
+
+
+TRANSFORMS: dict[str, Transform] = {"dct": _cosines, "hadamard": _signed_sums}
+
+
+@lru_cache(maxsize=256)
+def _signs(block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(block,): 1 or -1, the same everywhere. A few numbers, which stay in the first cache."""
+    draws = torch.randint(0, 2, (block,), generator=rng.generator("signs of a rotation", block), device="cpu")
+    return (2 * draws - 1).to(device=device, dtype=dtype)
+
+
+@lru_cache(maxsize=256)
+def _matrices(layout: Itself[Layout]) -> tuple[tuple[int, int], ...]:
+    """(rows, cols) of every tensor as it lies in memory; one row where it has one dimension."""
+    return tuple(_matrix(slot) for slot in layout.item)
+
+
+def _matrix(slot: Slot) -> tuple[int, int]:
+    axes = [axis for axis, size in enumerate(slot.shape) if size != 1]
+    if len(axes) < 2 or not slot.numel:
+        return 1, slot.numel
+    rows = slot.shape[max(axes, key=lambda axis: slot.stride[axis])]
+    return rows, slot.numel // rows

@@ -1,0 +1,234 @@
+"""Sparse all-reduce: few entries, each added up by one worker, so that traffic does not grow with the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, inf, sqrt
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gossamer.algorithms.compressors.base import mean_buffer_like, with_mean_in
+from gossamer.algorithms.compressors.decoding import decode_heard, expect_tensors, sent_by
+from gossamer.algorithms.compressors.dense import Dense
+from gossamer.algorithms.compressors.index_regions import Regions
+from gossamer.algorithms.compressors.topk import Sparse, dearer_than_dense, expect_values, require_places
+from gossamer.algorithms.compressors.wrapper import Wrapper
+from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.base.kernels import (
+    Residual,
+    all_finite,
+    coded_bytes,
+    decode_places,
+    encode_places,
+    expect_summable,
+    largest,
+    scatter,
+    scratch_like,
+)
+from gossamer.base.layout import FlatTensors, accumulation_dtype
+from gossamer.base.ops import AllGather, AllToAll, Payload
+from gossamer.errors import MalformedError, NotFinite, OutOfRange, require
+
+DEVIATIONS = 2  # of chance, by which a region may be fuller than the average one
+
+
+@dataclass(frozen=True, repr=False)
+class SparseSum(Wrapper):
+    """Choose entries by `inner`; worker j adds up those of its region and tells everyone the largest sums.
+
+    s = w_j + sum over the others i of what they sent of w_i; answer = s/n where |s| is among the r largest, else 0
+    law:    own is what was sent, and w_j - (s - n answer) in the own region; so mean own = answer, and nothing is owed
+    bytes:  (n-1) (4 + (c + r) itemsize + coded_bytes(c, R) + coded_bytes(r, R)), R entries a region, r = k/n of them,
+            c = r + 2 sqrt(r); at most 24 k (n-1)/n where r >= 40, and never more than Dense
+    source: Li & Hoefler 2022, PPoPP (Ok-Topk); what is not told waits where it was added up, as in Sharded
+
+    So it is about two messages of k entries for any number of workers n, where inner alone sends n-1 of them. A
+    worker's own region needs no choice and no wire. What finds no room waits with the worker that chose it, and a
+    sum that is not told with the one that added it up: in their residuals. Without Feedback it is lost.
+
+    Regions are blocks of neighbors, one of every n for each worker, drawn by chance and anew every 64 steps: whatever
+    the pattern of large entries, it does not fill one region for long.
+    """
+
+    inner: Sparse
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.inner, Sparse),
+            f"{self.inner!r} does not choose a fixed number of entries, so there are no few entries to add up. "
+            "Write SparseSum(TopK(density=0.01)).",
+        )
+
+    @property
+    def wants_feedback(self) -> bool:
+        return self.inner.wants_feedback
+
+    def denser(self) -> Sequence[SparseSum]:
+        return [replace(self, inner=inner) for inner in self.inner.denser()]
+
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
+        if self._dearer_than_dense(x, at):
+            return Dense().aggregate(x, state, at, out)
+        wanted = scratch_like(x.flat, accumulation_dtype(x.flat.dtype)).copy_(x.flat)
+        return self._summed(x, wanted, at, out)
+
+    def aggregate_compensated(
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
+    ) -> Aggregation:
+        if self._dearer_than_dense(x, at):
+            return Dense().aggregate_compensated(x, residual, State(), at, out)
+        wanted = torch.add(x.flat, residual.before, out=residual.after)
+        return self._summed(x, wanted, at, out)
+
+    def rooms(self, x: FlatTensors, world: int) -> tuple[int, int]:
+        """How many entries a worker may send to another, and how many sums that one tells."""
+        regions, count = Regions(x.layout.numel, world), sum(self.inner.counts(x.layout.sizes))
+        each = count / world
+        sent = min(count, regions.rows, ceil(each + DEVIATIONS * sqrt(each)))
+        return sent, min(regions.least_members, ceil(each))
+
+    def _dearer_than_dense(self, x: FlatTensors, at: AggregationContext) -> bool:
+        """Also where some worker would have no region."""
+        if x.layout.numel < at.world:
+            return True
+        rows, itemsize = Regions(x.layout.numel, at.world).rows, accumulation_dtype(x.flat.dtype).itemsize
+        both = sum(room * itemsize + coded_bytes(room, rows) for room in self.rooms(x, at.world))
+        return dearer_than_dense(4 + both, x, at)
+
+    def _summed(self, x: FlatTensors, wanted: Tensor, at: AggregationContext, out: Tensor | None) -> Aggregation:
+        """Agree on the mean of wanted: (n,), and leave in it what waits."""
+        require_places(x.layout)
+        room, kept = self.rooms(x, at.world)
+        regions = Regions.drawn(x, at)
+        members = regions.members(at.rank, wanted.device)
+        mine = wanted[members]
+        if not all_finite(mine):
+            raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+        wanted.index_fill_(0, members, 0)
+        entries = _entries(regions, *self.inner.select(FlatTensors(wanted, x.layout), at), room)
+        wanted.index_fill_(0, entries.places, 0)
+        heard = yield AllToAll(entries.messages(regions.rows, room))
+        left = scratch_like(mine)
+        finite = decode_heard(partial(_added, mine, regions.rows, room), heard, None, left, at)
+        answers = yield AllGather(_largest_sums(left, finite, regions, kept))
+        mean = mean_buffer_like(x.flat, out)
+        if mean.is_meta:
+            return with_mean_in(AggregationResult(mean=mean, own_contribution=lambda: torch.empty_like(mean)), out)
+        told = [_can_be_added(answer, kept, mean, rank, at) for rank, answer in enumerate(answers)]
+        places, theirs = _told(answers, regions, kept, at)
+        scatter(list(zip(places, theirs, strict=True)), mean)
+        wanted.index_copy_(0, members, left)
+        numel = x.layout.numel
+
+        def own() -> Tensor:
+            part = left.new_zeros(numel)
+            part.index_copy_(0, entries.places, entries.values)
+            return part.index_copy_(0, members, mine - left)
+
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=all(told)), out)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What one worker sends: entries by region and in each by row. places: (s,) int64, rows: (s,) int32, values: (s,);
+    counts: how many to each region."""
+
+    places: Tensor
+    rows: Tensor
+    values: Tensor
+    counts: tuple[int, ...]
+
+    def messages(self, rows: int, room: int) -> tuple[Payload, ...]:
+        """To each worker: the number of entries, and values and rows as if there were `room` of them."""
+        if self.values.is_meta:  # for a price one stands for all
+            count = self.values.new_empty(1, dtype=torch.int32)
+            blank = self.rows.new_empty(room)
+            return ((count, self.values.new_empty(room), encode_places(blank, rows, room)),) * len(self.counts)
+        used = torch.tensor(self.counts, dtype=torch.int32, device=self.values.device).split(1)
+        parts = zip(used, self.values.split(self.counts), self.rows.split(self.counts), strict=True)
+        return tuple(
+            (count, pad(value, (0, room - len(value))), encode_places(row, rows, room)) for count, value, row in parts
+        )
+
+
+def _entries(regions: Regions, places: Tensor, values: Tensor, room: int) -> Entries:
+    """Entries at (k,) int32 places by region; the largest `room` of each find room, among equals the first."""
+    found = places.long()
+    owners, rows = regions.locate(found)
+    owners, order = torch.sort(owners, stable=True)
+    counts = [room] * regions.world if found.is_meta else torch.bincount(owners, minlength=regions.world).tolist()
+    fitting = tuple(min(count, room) for count in counts)
+    fits, values = largest(values[order], counts, fitting)
+    chosen = order[fits]
+    return Entries(found[chosen], rows[chosen].int(), values, fitting)
+
+
+def _added(mine: Tensor, rows: int, room: int, heard: Sequence[Payload], sums: Tensor) -> None:
+    """Overwrite `sums`: (m,) with mine, and what was sent for it, in the order of ranks. Raises MalformedError."""
+    expect_tensors(heard, 3)
+    for _, values, _ in heard:
+        expect_values(values, room, mine)
+        expect_summable(values, len(heard))
+    entries = [_received(payload, rows, room, len(mine)) for payload in heard]
+    scatter(entries, sums.copy_(mine), onto=True)
+
+
+def _received(payload: Payload, rows: int, room: int, members: int) -> tuple[Tensor, Tensor]:
+    """(rows, values) of the entries in a message. Raises MalformedError."""
+    used, values, coded = payload
+    if used.dtype != torch.int32 or used.shape != (1,):
+        raise MalformedError(f"one int32 that counts entries was due, and {tuple(used.shape)} {used.dtype} came")
+    count = room if used.is_meta else int(used)
+    found = decode_places(coded, count, rows, room)
+    if count and not found.is_meta and int(found[-1]) >= members:
+        raise MalformedError(f"an entry was sent for a place beyond the {members} of this region")
+    return found, values[:count]
+
+
+def _largest_sums(sums: Tensor, finite: bool, regions: Regions, kept: int) -> Payload:
+    """The answer of one worker: of its sums: (m,) the `kept` largest as means, and their rows; they leave `sums`.
+
+    Only this worker knows whether a sum left the range: it tells all ranks by numbers that cannot be added up.
+    """
+    try:
+        rows, values = largest(sums, [len(sums)], [kept])
+    except NotFinite:
+        finite = False
+    if not finite:
+        rows, values = torch.arange(kept, dtype=torch.int32, device=sums.device), sums.new_full((kept,), inf)
+    sums.index_fill_(0, rows.long(), 0)
+    return (values / regions.world).clamp(max=torch.finfo(values.dtype).max), encode_places(rows, regions.rows)
+
+
+def _can_be_added(answer: Payload, kept: int, out: Tensor, rank: int, at: AggregationContext) -> bool:
+    """Whether a worker tells sums, and not that one left the range. Raises MalformedError."""
+    try:
+        with sent_by(rank, at):
+            expect_tensors([answer], 2)
+            expect_values(answer[0], kept, out)
+            expect_summable(answer[0], 1)
+    except OutOfRange:
+        return False
+    return True
+
+
+def _rows(coded: Tensor, rows: int, kept: int, rank: int, at: AggregationContext) -> Tensor:
+    """The rows whose sums a worker tells: (kept,) int64. Raises MalformedError."""
+    with sent_by(rank, at):
+        return decode_places(coded, kept, rows).long()
+
+
+def _told(answers: Sequence[Payload], regions: Regions, kept: int, at: AggregationContext) -> tuple[Tensor, Tensor]:
+    """(places, values) that each worker tells of its region: (world, r) int32, ascending, and (world, r).
+
+    A cut group has rows that stand for no place: what is told of them counts as a zero. Raises MalformedError.
+    """
+    rows = torch.stack([_rows(coded, regions.rows, kept, rank, at) for rank, (_, coded) in enumerate(answers)])
+    places = regions.places(torch.arange(regions.world, device=rows.device)[:, None], rows)
+    values = torch.stack([values for values, _ in answers])
+    last = regions.numel - 1
+    return places.clamp(max=last).int(), torch.where(places <= last, values, 0)

@@ -1,0 +1,124 @@
+"""TernGrad: every entry in less than two bits, right on average."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.algorithms.compressors.base import Compressor, mean_buffer_like, with_mean_in
+from gossamer.algorithms.compressors.decoding import decode_heard, expect_tensors, pairs, sent_by
+from gossamer.algorithms.compressors.quantize import noise_key
+from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
+from gossamer.base.kernels import Residual, magnitudes, squares, ternary_decode, ternary_encode
+from gossamer.base.kernels.reference.segments import blocks, expect_numbers
+from gossamer.base.layout import FlatTensors, accumulation_dtype
+from gossamer.base.ops import AllGather, Payload
+from gossamer.errors import OutOfRange, require
+
+BLOCK = 2048  # entries that are summed together
+SETTLING = 2.0  # equal entries are rounded with (clip - 1) of their energy, and feedback needs less than all of it
+
+
+@dataclass(frozen=True, repr=False)
+class TernGrad(Compressor):
+    """Send each entry as +s, -s or 0, at random, with one s per tensor that the whole group shares.
+
+    C(x)_j = s sign(x_j) b_j, P(b_j = 1) = |x_j| / s, s = max |x| over the tensor and the workers
+    law:    E C(x) = x, E |C(x) - x|^2 = s |x|_1 - |x|^2; workers mean / s is a whole number
+    bytes:  (workers - 1) (4 + ceil(N / per_byte)), N per tensor, in two messages
+    source: Wen et al. 2017, NeurIPS
+
+    Since s is shared, what is summed are whole numbers: the mean has the same bits in whatever order it is added up.
+    With `clip`, s is at most clip sigma of a worker, with sigma the root mean square of its tensor (around zero, since
+    a tensor of equal entries is not one of zeros), and what exceeds the shared s counts as s: less noise, but a bias
+    on heavy tails. The paper clips each worker's gradient at 2.5 standard deviations before scales are shared. This
+    clips the scale that is shared, with the root mean square in the place of the deviation: the same for a mean of
+    zero but that a worker whose deviation is below the largest is clipped less; and by default nothing is clipped.
+
+    A recipe adds Feedback, unless `feedback` says no, where clip is below 2. From there on the noise of a residual can
+    exceed the residual, which then grows on its own rounding: what is wrapped with clip=2.5 can diverge.
+    """
+
+    clip: float | None = None
+    per_byte: int = 5
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        require(
+            self.clip is None or 0 < self.clip < float("inf"),
+            f"clip counts root mean squares of a tensor, above 0, not {self.clip}. Write TernGrad(clip=2.5), or "
+            "TernGrad() to clip nothing.",
+        )
+        require(
+            self.per_byte in (4, 5),
+            f"per_byte counts the entries in a byte, 4 (two bits each) or 5 (digits of base three), not "
+            f"{self.per_byte}. Write TernGrad(per_byte=5).",
+        )
+
+    @property
+    def wants_feedback(self) -> bool:
+        return self.feedback and self.clip is not None and self.clip < SETTLING
+
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
+        return self._aggregate(x, at, out, None)
+
+    def aggregate_compensated(
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
+    ) -> Aggregation:
+        wanted = torch.add(x.flat, residual.before, out=residual.after)
+        into = out if out is not None and out.dtype == wanted.dtype else None
+        staged = yield from self._aggregate(FlatTensors(wanted, x.layout), at, into, residual.after)
+        return with_mean_in(staged, out)
+
+    def _aggregate(
+        self, x: FlatTensors, at: AggregationContext, out: Tensor | None, after: Tensor | None
+    ) -> Aggregation:
+        """after: room for what is left of x, where that is wanted; it may be x."""
+        sizes = x.layout.sizes
+        heard = yield AllGather((self._scales(x),))
+        scales = _largest_scales(heard, len(sizes), at)
+        mine = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte, after)
+        numel, dtype, device = x.layout.numel, accumulation_dtype(x.flat.dtype), x.flat.device
+        payloads = yield AllGather((mine,))
+
+        def own() -> Tensor:
+            decoded = torch.empty(numel, dtype=dtype, device=device)
+            ternary_decode([(mine,)], scales, sizes, self.per_byte, decoded)
+            return decoded
+
+        def decode(said: Sequence[Payload], into: Tensor) -> None:
+            both = pairs(said)  # all hold the same scales
+            ternary_decode([(codes,) for _, codes in both], both[0][0], sizes, self.per_byte, into, at.world)
+
+        mean = mean_buffer_like(x.flat, out)
+        finite = decode_heard(decode, [(scales, *payload) for payload in payloads], x.layout, mean, at)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
+
+    def _scales(self, x: FlatTensors) -> Tensor:
+        """What this worker would scale each of its tensors by: (tensors,) float32. Raises NotFinite."""
+        largest = magnitudes(x.flat, x.layout.sizes)
+        if self.clip is None:
+            return largest
+        return torch.minimum(largest, (self.clip * _root_mean_squares(x)).float())
+
+
+def _largest_scales(heard: Sequence[Payload], tensors: int, at: AggregationContext) -> Tensor:
+    """The group's: (tensors,) float32; where they are so large that sums leave the range, decoding finds it. Raises
+    MalformedError."""
+    for rank, payload in enumerate(heard):
+        with suppress(OutOfRange), sent_by(rank, at):
+            expect_tensors([payload], 1)
+            expect_numbers(payload[0], (tensors,), at.world)
+    return torch.stack([scales for (scales,) in heard]).amax(0)
+
+
+def _root_mean_squares(x: FlatTensors) -> Tensor:
+    """Of each tensor: (tensors,) float64."""
+    sizes = x.layout.sizes
+    spans = squares(x.flat, sizes, BLOCK).split([blocks([size], BLOCK) for size in sizes])
+    energies = [x.flat.new_empty(0, dtype=torch.float64), *(span.sum().view(1) for span in spans)]
+    return (torch.cat(energies) / x.flat.new_tensor(sizes, dtype=torch.float64).clamp(min=1)).sqrt()

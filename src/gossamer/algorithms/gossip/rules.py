@@ -1,0 +1,216 @@
+"""Gossip rules: the payload for neighbors, and the update from theirs (plain averaging, CHOCO, push-sum)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import fsum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.compressors.point_to_point import decode, encode
+from gossamer.algorithms.topologies import Topology
+from gossamer.base.aggregation import AggregationContext, State
+from gossamer.base.kernels import all_finite, scratch_like
+from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.base.ops import Payload
+from gossamer.errors import AttachError, NotFinite
+
+Memory = dict[str, Tensor]
+HAT, PULL, NUMBERS, MASS = "hat", "pull", "numbers", "mass"
+
+
+@dataclass(frozen=True)
+class GossipOffer:
+    """A worker's part in a round."""
+
+    payload: Payload  # for each neighbor told
+    own: Payload = ()  # this worker's contribution to its own update, only read
+    next_state: State = field(default_factory=State)  # the compressor's, once it was sent
+
+
+class NeighborMessage(NamedTuple):
+    """A neighbor's payload and its weight here."""
+
+    weight: float
+    payload: Payload
+    at: AggregationContext  # the sender's
+
+
+class MixingRule(ABC):
+    """A rule by which neighbors mix their parameters. x: (n,), side by side, in their precision.
+
+    Payloads may still be read by others when `land` runs, so nothing writes to x, an offer or a neighbor's message.
+    """
+
+    @property
+    def along(self) -> MixingRule:
+        """The rule for averaged state that travels along uncompressed, such as BatchNorm's statistics."""
+        return self
+
+    def check(self, topology: Topology, world: int, seed: int) -> None:
+        """Raise AttachError where the mean over workers would move: weights must sum to 1 where they are heard, as they
+        always do where they are told."""
+        rounds = range(0 if topology.mutual else topology.rounds(world))
+        for number, rank in product(rounds, range(world)):
+            if abs(fsum(weight for _, weight in topology.weights(rank, world, number, seed)) - 1) > 1e-9:
+                raise AttachError(
+                    f"with {topology!r} rank {rank} of {world} hears more or less than others hear of it, so the mean "
+                    f'over workers would move. Write Gossip("push-sum") + {topology!r}.'
+                )
+
+    @abstractmethod
+    def begin(self, x: Tensor) -> Memory:
+        """A worker's first memory, when all workers have the same x."""
+
+    @abstractmethod
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+        """The part for `told` neighbors. Nothing is written: a round may still fail."""
+
+    @abstractmethod
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
+        """x after the round, in a tensor of its own; `memory` is overwritten."""
+
+    def shares(self, x: Tensor, memory: Memory) -> Payload:
+        """Tensors whose sums over all workers no round changes."""
+        return (x,)
+
+    def whole(self, means: Payload) -> Tensor:
+        """The consensus, from the means of all workers' shares. May overwrite them."""
+        return means[0]
+
+
+@dataclass(frozen=True)
+class Averaging(MixingRule):
+    """Neighbors' parameters travel as they are.
+
+    x_i <- x_i + step_size sum_j W_ij (x_j - x_i)
+    law:    sum_i x_i stays (columns of W sum to 1); equal x stay as they are, to the bit
+    source: Xiao & Boyd 2004, Systems & Control Letters; Lian et al. 2017, NeurIPS
+
+    A neighbor whose numbers are not finite is left out.
+    """
+
+    step_size: float = 1.0
+
+    def begin(self, x: Tensor) -> Memory:
+        return {}
+
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+        return GossipOffer((x.flat,))
+
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
+        change = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype))
+        for weight, (theirs,), _ in heard:
+            if all_finite(theirs):
+                change.add_(theirs - x, alpha=weight)
+        return change.mul_(self.step_size).add_(x).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Choco(MixingRule):
+    """Differences to public copies travel, by any compressor, and all that hear them keep the copies alike.
+
+    q_i = C(x_i - hat_i);  hat_i <- hat_i + q_i;  pull_i <- pull_i + sum_j W_ij (q_j - q_i)
+    x_i <- x_i + step_size pull_i
+    law:    pull_i = sum_j W_ij (hat_j - hat_i), so sum_i x_i stays; C = identity and step_size 1 is Averaging
+    bytes:  the compressor's, once per neighbor told; memory: 2 N
+    source: Koloskova et al. 2019, ICML; Koloskova et al. 2020, ICLR (the sums in place of copies)
+
+    A message's losses are in the next difference again: error feedback by itself. Copies begin as the parameters that
+    all workers begin with. W must be the same in every round: a worker that misses one message is wrong from then on.
+    A worker whose numbers are not finite sends a difference of zero.
+    """
+
+    compressor: Compressor
+    step_size: float
+
+    @property
+    def along(self) -> MixingRule:
+        return Averaging()
+
+    def begin(self, x: Tensor) -> Memory:
+        hat = x.to(accumulation_dtype(x.dtype), copy=True)
+        return {HAT: hat, PULL: torch.zeros_like(hat)}
+
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+        difference = FlatTensors(x.flat - memory[HAT], x.layout)
+        try:
+            message = encode(self.compressor, difference, state, at)
+        except NotFinite:
+            message = encode(self.compressor, FlatTensors(torch.zeros_like(difference.flat), x.layout), state, at)
+        return GossipOffer(message.payload, (message.own(),), message.next_state)
+
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
+        (own,), pull = offer.own, memory[PULL]
+        memory[HAT].add_(own)
+        message = scratch_like(pull)
+        for weight, payload, at in heard:
+            decode(self.compressor, payload, layout, at, message)
+            pull.add_(message.sub_(own), alpha=weight)
+        return torch.add(x, pull, alpha=self.step_size).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class PushSum(MixingRule):
+    """Each worker gives equal shares of its numbers and of its mass away, and shows their ratio.
+
+    z_i <- z_i + x_i - shown_i, for what its optimizer moved x_i by;  shown_i = z_i / w_i, as x_i was left
+    z_i <- sum_j P_ij z_j;  w_i <- sum_j P_ij w_j;  x_i <- z_i / w_i;  P_ij = 1 / (1 + how many j tells)
+    law:    sum_i z_i and sum_i w_i stay, on any graph; gradients are those at x and steps are those of z
+    bytes:  N itemsize + 8 per neighbor told; memory: N, at least in float32
+    source: Kempe et al. 2003, FOCS; Assran et al. 2019, ICML
+
+    A sender need not know the other senders. Numbers that are not finite are kept, with their mass. Payloads have the
+    parameters' precision; the rest of z_i stays here, and x_i is rounded from it, so that rounding moves no mass.
+    """
+
+    def check(self, topology: Topology, world: int, seed: int) -> None:
+        """Any graph will do."""
+
+    def begin(self, x: Tensor) -> Memory:
+        return {
+            NUMBERS: x.to(accumulation_dtype(x.dtype), copy=True),
+            MASS: torch.ones(1, dtype=torch.float64, device=x.device),
+        }
+
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+        numbers, mass = self.shares(x.flat, memory)
+        part, lighter = (numbers / (1 + told)).to(x.flat.dtype), mass / (1 + told)
+        if not all_finite(part):
+            return GossipOffer((torch.zeros_like(part), torch.zeros_like(mass)), (numbers, mass))
+        return GossipOffer((part, lighter), (numbers.sub_(part, alpha=told), lighter))
+
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
+        numbers, mass = offer.own
+        memory[NUMBERS].copy_(numbers)
+        memory[MASS].copy_(mass)
+        for _, (theirs, their_mass), _ in heard:
+            memory[NUMBERS].add_(theirs)
+            memory[MASS].add_(their_mass)
+        return self._shown(x, memory)
+
+    def shares(self, x: Tensor, memory: Memory) -> Payload:
+        moved = x.to(memory[NUMBERS].dtype) - self._shown(x, memory)
+        return moved.add_(memory[NUMBERS]), memory[MASS].clone()
+
+    def whole(self, means: Payload) -> Tensor:
+        numbers, mass = means
+        return numbers.div_(mass.to(numbers.dtype))
+
+    def _shown(self, x: Tensor, memory: Memory) -> Tensor:
+        """x as the last round left it, the same bits each time."""
+        return (memory[NUMBERS] / memory[MASS].to(memory[NUMBERS].dtype)).to(x.dtype)

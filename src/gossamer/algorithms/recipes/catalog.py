@@ -1,0 +1,77 @@
+"""Catalog of terms: every term there is by name, the presets, and an example of each."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import MISSING, is_dataclass
+from inspect import isabstract
+
+from gossamer.algorithms import compressors, strategies, topologies
+from gossamer.algorithms.compressors import Codec, Compressor, Float4, TopK
+from gossamer.algorithms.compressors.int8 import Int8
+from gossamer.algorithms.compressors.topk import Sparse
+from gossamer.algorithms.recipes.fields import fields_of, hints_of, positional_count
+from gossamer.algorithms.strategies import DiLoCo, FedAvg, federated
+from gossamer.algorithms.topologies import Topology
+from gossamer.base.term import Term, Terms
+
+NOUNS: dict[str, type[Term]] = {
+    name: noun
+    for module in (strategies, compressors, topologies, federated)
+    for name, noun in ((name, getattr(module, name)) for name in module.__all__)
+    if isinstance(noun, type)
+    and issubclass(noun, Term)
+    and is_dataclass(noun)
+    and not isabstract(noun)
+    and ABC not in noun.__bases__
+}
+
+# Kinds of terms that stand within a federated strategy, as the argument of that name: what goes without saying.
+NESTED = {
+    item.name: item.default for item in fields_of(FedAvg) if any(noun.kind == item.name for noun in NOUNS.values())
+}
+
+# About a quarter, a seventh and a hundredth of the bytes, by terms that go with any optimizer, after what was measured.
+PRESETS = {
+    "lan": Terms((Int8(),)),
+    "wan": Terms((Float4(),)),
+    "home": Terms((DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5), Float4())),
+}
+
+
+def describe(kind: str | None = None) -> list[tuple[str, str]]:
+    """A copyable example and one sentence for every noun there is, or for every noun of one kind."""
+    return [
+        (_pasted(noun), (noun.__doc__ or "").partition("\n")[0])
+        for noun in NOUNS.values()
+        if kind is None or noun.kind == kind
+    ]
+
+
+_sparse = TopK(density=0.01)
+EXAMPLES: dict[type, object] = {float: 0.01, int: 4, Compressor: _sparse, Sparse: _sparse, Codec: Int8()}
+
+
+def _pasted(noun: type[Term]) -> str:
+    """Its example, in or beside a strategy that can use it: not all neighbors can agree on one mean."""
+    if noun.kind in NESTED:
+        return within(example_of(noun), noun)
+    return "Gossip() + " * (issubclass(noun, Topology) and not noun().agrees) + example_of(noun)
+
+
+def within(text: str, noun: type[Term]) -> str:
+    """A nested term's text within a strategy."""
+    return f"{FedAvg.__name__}({', '.join(filter(None, (f'{noun.kind}={text}', noun.beside)))})"
+
+
+def example_of(noun: type[Term]) -> str:
+    """The noun with its required arguments and its numbers."""
+    shown: list[str] = []
+    for place, item in enumerate(fields_of(noun)):
+        required = item.default is MISSING
+        value = EXAMPLES[hints_of(noun)[item.name][0]] if required else item.default
+        if place < positional_count(noun) and isinstance(value, Term):
+            shown.append(repr(value))
+        elif required or type(value) in (int, float):
+            shown.append(f"{item.name}={value!r}")
+    return f"{noun.__name__}({', '.join(shown)})"

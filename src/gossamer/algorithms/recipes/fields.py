@@ -1,0 +1,52 @@
+"""Fields of terms: signatures and argument types, from their dataclass fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field
+from functools import cache
+from itertools import takewhile
+from types import NoneType, UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+from gossamer.base.term import Term, ordered_fields
+
+
+def signature(noun: type[Term]) -> str:
+    """How to write a noun: "TopK(density, feedback=True)"."""
+    shown = [item.name if item.default is MISSING else f"{item.name}={item.default!r}" for item in fields_of(noun)]
+    return f"{noun.__name__}({', '.join(shown)})"
+
+
+# The exact types that an argument may have, so that its repr gives it back: numpy's numbers do not.
+ACCEPTED: dict[type, tuple[tuple[type, ...], str]] = {
+    float: ((float, int), "a number"),
+    int: ((int,), "a whole number"),
+    bool: ((bool,), "True or False"),
+    str: ((str,), "a text in quotes"),
+    NoneType: ((NoneType,), "None"),
+}
+
+
+def fields_of(noun: type[Term]) -> tuple[Field[Any], ...]:
+    return ordered_fields(noun)
+
+
+def hints_of(noun: type[Term]) -> Mapping[str, tuple[Any, ...]]:
+    """What each argument may be: `float | None` is (float, NoneType)."""
+    return _hints_of(cast(Any, noun))
+
+
+@cache
+def _hints_of(noun: Any) -> Mapping[str, tuple[Any, ...]]:
+    return {
+        name: get_args(hint) if get_origin(hint) is UnionType else (hint,)
+        for name, hint in get_type_hints(noun).items()
+    }
+
+
+def positional_count(noun: type[Term]) -> int:
+    """How many arguments may come without their names: the first, or all leading ones that are required terms."""
+    hints, items = hints_of(noun), fields_of(noun)
+    terms = [item.default is MISSING and hints[item.name][0] not in ACCEPTED for item in items]
+    return max(len(list(takewhile(bool, terms))), min(len(items), 1))

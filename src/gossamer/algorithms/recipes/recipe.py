@@ -1,0 +1,112 @@
+"""Recipe: one strategy, one compressor and one topology; `resolve` completes what a user wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+from gossamer.algorithms.compressors import Compressor, Dense, Feedback, Route
+from gossamer.algorithms.recipes.auto import Auto
+from gossamer.algorithms.recipes.compression_choice import cheapest
+from gossamer.algorithms.recipes.nodes import compress_between_nodes, sharing_workers
+from gossamer.algorithms.recipes.parser import parse
+from gossamer.algorithms.recipes.validation import LONGEST_TEXT, check_pair, check_place, check_term, check_type
+from gossamer.algorithms.strategies import EveryStep, Strategy
+from gossamer.algorithms.topologies import Complete, Topology
+from gossamer.base.term import Term, Terms
+from gossamer.errors import RecipeError
+
+
+@dataclass(frozen=True, repr=False)
+class Recipe:
+    """A strategy, a compressor and a topology. Its repr is text that `parse` reads."""
+
+    strategy: Strategy = field(default=EveryStep())
+    compressor: Compressor = field(default=Dense())
+    topology: Topology = field(default=Complete())
+
+    @property
+    def terms(self) -> tuple[Strategy, Compressor, Topology]:
+        return self.strategy, self.compressor, self.topology
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.terms))
+
+
+KINDS = tuple(item.name for item in fields(Recipe))
+
+
+def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None) -> Recipe:
+    """Complete a recipe: add what is missing, and wrap its compressor. Resolving twice changes nothing.
+
+    A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says `feedback=False`; then
+    anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and tiny ones dense. A codec
+    that is wrapped so and whose means can be encoded again is wrapped in Sharded first, and few entries inside Feedback
+    in SparseSum, where `world` is known and so many workers then send less: see `cheapest`. Wrappers that were written
+    stay; a strategy that resends losses gets Route. Where the recipe is chosen while training, this is the one to begin
+    with.
+    """
+    chosen: dict[str, Any] = {}
+    for term in () if automatic(recipe) else _terms(recipe):
+        check_type(term)
+        check_place(term, KINDS)
+        if term.kind in chosen:
+            first = chosen[term.kind]
+            raise RecipeError(
+                f"{recipe} has two terms of one kind, {first!r} and {term!r}, and a recipe has at most one "
+                f"{term.kind}. Keep one of them: {first!r}, or {term!r}."
+            )
+        chosen[term.kind] = term
+    written = Recipe(**chosen)
+    compressor, topology = compress_between_nodes(*written.terms)
+    written = replace(written, compressor=compressor, topology=topology)
+    for term in written.terms:
+        check_term(term, ())  # before anything is priced that would not run
+    resolved = replace(written, compressor=_wrapped(written, sharing_workers(written.strategy, compressor, world)))
+    for term in resolved.terms:
+        check_term(term, ())
+    check_pair(resolved.strategy, resolved.compressor)
+    resolved.strategy.check(resolved.compressor, resolved.topology)
+    if len(repr(resolved)) > LONGEST_TEXT:
+        raise RecipeError(
+            f"The resolved recipe has {len(repr(resolved))} characters, and could not be read back: "
+            f"a recipe's text has at most {LONGEST_TEXT}. Write fewer nested terms."
+        )
+    return resolved
+
+
+def automatic(recipe: Recipe | Terms | Term | str | None) -> Auto | None:
+    """How the recipe is to be chosen while training; None where one was written that stays."""
+    terms = _terms(recipe)
+    found = [term for term in terms if isinstance(term, Auto)]
+    if found and len(terms) > 1:
+        raise RecipeError(
+            f"{recipe} joins {found[0]!r}, which takes one recipe after the other, to a part of one. Write auto alone, "
+            "or leave it out."
+        )
+    return found[0] if found else None
+
+
+def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:
+    match recipe:
+        case None:
+            return ()
+        case str():
+            return parse(recipe).terms
+        case Recipe() | Terms():
+            return recipe.terms
+        case _:
+            return (recipe,)
+
+
+def _wrapped(recipe: Recipe, world: int | None) -> Compressor:
+    if recipe.strategy.resends_losses:
+        return recipe.compressor if recipe.compressor.handles_every_shape else Route(recipe.compressor)
+    completed = recipe.compressor.completed(partial(_fed_back, world=world))
+    return completed if completed.handles_every_shape else Route(cheapest(completed, world))
+
+
+def _fed_back(compressor: Compressor, world: int | None) -> Compressor:
+    return Feedback(cheapest(compressor, world)) if compressor.wants_feedback else compressor

@@ -1,0 +1,88 @@
+"""Strategies: when workers synchronize, and whether gradients, parameters or neither are averaged by all of them.
+
+base               Strategy, its families, and the stages of a training: gradient, averaging, gossip, server
+moment_rounds      in which rounds an optimizer's moments are averaged along
+schedule           tables of sync rounds: when a fragment leaves and lands
+every_step         EveryStep: synchronous data parallelism, accumulated or delayed
+global_batch       how many passes each worker makes for a step of a fixed number of samples
+local_sgd          LocalSGD, PostLocalSGD
+diloco             DiLoCo, Streaming DiLoCo
+delayed_averaging  DelayedAveraging (DGA)
+gossip             Gossip: symmetric, push-sum or pairwise (AD-PSGD)
+parameter_server   ParameterServer: synchronous, asynchronous or stale-synchronous
+federated          rounds of a server and devices that hold their own data
+"""
+
+from gossamer.algorithms.strategies.base import (
+    AGREED,
+    FROM,
+    AveragingStage,
+    AveragingStrategy,
+    FederatedStage,
+    GossipStage,
+    GossipStrategy,
+    GradientStage,
+    Memory,
+    ServerStage,
+    ServerStrategy,
+    Stage,
+    Strategy,
+)
+from gossamer.algorithms.strategies.delayed_averaging import DelayedAveraging
+from gossamer.algorithms.strategies.diloco import DiLoCo
+from gossamer.algorithms.strategies.every_step import EveryStep
+from gossamer.algorithms.strategies.federated import (
+    SCAFFOLD,
+    CentralPrivacy,
+    DistributedPrivacy,
+    FedAvg,
+    FedBuff,
+    FedNova,
+    FedOpt,
+    FedProx,
+    LocalPrivacy,
+)
+from gossamer.algorithms.strategies.gossip import Gossip
+from gossamer.algorithms.strategies.local_sgd import LocalSGD, PostLocalSGD
+from gossamer.algorithms.strategies.moment_rounds import AVERAGE, KEEP, NEVER, RESET, MomentRounds
+from gossamer.algorithms.strategies.parameter_server import ParameterServer
+from gossamer.algorithms.strategies.schedule import PeriodicSchedule, SyncRound
+
+__all__ = [
+    "AGREED",
+    "AVERAGE",
+    "FROM",
+    "KEEP",
+    "NEVER",
+    "RESET",
+    "SCAFFOLD",
+    "AveragingStage",
+    "AveragingStrategy",
+    "CentralPrivacy",
+    "DelayedAveraging",
+    "DiLoCo",
+    "DistributedPrivacy",
+    "EveryStep",
+    "FedAvg",
+    "FedBuff",
+    "FedNova",
+    "FedOpt",
+    "FedProx",
+    "FederatedStage",
+    "Gossip",
+    "GossipStage",
+    "GossipStrategy",
+    "GradientStage",
+    "LocalPrivacy",
+    "LocalSGD",
+    "Memory",
+    "MomentRounds",
+    "ParameterServer",
+    "PeriodicSchedule",
+    "PostLocalSGD",
+    "ServerStage",
+    "ServerStrategy",
+    "Stage",
+    "Strategy",
+    "SyncRound",
+]

@@ -1,0 +1,25 @@
+"""Base: the operations that an algorithm may ask for, tensors in flat buffers, and the script runner.
+
+ops           collective operations: all-reduce, all-gather, all-to-all; what each says about itself
+op_semantics  their reference semantics: the answers of all ranks, computed in one place
+coalesce      many scripts as one: operations of the same kind travel together
+relay         a script within another, each of its turns within a guard
+aggregation   State, AggregationContext and AggregationResult of a compressor
+layout        names, shapes and places of many tensors in one flat buffer
+peer_ops      operations of peers that do not move in step: push, pull, await, reply
+rng           random numbers that are a function of their address
+term          the terms of a recipe: frozen hyperparameters that add up
+json_text     JSON from elsewhere, its nesting limited; JSON text without NaN and infinity
+bounded_mean  means of users' numbers, without overflow
+bounded_file  files of other processes, read up to a limit
+differing_tensor  the first tensor whose hashes differ between ranks
+identity      cache keys for one object
+transport     the Transport protocol: answers the operations of one worker in a lock-step group
+runner        runs a script over a transport, all workers' scripts in one process, or only its price
+flight_recorder  the latest operations of this process, in a ring, and the one it waits for now
+run_files     the run's private directory: output, start, end and failure reports by rank and attempt
+units         numbers as text: 1.2 MB, 34 ms, 12 %
+
+kernels/      inner loops: compiled, in Triton, and their reference in plain torch
+tracing/      spans of a run, in a ring buffer per rank
+"""

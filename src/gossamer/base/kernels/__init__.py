@@ -1,0 +1,111 @@
+"""Kernels: the inner loops of compressors, as pure functions over raw buffers.
+
+Each takes `sizes`, the numbers of elements of the tensors that lie side by side in a buffer; scales, blocks and counts
+never reach from one tensor into the next. Plain torch is the truth; compiled loops equal it bit for bit, and what they
+do not serve goes to plain torch.
+
+reference/   the truth in plain torch, a file for each format
+triton/      the same on a GPU
+dispatch     which of them serves a call
+gpu          whether Triton serves, and why not
+library      the compiled loops: whether there are any, and how they are called
+quantize     8 bits, levels, signs, ternary and 2-bit codes, compiled
+float4       sign-and-exponent and sign-and-magnitude codes, compiled
+half         16-bit numbers and their sums, compiled
+hadamard     a rotation made of sums and differences, compiled
+low_rank     matrices as two thin factors, compiled; its products of one worker's own numbers are rounded differently
+select       selection of entries and coding of their places, compiled
+crc, finite  checksums; whether numbers can be added up
+polyval      a keyed hash of what travels, compiled
+threads      how many threads share a call's work
+blocks       checks of buffers before a compiled loop runs
+buffer_pool  large buffers whose memory is kept from step to step
+"""
+
+from gossamer.base.kernels.buffer_pool import scratch_for, scratch_like
+from gossamer.base.kernels.finite import summable, within_range
+from gossamer.base.kernels.float4 import float4_decode, float4_encode, sign_magnitude_decode, sign_magnitude_encode
+from gossamer.base.kernels.hadamard import hadamard
+from gossamer.base.kernels.half import half_decode, half_encode
+from gossamer.base.kernels.low_rank import back_project, expand, orthonormalize, project
+from gossamer.base.kernels.quantize import (
+    int8_decode,
+    int8_encode,
+    levels_decode,
+    levels_encode,
+    magnitudes,
+    onebit_decode,
+    onebit_encode,
+    squares,
+    ternary_decode,
+    ternary_encode,
+    twobit_decode,
+    twobit_encode,
+    twobit_measured_encode,
+)
+from gossamer.base.kernels.reference.bits import packed_bytes
+from gossamer.base.kernels.reference.dct import dct
+from gossamer.base.kernels.reference.finite import HEADROOM, all_finite, expect_summable
+from gossamer.base.kernels.reference.index_coding import coded_bytes
+from gossamer.base.kernels.reference.levels import level_bytes
+from gossamer.base.kernels.reference.low_rank import Factoring
+from gossamer.base.kernels.reference.residual import Residual
+from gossamer.base.kernels.select import (
+    above,
+    decode_places,
+    encode_places,
+    largest,
+    largest_with_momentum,
+    scatter,
+    sparse_decode,
+)
+from gossamer.base.kernels.threads import share_among, thread_limit
+
+__all__ = [
+    "HEADROOM",
+    "Factoring",
+    "Residual",
+    "above",
+    "all_finite",
+    "back_project",
+    "coded_bytes",
+    "dct",
+    "decode_places",
+    "encode_places",
+    "expand",
+    "expect_summable",
+    "float4_decode",
+    "float4_encode",
+    "hadamard",
+    "half_decode",
+    "half_encode",
+    "int8_decode",
+    "int8_encode",
+    "largest",
+    "largest_with_momentum",
+    "level_bytes",
+    "levels_decode",
+    "levels_encode",
+    "magnitudes",
+    "onebit_decode",
+    "onebit_encode",
+    "orthonormalize",
+    "packed_bytes",
+    "project",
+    "scatter",
+    "scratch_for",
+    "scratch_like",
+    "share_among",
+    "sign_magnitude_decode",
+    "sign_magnitude_encode",
+    "sparse_decode",
+    "squares",
+    "summable",
+    "ternary_decode",
+    "ternary_encode",
+    "thread_limit",
+    "twobit_decode",
+    "twobit_encode",
+    "twobit_measured_encode",
+    "within_range",
+]

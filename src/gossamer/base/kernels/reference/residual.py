@@ -1,0 +1,31 @@
+"""Residuals: what was not sent, before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.base.kernels.reference.finite import all_finite
+from gossamer.errors import NotFinite
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Both at least float32. They may be one tensor; an encoder then updates it in place."""
+
+    before: Tensor  # what is still owed: (n,), read
+    after: Tensor  # room for what will be owed: (n,), written
+
+
+def both(residual: Residual | None) -> tuple[Tensor, ...]:
+    return () if residual is None else (residual.before, residual.after)
+
+
+def wanted(x: Tensor, residual: Residual | None) -> Tensor:
+    """What should travel: (n,), at least in float32. Raises NotFinite where some of it cannot."""
+    found = x.to(torch.promote_types(x.dtype, torch.float32)) if residual is None else x + residual.before
+    if not all_finite(found):
+        raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+    return found

@@ -1,0 +1,214 @@
+"""Layouts: names, shapes and places of many tensors side by side in one flat buffer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gossamer.base.kernels import all_finite
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def dense_stride(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's own strides where they fill its memory without gaps (channels_last does), else contiguous ones."""
+    at = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != at:
+                return contiguous_stride(tensor.shape)
+            at *= size
+    return tuple(tensor.stride())
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor's place in a flat buffer: `numel` elements from `offset`, seen with `shape` and `stride`."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    stride: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.numel
+
+    def view(self, flat: Tensor) -> Tensor:
+        """This slot's view into `flat`, in the tensor's shape and strides."""
+        return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.offset)
+
+    def flat_view(self, flat: Tensor) -> Tensor:
+        """The same elements in memory order: (numel,)."""
+        return flat[self.offset : self.end]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Slots that tile a buffer of `numel` elements, in order and without gaps."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor] | Mapping[str, Sequence[int]]) -> Layout:
+        """Lay tensors (or bare shapes) side by side in the order given."""
+        slots: list[Slot] = []
+        offset = 0
+        for name, item in tensors.items():
+            shape, stride = (
+                (tuple(item.shape), dense_stride(item))
+                if isinstance(item, Tensor)
+                else (tuple(item), contiguous_stride(item))
+            )
+            slots.append(Slot(name, shape, offset, stride))
+            offset = slots[-1].end
+        return cls(tuple(slots))
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(slot.numel for slot in self.slots)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(slot.numel for slot in self.slots)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(slot.name for slot in self.slots)
+
+    @cached_property
+    def by_name(self) -> dict[str, Slot]:
+        return {slot.name: slot for slot in self.slots}
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self.slots)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def restrict(self, names: Iterable[str]) -> Layout:
+        """The layout of only these tensors, in this layout's order."""
+        wanted = set(names)
+        slots: list[Slot] = []
+        offset = 0
+        for slot in self.slots:
+            if slot.name in wanted:
+                slots.append(Slot(slot.name, slot.shape, offset, slot.stride))
+                offset += slot.numel
+        return Layout(tuple(slots))
+
+    def fingerprint(self) -> str:
+        """A hash of names, shapes and order: two ranks with equal fingerprints pack the same way."""
+        text = ";".join(f"{slot.name}:{slot.shape}:{slot.stride}" for slot in self.slots)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class FlatTensors:
+    """A flat buffer (numel,) together with the layout that names its parts."""
+
+    flat: Tensor
+    layout: Layout
+
+    @classmethod
+    def pack(cls, tensors: Mapping[str, Tensor]) -> FlatTensors:
+        """Copy tensors of one dtype and device side by side."""
+        layout = Layout.of(tensors)
+        example = next(iter(tensors.values()))
+        packed = cls(torch.empty(layout.numel, dtype=example.dtype, device=example.device), layout)
+        for name, view in packed.items():
+            view.copy_(tensors[name])
+        return packed
+
+    @classmethod
+    def zeros(cls, layout: Layout, *, dtype: torch.dtype, device: torch.device) -> FlatTensors:
+        return cls(torch.zeros(layout.numel, dtype=dtype, device=device), layout)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.layout.by_name[name].view(self.flat)
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        for slot in self.layout:
+            yield slot.name, slot.view(self.flat)
+
+    def clone(self) -> FlatTensors:
+        return FlatTensors(self.flat.clone(), self.layout)
+
+    def restrict(self, names: Iterable[str]) -> FlatTensors:
+        """Only these tensors: a view where they lie side by side, a copy where they do not."""
+        return LayoutPart.of(self.layout, names).gather(self.flat)
+
+
+@dataclass(frozen=True)
+class LayoutPart:
+    """Some tensors of a whole layout: their own layout, and where they lie in the whole."""
+
+    layout: Layout
+    slots: tuple[Slot, ...]  # the same tensors' in the whole
+
+    @classmethod
+    def of(cls, whole: Layout, names: Iterable[str]) -> LayoutPart:
+        part = whole.restrict(names)
+        return cls(part, tuple(whole.by_name[name] for name in part.names))
+
+    @cached_property
+    def start(self) -> int | None:
+        """The offset of the first where they lie side by side in the whole; None where they lie apart."""
+        if any(a.end != b.offset for a, b in pairwise(self.slots)):
+            return None
+        return self.slots[0].offset if self.slots else 0
+
+    def gather(self, flat: Tensor) -> FlatTensors:
+        """Only these tensors of a whole buffer: a view where they lie side by side, a copy where they lie apart."""
+        if self.start is not None:
+            return FlatTensors(flat[self.start : self.start + self.layout.numel], self.layout)
+        return FlatTensors(torch.cat([slot.flat_view(flat) for slot in self.slots]), self.layout)
+
+    def scatter(self, flat: Tensor, into: Tensor) -> None:
+        """Copy a buffer of these tensors to where they lie in a whole one."""
+        if self.start is not None:
+            into[self.start : self.start + self.layout.numel].copy_(flat)
+            return
+        for slot, place in zip(self.layout, self.slots, strict=True):
+            place.view(into).copy_(slot.view(flat))
+
+
+def first_nonfinite(x: FlatTensors) -> str | None:
+    """The name of the first tensor that holds a NaN or an infinity; None where all numbers are finite."""
+    if all_finite(x.flat):
+        return None
+    return next(slot.name for slot in x.layout if not all_finite(slot.flat_view(x.flat)))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32, as records and messages write it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a name, with or without "torch." before it."""
+    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return found
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums and residuals of such numbers are kept: at least float32."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,90 @@
+"""Reference semantics of the collective operations: the answers of all ranks, computed in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.base.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Payload,
+)
+from gossamer.errors import MismatchError
+
+
+def answer_all(ops: Sequence[CollectiveOp]) -> list[Any]:
+    """The answer of each rank when rank r asks for ops[r]. Ranks that ask for different operations are refused."""
+    kinds = [type(op).__name__ for op in ops]
+    if len(set(kinds)) > 1:
+        raise MismatchError(
+            f"the ranks asked for different operations at once: {', '.join(kinds)}, by rank. Scripts in lock step must "
+            "ask for the same operations in the same order: nothing a rank alone knows may decide what it asks for."
+        )
+    match ops[0]:
+        case AllReduceMean():
+            return _means(ops)  # type: ignore[arg-type]
+        case AllGather():
+            return [[op.payload for op in ops] for _ in ops]  # type: ignore[union-attr]
+        case AllToAll():
+            return [[op.parts[rank] for op in ops] for rank in range(len(ops))]  # type: ignore[union-attr]
+        case NeighborAllGather():
+            return _mixed(ops)  # type: ignore[arg-type]
+        case InGroup():
+            return _among(ops)  # type: ignore[arg-type]
+        case Coalesced():
+            heard = [answer_all(same) for same in zip(*(op.ops for op in ops), strict=True)]  # type: ignore[union-attr]
+            return [list(each) for each in zip(*heard, strict=True)]
+
+
+def _means(ops: Sequence[AllReduceMean]) -> list[Tensor]:
+    mean = rank_order_mean([op.tensor for op in ops])
+    return [mean.clone() if op.out is None else op.out.copy_(mean.view(op.out.shape)) for op in ops]
+
+
+def _mixed(ops: Sequence[NeighborAllGather]) -> list[list[Payload]]:
+    heard = {(peer, rank) for rank, op in enumerate(ops) for peer in op.hears if peer != rank}
+    told = {(rank, peer) for rank, op in enumerate(ops) for peer in op.told if peer != rank}
+    if heard != told:
+        edges = ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(heard ^ told))
+        raise MismatchError(
+            f"only one end of some edges means to use them ({edges}), and a rank that waits there would wait for ever. "
+            "Both ends must compute the same edges: from (rank, world, round, seed), and from nothing else."
+        )
+    return [[ops[peer].payload for peer in op.hears] for op in ops]
+
+
+def _among(ops: Sequence[InGroup]) -> list[Any]:
+    """Each group answers its own operation."""
+    heard: list[Any] = [None] * len(ops)
+    for rank, op in enumerate(ops):
+        ranks = op.ranks
+        fits = rank in ranks and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < len(ops)
+        if not fits or any(ops[peer].ranks != ranks for peer in ranks):
+            groups = "; ".join(f"rank {each} among {other.ranks}" for each, other in enumerate(ops))
+            raise MismatchError(
+                f"ranks named groups that are not each other's ({groups}), and would wait there for ever. A group is "
+                "ascending, holds each rank that names it, and is named alike by all of them: compute it from (rank, "
+                "world), and from nothing else."
+            )
+        if rank == ranks[0]:
+            for peer, answer in zip(ranks, answer_all([ops[each].op for each in ranks]), strict=True):
+                heard[peer] = answer
+    return heard
+
+
+def rank_order_mean(tensors: Sequence[Tensor]) -> Tensor:
+    """The mean, summed by rank order and divided once; half precision is summed in float32 and rounded once."""
+    first = tensors[0]
+    total = first.to(torch.promote_types(first.dtype, torch.float32), copy=True)
+    for tensor in tensors[1:]:
+        total += tensor
+    return total.div_(len(tensors)).to(first.dtype)

@@ -1,0 +1,192 @@
+"""Coordinator server: serves an elastic run's coordinator to its workers over authenticated connections."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gossamer.base.peer_ops import Answer, Arrived, Ask, PeerEvent, PeerScript, Reply
+from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
+from gossamer.comm.membership.coordinator import Coordinator, coordinate
+from gossamer.comm.membership.journal import MemoryJournal, ViewLog
+from gossamer.comm.membership.messages import COORDINATOR
+from gossamer.comm.membership.view_rule import ViewRule
+from gossamer.comm.rpc.endpoint import TcpEndpoint
+from gossamer.comm.rpc.options import EndpointOptions
+from gossamer.comm.rpc.sockets import Tls
+from gossamer.comm.wire.authentication import Credentials
+from gossamer.errors import GossamerError
+
+
+class CoordinatorServer:
+    """Makes the views of one run, in threads of its own, until it is closed.
+
+    token: of the run; 32 bytes, where others than this machine can reach `address`. least, most: workers of a view.
+    initial: workers with which the run begins, or `least` of them after patience_seconds. journal: a file from which a
+    server that is started again goes on. note: is told what users should know; it must not call the server. beside:
+    answers by key what other launchers ask that is none of the coordinator's; at once, since workers wait meanwhile.
+    Raises ConnectError where the address or the journal is taken, and CheckpointError where the journal is damaged.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: bytes,
+        address: str,
+        port: int = 0,
+        least: int,
+        most: int,
+        initial: int,
+        journal: Path | None,
+        dead_after_seconds: float = 5.0,
+        note: Callable[[str], None],
+        patience_seconds: float = 300.0,
+        tls: Tls | None = None,
+        beside: Mapping[str, Callable[[Ask], Answer]] | None = None,
+    ) -> None:
+        self._note, self._lock, self._beside = note, threading.Lock(), beside or {}
+        self._log = None if journal is None else ViewLog(journal, note)
+        try:
+            self._coordinator = Coordinator(
+                ViewRule(
+                    least=least,
+                    most=most,
+                    initial=initial,
+                    journal=self._log or MemoryJournal(),
+                    note=note,
+                    dead_after_seconds=dead_after_seconds,
+                    patience_seconds=patience_seconds,
+                )
+            )
+            self._endpoint = TcpEndpoint(
+                Credentials(me=COORDINATOR, token=token, run=RUN, largest_frame_bytes=LARGEST_FRAME_BYTES),
+                EndpointOptions(
+                    address=address,
+                    port=port,
+                    dead_after_seconds=dead_after_seconds,
+                    gone_when_closed=True,
+                    tls=tls,
+                ),
+            )
+        except BaseException:
+            self._close_log()
+            raise
+        self.address: tuple[str, int] = self._endpoint.address
+        self._endpoint.start(self._serving())
+
+    @property
+    def ended(self) -> str:
+        """Why the run is over; empty while it is not."""
+        return self._coordinator.rule.ended
+
+    @property
+    def finishing(self) -> bool:
+        """Whether a member has left because all is done."""
+        return self._coordinator.rule.finishing
+
+    @property
+    def world(self) -> int:
+        """Members of the newest view; 0 before the first."""
+        view = self._coordinator.rule.view
+        return 0 if view is None else view.world
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Numbers of the newest view's members, without those that are known to be lost."""
+        with self._lock:
+            return self._coordinator.rule.living
+
+    @property
+    def most(self) -> int:
+        """Workers that the run may have."""
+        return self._coordinator.rule.most
+
+    @property
+    def resizes(self) -> int:
+        """How often somebody has said how many workers it may have."""
+        return self._coordinator.rule.resizes
+
+    @property
+    def survivors(self) -> int:
+        """Members of the newest view whose processes are not known to have ended."""
+        with self._lock:
+            return len(self._coordinator.rule.survivors)
+
+    @property
+    def heard_survivors(self) -> int:
+        """As many of the survivors as are connected."""
+        with self._lock:
+            return sum(each.connected for each in self._coordinator.rule.survivors)
+
+    def launched(self, number: int) -> None:
+        """The launcher beside this server has started this worker, which ends with it."""
+        with self._lock:
+            self._coordinator.rule.launched(number)
+
+    def end(self, why: str) -> None:
+        """End the run, and tell all of its workers."""
+        with self._lock:
+            replies = self._coordinator.end(why, time.monotonic())
+        self._send(replies)
+
+    def resize(self, most: int) -> str:
+        """Have at most so many workers; the newest are put out. Returns what happens, in words."""
+        with self._lock:
+            said, replies = self._coordinator.resize(most, time.monotonic())
+        self._send(replies)
+        return said
+
+    def gone(self, number: int) -> None:
+        """A launcher saw the process of this worker end."""
+        with self._lock:
+            replies = self._coordinator.gone(number, time.monotonic())
+        self._send(replies)
+
+    def expect(self, workers: int) -> None:
+        """A launcher lost some before they came: no more than so many are on their way to the first view."""
+        with self._lock:
+            replies = self._coordinator.expect(workers, time.monotonic())
+        self._send(replies)
+
+    def number_at(self, place: int) -> int | None:
+        """The number of the newest worker that came with this place; None where none did."""
+        with self._lock:
+            return self._coordinator.number_at(place)
+
+    def close(self) -> None:
+        """Stop. Workers go on; changes of their number wait for a server with the same journal and address."""
+        self._endpoint.close()
+        self._close_log()
+
+    def __enter__(self) -> CoordinatorServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serving(self) -> PeerScript:
+        try:
+            yield from coordinate(self._coordinator, self._react)
+        except (GossamerError, GeneratorExit):
+            raise
+        except BaseException as error:
+            self._note(f"The coordinator cannot go on: {error!r}. Training does, until somebody comes or is lost.")
+            raise
+
+    def _react(self, event: PeerEvent) -> list[Reply]:
+        if isinstance(event, Arrived) and event.op.key in self._beside:
+            return [Reply(token=event.token, answer=self._beside[event.op.key](event.op))]
+        with self._lock:
+            return self._coordinator.react(event)
+
+    def _send(self, replies: list[Reply]) -> None:
+        with suppress(GossamerError):  # it is being closed
+            for reply in replies:
+                self._endpoint.answer(reply)
+
+    def _close_log(self) -> None:
+        if self._log is not None:
+            self._log.close()

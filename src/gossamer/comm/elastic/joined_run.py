@@ -1,0 +1,172 @@
+"""Joined run: holds this process's place in an elastic run: its agent, its door and the meshes of its views."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from gossamer.comm.elastic.agent import MembershipAgent, read_address
+from gossamer.comm.elastic.change import Group
+from gossamer.comm.elastic.door import Door
+from gossamer.comm.elastic.nccl_group import nccl_group
+from gossamer.comm.elastic.transport import ElasticTransport
+from gossamer.comm.elastic.view_engines import ViewEngines
+from gossamer.comm.environment.run_settings import own_address, run_tls
+from gossamer.comm.environment.run_token import run_token
+from gossamer.comm.environment.wait_timeout import coordinator_seconds, timeout_seconds
+from gossamer.comm.membership.view import View
+from gossamer.comm.mesh.connect import shut_down
+from gossamer.comm.mesh.device_transport import chooses
+from gossamer.comm.mesh.greeter import MembersUnreached
+from gossamer.comm.mesh.link_measurement import Links
+from gossamer.comm.mesh.sealing import LinksKeys, agree, mesh_tls
+from gossamer.comm.mesh.standalone import standalone_mesh
+from gossamer.comm.rpc.sockets import Tls
+from gossamer.errors import AttachError, ConnectError, PeerLost
+
+COORDINATOR = "GOSSAMER_COORDINATOR"
+
+
+def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process was started as a worker of an elastic run."""
+    return bool(environ.get(COORDINATOR))
+
+
+class JoinedRun:
+    """One worker's place in an elastic run, from gossamer.init on.
+
+    Raises ConnectError where the coordinator cannot be reached, and PeerLost where the run does not begin in time.
+    """
+
+    def __init__(self) -> None:
+        number, place = os.environ.get("GOSSAMER_MEMBER"), os.environ.get("GOSSAMER_PLACE")
+        token = run_token()
+        if token is None:
+            raise ConnectError(
+                "this worker was told of a coordinator and of no token, so nobody would talk to it. Start it by "
+                "gossamer run --workers 2:8, or by gossamer run --join HOST:PORT --token-file FILE."
+            )
+        self._token, self._seconds = token, timeout_seconds()
+        self._tls = mesh_tls()
+        self._over = -1  # the newest view that is over
+        self._transport: ElasticTransport | None = None
+        self._connecting: Sequence[socket.socket | None] = ()
+        self._measured: tuple[tuple[int, ...], Links] | None = None
+        self._door = Door(own_address())
+        self.agent = MembershipAgent(
+            read_address(os.environ[COORDINATOR]),
+            token,
+            place=None if place is None else int(place),
+            number=None if number is None else int(number),
+            on_change=self._view_over,
+            coordinator_seconds=coordinator_seconds(),
+            tls=None if (contexts := run_tls()) is None else Tls(*contexts),
+        )
+        try:
+            self.agent.here(self._door.address, seconds=coordinator_seconds())
+            self.first = None if self.agent.formed else self.agent.first_view(self._seconds)
+        except BaseException:
+            self.agent.close()
+            self._door.close()
+            raise
+
+    @property
+    def rank(self) -> int:
+        """The rank until attach: in the first view, and of a newcomer the last of that view."""
+        return self.size - 1 if self.first is None else self.first.rank_of(self.agent.number)
+
+    @property
+    def size(self) -> int:
+        """Workers with which the run began: a newcomer computes len(loader), and schedules from it, as they did."""
+        return self.agent.began if self.first is None else self.first.world
+
+    @property
+    def joins(self) -> bool:
+        """Whether this worker is a newcomer to a run that trains."""
+        return self.first is None
+
+    @property
+    def most(self) -> int:
+        """How many workers the run may have, as it was when this one came."""
+        return self.agent.most
+
+    def transport(self, wish: str, device: torch.device) -> ElasticTransport:
+        """The transport of this worker's session. wish: the collective; device: where this worker computes. Raises
+        AttachError for a second session."""
+        if self._transport is not None:
+            raise AttachError(
+                "an elastic run has one session, since workers that come are given one session's state, and this "
+                "process attaches a second one. Attach one model that holds both, or run a fixed number of workers: "
+                "gossamer run --workers 4."
+            )
+
+        engines = ViewEngines(device, own_address(), nccl_group)
+
+        def connect(view: View) -> Group:
+            return self._connect(view, wish, device, engines)
+
+        self._transport = ElasticTransport(self.agent, connect, self.first, self._seconds)
+        if self._over >= 0:
+            self._transport.view_over(self._over)
+        return self._transport
+
+    def _connect(self, view: View, wish: str, device: torch.device, engines: ViewEngines) -> Group:
+        if self._is_over(view):
+            raise PeerLost("another view was made")
+        rank, members = view.rank_of(self.agent.number), tuple(member.number for member in view.members)
+        sockets = self._door.meet(view, self.agent.number, self._token, self._seconds, lambda: self._is_over(view))
+        self._connecting = sockets
+        try:
+            if self._is_over(view):
+                shut_down(sockets)
+            keys = self._keys(view, rank, sockets)
+            known = self._known(members)
+            mesh = standalone_mesh(rank, sockets, wish, known, says=rank == 0, keys=keys, device=device)
+            chosen = keys is None and mesh.world > 1 and chooses(wish, mesh.devices)
+            group: Group = engines.beside(mesh) if chosen else mesh
+        finally:
+            self._connecting = ()
+        self._measured = members, Links.of(group.links)
+        return group
+
+    def _keys(self, view: View, rank: int, sockets: list[socket.socket | None]) -> LinksKeys | None:
+        """What seals the connections, where the run encrypts."""
+        if self._tls is None:
+            return None
+        context = struct.pack("!Q", view.number) + view.secret
+        try:
+            return agree(rank, sockets, self._tls, self._token, context, over=lambda: self._is_over(view))
+        except MembersUnreached as problem:
+            unreached = tuple(view.members[each].number for each in problem.unreached)
+            raise MembersUnreached(str(problem), unreached) from problem
+
+    def _known(self, members: tuple[int, ...]) -> Links | None:
+        """The links of these members, where all of them were measured; all find the same."""
+        if self._measured is None or not set(members) <= set(self._measured[0]):
+            return None
+        before, links = self._measured
+        return replace(links.among([before.index(member) for member in members]), ways=links.ways)
+
+    def _is_over(self, view: View) -> bool:
+        return view.number // 2 <= self._over  # its number counts the stages in which members connect
+
+    def _view_over(self, number: int) -> None:
+        self._over = max(self._over, number)
+        shut_down(self._connecting)  # a member that says nothing there would be waited for
+        if self._transport is not None:
+            self._transport.view_over(number)
+
+
+_joined: list[JoinedRun] = []
+
+
+def join_run() -> JoinedRun:
+    """This process's membership; joins at the first call."""
+    if not _joined:
+        _joined.append(JoinedRun())
+    return _joined[0]

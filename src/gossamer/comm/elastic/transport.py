@@ -1,0 +1,378 @@
+"""Elastic transport: goes on in lock step while members come and go, by one mesh after the other.
+
+What a member sees of a loss is an operation that takes longer. The group is formed anew, and then either somebody had
+completed the transaction under way and gives the others the answers that they miss; or nobody had, and all make it
+again (`Regrouped`) among those who are left. So survivors hold the same bits, and no step is half done.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.base.ops import CollectiveOp
+from gossamer.base.transport import Transport
+from gossamer.comm.elastic.admission import Admission, Admitted
+from gossamer.comm.elastic.change import (
+    FAILURES,
+    Base,
+    Change,
+    Group,
+    PutOut,
+    Resolved,
+    RunMembership,
+    Trainee,
+    unreached,
+)
+from gossamer.comm.elastic.operation_log import OperationLog, handed_out
+from gossamer.comm.elastic.state_transfer import broadcast_value
+from gossamer.comm.membership.resolution import resolve
+from gossamer.comm.membership.view import View
+from gossamer.comm.runtime.transaction import Regrouped
+from gossamer.errors import GossamerError, MismatchError, PeerLost, Stopped
+
+OVER = "another view was made"
+
+
+class ElasticTransport:
+    """One member's access to a group that outlives its members: a session's transport and its Recovery.
+
+    connect: makes the group of a view's members; raises PeerLost or ConnectError where it cannot be made.
+    seconds: how long to wait for a view, such as while too few workers are there.
+    """
+
+    def __init__(
+        self, membership: RunMembership, connect: Callable[[View], Group], first: View | None, seconds: float
+    ) -> None:
+        """first: the view that training begins with; None for a newcomer, which has to `join`."""
+        self._membership, self._connect, self._seconds = membership, connect, seconds
+        self._admission = Admission(membership, connect, seconds)
+        self._trainee: Trainee | None = None
+        self._view = first
+        self.joined = first is None  # whether the others trained before this worker came
+        self._group: Group | None = None
+        self._ended = -1  # the newest view that is known to be over
+        self._changing = threading.Lock()  # of the group, which any thread may close
+        self._epoch = 0  # of groups
+        self._log, self._last = OperationLog(), OperationLog()  # of the transaction under way, and of the one before
+        self._completed, self._inside = 0, False
+        self._mismatched = -1  # how many were completed when another rank last issued other operations
+        self._began_at = 0  # how many were completed when this group was formed
+        self._given: list[Any] | None = None  # all answers of the transaction under way, where others had completed it
+        self._next: Resolved | None = None  # the members from the next transaction on
+        self._catches_up = False  # a newcomer, until it has completed a transaction
+        self._base: Base | None = None  # from which members move until they have completed another transaction
+        self.members: tuple[int, ...] = (membership.number,)
+        self.rank, self.world, self._links = 0, 1, ""
+        self._left = self.awaited = self.released = False  # released: to leave while the others go on
+        self.finished = False  # whether this worker leaves because all is done
+        self.on_over: Callable[[], object] = lambda: None  # a view is over: called by whoever says so
+        if first is not None:
+            self._place(first.numbers)
+
+    # -- a Transport ---------------------------------------------------------------------------------------------------
+
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
+
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        place, epoch = self._log.begin(), self._epoch
+        answered = self._try(lambda: self._standing().begin(op))
+
+        def wait() -> Any:
+            if self._given is None and epoch == self._epoch and answered is not None:
+                answer = self._try(answered)
+                if self._given is None:
+                    self._log.keep_copies(place, op, answer, self.rank)
+                    return answer
+            return handed_out(op, self._from_others(place))
+
+        return wait
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        place = self._log.begin()
+        self._try(lambda: self._standing().broadcast_(tensors, source))
+        if self._given is None:
+            self._log.keep(place, [tensor.detach().clone() for tensor in tensors])
+            return
+        for mine, original in zip(tensors, self._from_others(place), strict=True):
+            mine.detach().copy_(original)
+
+    def all_gather_text(self, text: str) -> list[str]:
+        place = self._log.begin()
+        texts = self._try(lambda: self._standing().all_gather_text(text))
+        if self._given is None:
+            self._log.keep(place, texts)
+        return list(self._from_others(place) if self._given is not None else texts)
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        """What a call comes to; None where others' answers finish the transaction. Raises Regrouped: made again."""
+        if self._given is not None:
+            return None
+        try:
+            return call()
+        except MismatchError as mismatch:
+            if self.finished or self._mismatched == self._completed:
+                raise
+            self._mismatched = self._completed  # by one who says farewell; whoever means it is here again
+            lost: GossamerError = mismatch
+        except FAILURES as failure:
+            lost = failure
+        try:
+            if self._regroup(str(lost)):
+                return None
+            raise Regrouped from lost
+        finally:
+            del lost  # it knows this frame, which knows it: together they would keep the tensors of all callers
+
+    def _from_others(self, place: int) -> Any:
+        assert self._given is not None
+        self._log.keep(place, self._given[place])
+        return self._given[place]
+
+    @property
+    def operation_number(self) -> int:
+        """Of the next operation, for traces: the same on every rank, and again where it is made again."""
+        return self._completed << 32 | self._log.begun
+
+    def make_progress(self) -> bool:
+        group = self._group
+        return group is not None and group.make_progress()
+
+    def part(self, size: int) -> Transport:
+        raise GossamerError(
+            "an elastic run has no sites: which workers are neighbors changes as they come and go. Write a recipe in "
+            "which all workers average together, or start a fixed number of them: gossamer run --workers 4."
+        )
+
+    @property
+    def links(self) -> str:
+        return self._links
+
+    @links.setter
+    def links(self, text: str) -> None:
+        if self._group is not None:
+            self._group.links = text
+
+    def farewell(self) -> None:
+        """All is done here: stay until it is for all others, too, who may still miss answers. A transaction; where the
+        others go on, they hear that this worker leaves."""
+        self.finished = True
+        self.all_gather_text("all is done")
+
+    def leave(self) -> None:
+        """Leave between two exchanges, or amid one, which the others then make again. Any thread may call it."""
+        if not self._left:
+            self._left = True
+            with suppress(GossamerError):
+                self._membership.leave(finished=self.finished)
+            self._break()
+
+    def close(self) -> None:
+        self.leave()
+        self._membership.close()
+
+    # -- transactions --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether the others train already, so that this worker has to `join` them."""
+        return self._view is None
+
+    def serve(self, trainee: Trainee) -> None:
+        """From now on changes are told to `trainee`."""
+        self._trainee = trainee
+
+    def attached(self, fingerprint: str) -> None:
+        """What newcomers must be like, once the members of the first view were found alike."""
+        self._membership.attached(fingerprint)
+
+    def enter(self, *, admits: bool) -> None:
+        self._log.clear()
+        self._given, self._inside = None, False
+        while True:
+            first = not self._epoch and self._seen.number > self._ended
+            if self._group is None and not first:
+                self._regroup(OVER)  # outside of the block below: an error of its own is final
+                continue
+            try:
+                if self._group is None and first:
+                    self._stand(self._connect(self._seen.stage()), self._seen)
+                elif self._next is not None:
+                    self._adopt(self._next)
+                elif self._seen.newcomers and self._admission.is_open(self._standing(), admits=admits):
+                    self._admit()
+                else:
+                    break
+            except PutOut:
+                raise
+            except FAILURES as failure:
+                self._regroup(str(failure), unreached(failure))
+        self._inside, self.awaited = True, bool(self._seen.newcomers)
+
+    def complete(self) -> None:
+        self._completed, self._inside, self._given, self._base = self._completed + 1, False, None, None
+        self._log, self._last = self._last, self._log
+        if self._catches_up:
+            self._catches_up = False
+            self._membership.caught_up()
+
+    def look(self) -> None:
+        """Where the view is over and no transaction is under way here: serve those who may miss answers of the last
+        one. On the communication thread."""
+        if self._group is None and self._epoch and not self._inside:
+            self._regroup(OVER)
+
+    def _adopt(self, resolved: Resolved) -> None:
+        """From here on the group is the next one. All of its members come here before their next transaction."""
+        told = self._bases(self._standing())
+        self._next = None
+        self._become(told, resolved)
+
+    def _bases(self, group: Group) -> list[Any]:
+        """From where all members move while nothing else does, by rank, and where they are; None of newcomers.
+
+        One more may be lost here, when some have moved and others have not. So all move again from where they stood
+        when they had last completed a transaction, equally many of them.
+        """
+        if self._trainee is None:
+            return [None] * group.world
+        self._trainee.park()
+        self._base = self._base or Base(self.members, self._trainee.standing())
+        mine = [self._base.members, self.members, self._base.standing]
+        return [json.loads(text) for text in group.all_gather_text(json.dumps(mine))]
+
+    def _become(self, told: Sequence[Any], resolved: Resolved) -> None:
+        count, members = self.world, resolved.members
+        self._place(members)
+        if self._trainee is None or all(each and tuple(each[1]) == members for each in told):
+            return
+        if count != len(members):
+            self._trainee.rescale(count, len(members))
+        if self._base is not None and self._base.standing is None:
+            raise PutOut  # a newcomer has drawn samples since, of which those who move again know nothing
+        before = tuple(next(each[0] for each in told if each))
+        self._base = self._base or Base(before, None)
+        replaces, self._base.left = self._base.left, True
+        self._trainee.moved(
+            Change(
+                number=self._seen.number,
+                before=before,
+                now=members,
+                standings={number: each[2] for number, each in zip(members, told, strict=True) if each},
+                seconds=time.monotonic() - resolved.began,
+                completed=self._completed,
+                finished=resolved.finished,
+                replaces=replaces,
+            )
+        )
+
+    def _place(self, members: tuple[int, ...]) -> None:
+        self.members, self.world, self.rank = members, len(members), members.index(self._membership.number)
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def view_over(self, number: int) -> None:
+        """The views up to this one are over, as the coordinator says. Any thread may call it."""
+        with self._changing:
+            self._ended = max(self._ended, number)
+        view = self._view
+        if view is not None and view.number <= number:
+            self._break()
+            self.on_over()
+
+    @property
+    def _seen(self) -> View:
+        assert self._view is not None
+        return self._view
+
+    def _standing(self) -> Group:
+        if self._group is None:
+            raise PeerLost(OVER)
+        return self._group
+
+    def _break(self) -> None:
+        """Close the group at once, so that nobody in it goes on waiting for others who do."""
+        with self._changing:
+            group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+    def _stand(self, group: Group, view: View) -> None:
+        """Use a group, unless its view is over by now."""
+        with self._changing:
+            before, self._group = self._group, group if view.number > self._ended else None
+            self._view, self._epoch, self._links = view, self._epoch + 1, group.links
+            self._began_at = self._completed
+            unused = [each for each in (before, group) if each is not None and each is not self._group]
+        for each in unused:
+            each.close()
+
+    # -- recovery ------------------------------------------------------------------------------------------------------
+
+    def _regroup(self, why: str, suspects: Sequence[int] = ()) -> bool:
+        """Form the group anew; whether others had completed the transaction under way. Raises PeerLost where there is
+        no way back in. suspects: numbers of members that could not be reached."""
+        began = time.monotonic()
+        while True:
+            self._break()
+            went_on = self._completed > self._began_at
+            self._membership.broken(self._seen.number, suspects, why, went_on=went_on)
+            try:
+                self._view = view = self._membership.view_after(self._seen.number, self._seconds)
+            except Stopped:
+                self.released = True
+                raise
+            if self._membership.number in view.newcomers:
+                raise PutOut  # without a state
+            try:
+                return self._resolve(self._connect(view.stage()), view, began)
+            except FAILURES as failure:
+                suspects, why = unreached(failure), str(failure)
+
+    def _resolve(self, group: Group, view: View, began: float) -> bool:
+        """Compare how far the survivors have come, and give those who are behind the answers that they miss."""
+        texts = group.all_gather_text(json.dumps([self._completed, self._log.answered if self._inside else 0]))
+        completed, firsts = zip(*(json.loads(text) for text in texts), strict=True)
+        resolution = resolve(dict(enumerate(completed)))
+        finishes, given = group.rank in resolution.donors, None
+        if resolution.donors:
+            donor, first = completed.index(resolution.completed), min(firsts[rank] for rank in resolution.donors)
+            rest = broadcast_value(group, donor, self._last.since(first) if group.rank == donor else None)
+            given = [*[None] * first, *rest] if finishes else None
+        self._stand(group, view)
+        self._given = given
+        self._next = Resolved(view.stage().numbers, began, finished=bool(resolution.donors))
+        return finishes
+
+    # -- newcomers -----------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Let newcomers in, between two transactions."""
+        self._begin_with(self._admission.admit(self._seen, self._trainee, self._completed, self._bases))
+
+    def join(self, fingerprint: str) -> None:
+        """A newcomer's way in: between two transactions of the others, with all that they have.
+
+        Raises MismatchError where this worker is not like them, and PeerLost where it was not let in.
+        """
+        admitted = self._admission.join(fingerprint, self._trainee)
+        self._completed, self.world = admitted.completed, len(admitted.view.stage().members)
+        self._catches_up = True
+        self._begin_with(admitted)
+
+    def _begin_with(self, admitted: Admitted) -> None:
+        self._stand(admitted.group, replace(admitted.view, newcomers=frozenset()))
+        self._become(admitted.told, Resolved(admitted.view.numbers, admitted.began))
+
+
+def elastic(transport: Transport) -> ElasticTransport | None:
+    """A transport whose members come and go; None for one of a fixed group."""
+    return transport if isinstance(transport, ElasticTransport) else None

@@ -1,0 +1,145 @@
+"""View engines: one worker's engines between devices, a fresh one for every view, never two at once.
+
+When the members change, the engine before is aborted, since its kernels may wait for somebody who is gone; only then
+another one is formed beside the new view's mesh, by a store that has served no other; and only when it stands is the
+memory of the one before given back.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from gossamer import events
+from gossamer.comm.elastic.view_engine import ViewEngine
+from gossamer.comm.environment.listening import listen_as
+from gossamer.comm.environment.wait_timeout import timeout_seconds
+from gossamer.comm.mesh.device_transport import DeviceTransport
+from gossamer.comm.mesh.transport import MeshTransport
+from gossamer.comm.peer_watch import Peers, PeerWatch, first_line
+
+PATIENCE = timedelta(seconds=60)  # with an engine that is formed; then the mesh alone is used
+REFUSED = "none could be formed before"
+
+Form = Callable[[Store, int, int, torch.device], Any]
+
+
+class MeshOfView(Protocol):
+    """What members know each other by before they have an engine."""
+
+    rank: int
+    world: int
+
+    @property
+    def peers(self) -> Peers: ...
+    def all_gather_text(self, text: str) -> list[str]: ...
+
+
+class ViewEngines:
+    """form: makes torch's group of a view's members, each of which calls it; address: where this worker listens."""
+
+    def __init__(self, device: torch.device, address: str, form: Form) -> None:
+        self._device, self._address, self._form = device, address, form
+        self._now: ViewEngine | None = None
+        self._refused = ""  # once none could be formed, for what a machine lacks, it is not tried again
+
+    def beside(self, mesh: MeshTransport) -> MeshTransport | DeviceTransport:
+        """A new view's group: its mesh, with an engine beside it where all members come to one. All of them call it.
+
+        Raises PeerLost, and ends the mesh, where a member leaves meanwhile.
+        """
+        try:
+            engine = self.of(mesh)
+            nodes = ("",) * mesh.world  # of a view nothing asks for a part, so ways within nodes need not be known
+            return mesh if engine is None else DeviceTransport.of(mesh, engine, self._device, nodes)
+        except BaseException:
+            mesh.close()
+            raise
+
+    def of(self, mesh: MeshOfView) -> ViewEngine | None:
+        """A new view's. All members call it, and all come to None where one has none, or had none before.
+
+        Raises PeerLost, naming who is gone, where a member leaves meanwhile, whatever the others wait for.
+        """
+        before = self._retired()  # not forgotten before this returns: torch takes down what it has in its own time
+        held, problem = self._held() if mesh.rank == 0 else (None, self._refused)
+        told = mesh.all_gather_text(json.dumps([problem, self._address, 0 if held is None else held.port]))
+        problems, addresses, ports = zip(*map(json.loads, told), strict=True)
+        if not any(problems):
+            theirs = partial(TCPStore, addresses[0], ports[0], timeout=PATIENCE, wait_for_workers=False)
+            problem = self._formed(mesh, theirs if held is None else lambda: held)
+            problems = tuple(mesh.all_gather_text(problem))
+        if any(problems):
+            self._refuse(next(filter(None, problems)), says=mesh.rank == 0)
+        del before
+        return self._now
+
+    def _retired(self) -> ViewEngine | None:
+        before, self._now = self._now, None
+        if before is not None:
+            before.abort()
+        return before
+
+    def _refuse(self, why: str, says: bool) -> None:
+        self._retired()
+        if says and not self._refused:
+            events.notice(f"no NCCL between the GPUs of this run ({why}): they exchange through their hosts' memory")
+        self._refused = REFUSED
+
+    def _held(self) -> tuple[TCPStore | None, str]:
+        """A store of one view's members alone, which this worker holds; or why there is none."""
+        if self._refused:
+            return None, self._refused
+        try:
+            listener = listen_as(self._address, 0, several_machines=False, interface_address=None)
+            store = TCPStore(
+                self._address,
+                listener.getsockname()[1],
+                is_master=True,
+                timeout=PATIENCE,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),  # from here on it is the store's
+            )
+            return store, ""
+        except (OSError, RuntimeError) as failure:
+            return None, first_line(failure)
+
+    def _formed(self, mesh: MeshOfView, store: Callable[[], Store]) -> str:
+        """Have an engine, or say why there is none. It is formed in a thread of its own, which is left alone where it
+        waits for the dead."""
+        forming: Future[Any] = Future()
+
+        def form() -> None:
+            try:
+                forming.set_result(self._form(store(), mesh.rank, mesh.world, self._device))
+            except Exception as failure:  # of whatever class an engine raises
+                forming.set_exception(failure)
+
+        threading.Thread(target=form, name="gossamer-nccl", daemon=True).start()
+        formed = False
+        try:
+            formed = PeerWatch(mesh.peers).until(forming.done, PATIENCE.total_seconds())
+        finally:
+            if not formed:
+                forming.add_done_callback(_abort_late)
+        if not formed:
+            return f"none within {PATIENCE.total_seconds():g} s"
+        if (failure := forming.exception()) is not None:
+            return first_line(failure)
+        self._now = ViewEngine(forming.result(), mesh.world, mesh.peers, timeout_seconds())
+        return ""
+
+
+def _abort_late(forming: Future[Any]) -> None:
+    """Nobody waits for it any more."""
+    with suppress(Exception):
+        forming.result().abort()

@@ -1,0 +1,226 @@
+"""Launcher environment: reads rank and world size from torchrun's, mpirun's or srun's variables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+from gossamer.base import rng
+from gossamer.errors import ConnectError
+
+DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnvironment:
+    """`rank` of `world` workers, `local_rank` of `local_world` on this machine; by default a world of one."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    master_address: str | None = None
+    master_port: int | None = None
+    launcher: str = "python"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundVariables:
+    """A job environment, and what its launcher tells about the rendezvous."""
+
+    job: JobEnvironment
+    host: str | None = None  # the machine of rank 0, where known
+    identity: str | None = None  # a text common to all ranks of this job and no other
+    remedy: str  # what to type when the rendezvous address is missing
+
+
+def _number(environ: Mapping[str, str], *names: str) -> int | None:
+    """The first of these variables that is set."""
+    for name in names:
+        text = environ.get(name, "").strip()
+        if text:
+            if not re.fullmatch(r"-?[0-9]{1,9}", text):
+                raise ConnectError(
+                    f"{name}={text[:40]!r} is not a whole number of at most nine digits, so this worker does not "
+                    f"know its place in the job. Correct it, or run `unset {name}` for a world of one."
+                )
+            return int(text)
+    return None
+
+
+def _first(environ: Mapping[str, str], *names: str) -> str | None:
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+def _explicit(environ: Mapping[str, str]) -> FoundVariables | None:
+    rank, world = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    if rank is None and world is None:
+        return None
+    if rank is None or world is None:
+        present, absent = ("WORLD_SIZE", "RANK") if rank is None else ("RANK", "WORLD_SIZE")
+        raise ConnectError(
+            f"{present} is set and {absent} is not, so this worker does not know its place in the job. "
+            f"Set both, or run `unset {present}` for a world of one."
+        )
+    address = environ.get("MASTER_ADDR", "")
+    if world < 1:
+        raise ConnectError(f"WORLD_SIZE={world}, and a job has at least one worker. Write how many were started.")
+    alone = world if address == "localhost" or address.startswith("127.") else 1
+    local_world = _number(environ, "LOCAL_WORLD_SIZE") or alone
+    local_rank = _number(environ, "LOCAL_RANK")
+    return FoundVariables(
+        job=JobEnvironment(
+            rank=rank,
+            world=world,
+            local_rank=rank % local_world if local_rank is None else local_rank,
+            local_world=local_world,
+            launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment",
+        ),
+        remedy=f"Set MASTER_ADDR=<host of rank 0> MASTER_PORT={DEFAULT_PORT} for every worker",
+    )
+
+
+def _message_passing(
+    environ: Mapping[str, str], names: tuple[str, str, str, str], identities: tuple[str, ...], option: str
+) -> FoundVariables | None:
+    """A job started by some mpirun, whose names for (rank, size, local rank, local size) are given."""
+    rank, world = _number(environ, names[0]), _number(environ, names[1])
+    if rank is None or world is None:
+        return None
+    return FoundVariables(
+        job=JobEnvironment(
+            rank=rank,
+            world=world,
+            local_rank=_number(environ, names[2]) or 0,
+            local_world=_number(environ, names[3]) or 1,
+            launcher="mpirun",
+        ),
+        identity=_first(environ, *identities),
+        remedy=f"Add `{option}` to mpirun's options",
+    )
+
+
+def _open_mpi(environ: Mapping[str, str]) -> FoundVariables | None:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    rank, world, local_rank, local_world = (f"OMPI_COMM_WORLD_{name}" for name in names)
+    option = f"-x MASTER_ADDR=<host of rank 0> -x MASTER_PORT={DEFAULT_PORT}"
+    identities = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
+    return _message_passing(environ, (rank, world, local_rank, local_world), identities, option)
+
+
+def _mpich(environ: Mapping[str, str]) -> FoundVariables | None:
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    option = f"-genv MASTER_ADDR <host of rank 0> -genv MASTER_PORT {DEFAULT_PORT}"
+    return _message_passing(environ, names, (), option)
+
+
+def _hydra(environ: Mapping[str, str]) -> FoundVariables | None:
+    # MPICH's own launcher, which also runs inside Slurm; srun --mpi=pmi2 sets PMI_RANK but not this.
+    return _mpich(environ) if "MPI_LOCALRANKID" in environ else None
+
+
+def first_host(nodes: str) -> str:
+    """The first machine of a Slurm node list: `node[01-03,07],gpu1` -> `node01`."""
+    head = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", head.group() if head else "")
+
+
+def _tasks_here(counts: str, node: int) -> int:
+    """Slurm's tasks per node, such as `2(x3),1`, at one node."""
+    per_node: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
+        per_node += [int(count)] * int(times or 1)
+    return per_node[node] if node < len(per_node) else 1
+
+
+def _slurm(environ: Mapping[str, str]) -> FoundVariables | None:
+    # Only srun numbers its steps: batch scripts and interactive shells have SLURM_PROCID=0, no SLURM_STEP_ID.
+    rank, step = _number(environ, "SLURM_PROCID"), environ.get("SLURM_STEP_ID")
+    world = _number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") or 1
+    if rank is None or step is None or world == 1:
+        return None
+    nodes = _first(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST") or ""
+    host = first_host(nodes)
+    counts = _first(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    here = _tasks_here(counts, _number(environ, "SLURM_NODEID") or 0) if counts else 1
+    return FoundVariables(
+        job=JobEnvironment(
+            rank=rank,
+            world=world,
+            local_rank=_number(environ, "SLURM_LOCALID") or 0,
+            local_world=world if host and host == nodes else here,
+            launcher="srun",
+        ),
+        host=host or None,
+        identity=f"{environ.get('SLURM_JOB_ID', '')}.{step}",
+        remedy="Add `--export=ALL,MASTER_ADDR=<host of rank 0>` to srun's options",
+    )
+
+
+# In this order: an explicit RANK wins, and mpirun inside a Slurm job starts its helpers with srun.
+LAUNCHERS: tuple[Callable[[Mapping[str, str]], FoundVariables | None], ...] = (
+    _explicit,
+    _open_mpi,
+    _hydra,
+    _slurm,
+    _mpich,
+)
+
+
+def _find(environ: Mapping[str, str]) -> FoundVariables:
+    found = next(filter(None, (launcher(environ) for launcher in LAUNCHERS)), None)
+    found = found or FoundVariables(job=JobEnvironment(), remedy="")
+    job = found.job
+    if not (0 <= job.rank < job.world and 0 <= job.local_rank < job.local_world <= job.world):
+        raise ConnectError(
+            f"The environment ({job.launcher}) says rank {job.rank} of {job.world}, and local rank "
+            f"{job.local_rank} of {job.local_world} on this machine; ranks count from 0 to one less than the "
+            "number of workers. Correct the variables, or start all with `gossamer run --workers N SCRIPT`."
+        )
+    return found
+
+
+def _port(identity: str | None) -> int:
+    """A port that all ranks of a job derive alike without communication, below the ephemeral ports."""
+    return DEFAULT_PORT if identity is None else 20000 + rng.address("port", identity) % 9000
+
+
+def detect(environ: Mapping[str, str]) -> JobEnvironment:
+    """The job that these environment variables describe; a plain `python script.py` is a world of one."""
+    found = _find(environ)
+    job = found.job
+    if job.world == 1:
+        return job
+    together = "127.0.0.1" if job.local_world == job.world else None
+    address = environ.get("MASTER_ADDR") or together or found.host
+    if address is None:
+        raise ConnectError(
+            f"This is rank {job.rank} of {job.world} workers on several machines, started by {job.launcher}, "
+            f"and no variable says where rank 0 is, so they cannot find each other. {found.remedy}."
+        )
+    port = _number(environ, "MASTER_PORT")
+    if port is not None and not 0 < port < 65536:
+        raise ConnectError(
+            f"MASTER_PORT={port} is no port that workers can meet at: all need the same from 1 to 65535. Write "
+            f"MASTER_PORT={DEFAULT_PORT}."
+        )
+    port = port or _port(found.identity)
+    return replace(job, master_address=address, master_port=port)
+
+
+def run_identity(environ: Mapping[str, str]) -> str:
+    """A text common to all processes of one start of a run, and to no other, as far as anybody has named it."""
+    name = _first(environ, "GOSSAMER_RUN", "TORCHELASTIC_RUN_ID") or _find(environ).identity or "without a name"
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"{name}, start {int(attempt) + 1}" if attempt.isdigit() else name
+
+
+def here() -> JobEnvironment:
+    """This process's job. A process group that exists already decides rank and size."""
+    if not dist.is_initialized():
+        return detect(os.environ)
+    return replace(_find(os.environ).job, rank=dist.get_rank(), world=dist.get_world_size())

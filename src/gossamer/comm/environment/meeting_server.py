@@ -1,0 +1,184 @@
+"""Meeting server: a thread of rank 0's in which the ranks' connections to the meeting are served."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+from gossamer.comm.environment.meeting import FROM_RANK_BYTES, Guest, Inbox, Meeting, Replies, RunIdentity, pack
+from gossamer.errors import MalformedError
+from gossamer.events import notice
+
+STRANGER_SECONDS = 2.0  # in which who connects must have proven that it belongs to the run
+SPARE_STRANGERS = 64  # connections beside one per rank that have not; with more, the oldest is closed
+QUIET_SECONDS = 10.0  # between two warnings of one kind
+FLUSH_SECONDS = 0.5
+
+
+class StrangerWarnings:
+    """Tells the user about strangers, at most one sentence of a kind in `QUIET_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._quiet_until: dict[str, float] = {}
+        self._untold: dict[str, int] = {}
+
+    def __call__(self, kind: str, sentence: str) -> None:
+        now = time.monotonic()
+        if now < self._quiet_until.get(kind, 0.0):
+            self._untold[kind] = self._untold.get(kind, 0) + 1
+            return
+        self._quiet_until[kind] = now + QUIET_SECONDS
+        untold = self._untold.pop(kind, 0)
+        notice(f"{sentence}{f' ({untold} more before)' if untold else ''}.")
+
+
+@dataclass(eq=False)
+class GuestConnection:
+    socket: socket.socket
+    where: str
+    guest: Guest = field(default_factory=Guest)
+    inbox: Inbox = field(default_factory=lambda: Inbox(FROM_RANK_BYTES))
+    unsent: bytearray = field(default_factory=bytearray)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def stranger(self) -> bool:
+        return self.guest.hello is None
+
+    def flush(self) -> None:
+        """Send what the other end takes now. Raises OSError where it is gone."""
+        with contextlib.suppress(BlockingIOError):
+            while self.unsent:
+                del self.unsent[: self.socket.send(self.unsent)]
+
+
+class MeetingServer:
+    """Serves a meeting at `listener` until it is closed, so that who comes too late hears why it is refused."""
+
+    def __init__(self, listener: socket.socket, identity: RunIdentity) -> None:
+        self._tell = StrangerWarnings()
+        self._meeting = Meeting(identity, self._tell)
+        self._most_strangers = identity.world + SPARE_STRANGERS
+        self._listener = listener
+        listener.setblocking(False)
+        self._alarm, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._alarm, selectors.EVENT_READ)
+        self._connections: dict[Guest, GuestConnection] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gossamer-meeting", daemon=True)
+        self._thread.start()
+
+    def missing(self, topic: str) -> list[int]:
+        """The ranks that have said nothing on it so far."""
+        return self._meeting.missing(topic)
+
+    def close(self) -> None:
+        """Send what is still to be said, and end."""
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        self._thread.join(2 * FLUSH_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._turn()
+            self._flush_all()
+        finally:
+            for each in (*(connection.socket for connection in self._connections.values()), self._listener):
+                each.close()
+            self._selector.close()
+            self._alarm.close()
+            self._waker.close()
+
+    def _turn(self) -> None:
+        strangers = [connection for connection in self._connections.values() if connection.stranger]
+        for key, _ in self._selector.select(STRANGER_SECONDS / 4 if strangers else None):
+            if key.fileobj is self._listener:
+                self._accept(strangers)
+            elif key.data is not None and key.data.guest in self._connections:
+                self._serve(key.data)
+        for connection in strangers:
+            if connection.stranger and time.monotonic() - connection.began > STRANGER_SECONDS:
+                self._ignore(connection, f"it did not say who it is within {STRANGER_SECONDS:g} s")
+
+    def _accept(self, strangers: list[GuestConnection]) -> None:
+        try:
+            taken, (host, *_) = self._listener.accept()
+        except OSError:  # gone again; or no descriptors are left, of which a stranger's helps
+            taken = None
+        if strangers and (taken is None or len(strangers) >= self._most_strangers):
+            self._ignore(strangers.pop(0), "too many others came after it")
+        if taken is None:
+            return
+        taken.setblocking(False)
+        connection = GuestConnection(taken, str(host))
+        self._connections[connection.guest] = connection
+        self._selector.register(taken, selectors.EVENT_READ, connection)
+        self._send([(connection.guest, {"challenge": connection.guest.challenge})])
+
+    def _serve(self, connection: GuestConnection) -> None:
+        try:
+            received = connection.socket.recv(FROM_RANK_BYTES)
+        except BlockingIOError:  # it only takes what is unsent
+            self._flush(connection)
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._drop(connection)
+            return
+        try:
+            for message in connection.inbox.feed(received):
+                self._send(self._meeting.take(connection.guest, message))
+        except MalformedError as problem:
+            self._ignore(connection, f"what it sent is none of a rank's messages: {problem}")
+
+    def _ignore(self, connection: GuestConnection, why: str) -> None:
+        if connection.guest in self._connections:
+            if not connection.guest.dismissed:
+                self._tell(
+                    "ignored", f"a connection from {connection.where} to the workers' meeting was ignored: {why}"
+                )
+            self._drop(connection)
+
+    def _drop(self, connection: GuestConnection) -> None:
+        if self._connections.pop(connection.guest, None) is not None:
+            self._selector.unregister(connection.socket)
+            connection.socket.close()
+            self._send(self._meeting.left(connection.guest))
+
+    def _send(self, replies: Replies) -> None:
+        """All is noted before anything is sent: whoever hears first may end, and with rank 0 this thread."""
+        there = [(self._connections[guest], message) for guest, message in replies if guest in self._connections]
+        for connection, message in there:
+            connection.unsent += pack(message)
+        for connection, _ in there:
+            self._flush(connection)
+
+    def _flush(self, connection: GuestConnection) -> None:
+        try:
+            connection.flush()
+        except OSError:
+            self._drop(connection)
+            return
+        if connection.guest not in self._connections:
+            return
+        if not connection.unsent and connection.guest.dismissed:
+            self._drop(connection)
+            return
+        writing = selectors.EVENT_WRITE if connection.unsent else 0
+        self._selector.modify(connection.socket, selectors.EVENT_READ | writing, connection)
+
+    def _flush_all(self) -> None:
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while time.monotonic() < deadline and any(each.unsent for each in self._connections.values()):
+            for connection in tuple(self._connections.values()):
+                self._flush(connection)
+            time.sleep(0.01)  # for whom, may change: the others hear of a connection that is dropped

@@ -1,0 +1,59 @@
+"""Network interfaces: lists those with an IPv4 address and chooses the one towards the other workers."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+
+from gossamer.comm.environment.launcher_env import JobEnvironment
+from gossamer.errors import ConnectError
+
+
+def interfaces() -> dict[str, str]:
+    """The IPv4 address of every network interface that is up; empty where the system is not Linux."""
+    if sys.platform != "linux":
+        return {}
+    import fcntl
+
+    get_flags, get_address, up_and_running = 0x8913, 0x8915, 0x41  # SIOCGIFFLAGS, SIOCGIFADDR, IFF_UP | IFF_RUNNING
+    found: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                (flags,) = struct.unpack_from("H", fcntl.ioctl(probe, get_flags, request), 16)
+                address = socket.inet_ntoa(fcntl.ioctl(probe, get_address, request)[20:24])
+            except OSError:
+                continue  # no IPv4 address, or gone since it was listed
+            if flags & up_and_running == up_and_running:
+                found[name] = address
+    return found
+
+
+def interface_towards(address: str) -> str | None:
+    """The interface through which this machine reaches `address`; None where it cannot be told."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # a datagram socket sends nothing here: the kernel only picks the route
+            mine = probe.getsockname()[0]
+    except OSError:
+        return None
+    return next((name for name, owned in interfaces().items() if owned == mine), None)
+
+
+def choose_interface(job: JobEnvironment) -> str | None:
+    """The interface for this job's traffic: the one towards rank 0, and never loopback between machines."""
+    towards = interface_towards(job.master_address or "127.0.0.1")
+    owned = interfaces()
+    if towards is None or not owned[towards].startswith("127.") or job.local_world == job.world:
+        return towards
+    candidates = {name: address for name, address in owned.items() if not address.startswith("127.")}
+    if len(candidates) == 1:
+        return next(iter(candidates))
+    listed = ", ".join(f"{name} ({address})" for name, address in candidates.items()) or "none"
+    raise ConnectError(
+        f"{job.master_address} is this machine itself, the job spans several machines, and which network "
+        f"leads to the others cannot be told: the interfaces that are up are {listed}. Name one: `gossamer "
+        "run --interface NAME ...`, or set GLOO_SOCKET_IFNAME=NAME."
+    )

@@ -1,0 +1,205 @@
+"""Rendezvous: joins the process group once all ranks have come, or raises, naming the missing ranks and the cause."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from gossamer.comm.environment.interruptible_call import interruptible
+from gossamer.comm.environment.join_errors import BLOCKED, check_address, explained, join_error
+from gossamer.comm.environment.join_progress import JoinProgress
+from gossamer.comm.environment.launcher_env import JobEnvironment, run_identity
+from gossamer.comm.environment.meeting import COMING, REACHING, STANDING, Hello, RunIdentity
+from gossamer.comm.environment.meeting_member import MeetingMember, attend
+from gossamer.comm.environment.meeting_place import MeetingPlace, meeting_place
+from gossamer.comm.environment.meeting_server import MeetingServer
+from gossamer.comm.environment.network_interfaces import choose_interface, interfaces
+from gossamer.comm.environment.own_gpu import Gpus, assumed, own_gpus, visible_gpus
+from gossamer.comm.environment.reachability import listening, unreachable
+from gossamer.comm.environment.run_settings import returns
+from gossamer.comm.environment.run_token import run_token
+from gossamer.comm.environment.wait_timeout import engine_timeout, timeout_seconds
+
+SETTLING_SECONDS = 1.5  # at exit, for a thread that forms a group of which a rank has left
+STORE_TIMEOUT = timedelta(minutes=30)
+MOST_NAMED = 8  # of the ranks that one rank cannot reach
+NO_GROUP = "none"
+_server: MeetingServer | None = None  # rank 0's, which refuses latecomers as long as the group is there
+_member: MeetingMember | None = None  # hears who leaves, as long as the group is there
+_store: Store | None = None  # of the process group
+_seen: Sequence[Gpus] = ()  # by rank, the GPUs that all told each other of as they met
+
+
+def _join(job: JobEnvironment, address: str | None, seconds: float) -> str:
+    """Meet, form the process group, and part when it stands for all. Returns its backend."""
+    global _server, _member, _seen
+    check_address(job)
+    identity = RunIdentity(run=run_identity(os.environ), world=job.world, token=run_token() or b"")
+    place = meeting_place(job, address)
+    store = ""
+    if job.rank == 0:
+        leave_meeting()
+        _server = MeetingServer(place.listen(), identity)
+        store = f"{place.store_port()}/{secrets.token_hex(16)}"
+    with listening(address, callers=job.world) as port:
+        hello = Hello(
+            run=identity.run,
+            world=job.world,
+            rank=job.rank,
+            who=f"{socket.gethostname()}, process {os.getpid()}",
+            gpus=",".join(visible_gpus(os.environ)),
+            address=address or "",
+            port=port,
+            store=store,
+        )
+        wait = JoinProgress(job, seconds, _server)
+        with contextlib.ExitStack() as failing:
+            member = attend(place.locate, identity, hello, seconds, wait.for_rank_0)
+            failing.callback(member.close)
+            hellos = [Hello.read(text) for text in member.everyone(COMING, seconds, look=wait.for_all(COMING))]
+            problems = member.everyone(REACHING, seconds, _out_of_reach(job, hellos), wait.for_all(REACHING))
+            if any(problems):
+                raise join_error(job, "; ".join(filter(None, problems)), BLOCKED)
+            seen = [each.gpus.split(",") if each.gpus else [] for each in hellos]
+            # The same on every rank: NCCL needs a GPU for each, and Gloo moves what lies on some.
+            backend = "gloo" if None in own_gpus(seen) else "cpu:gloo,cuda:nccl"
+            _form_group(job, backend, place, hellos[0], member, wait)
+            member.everyone(STANDING, seconds, "", wait.for_all(STANDING))
+            failing.pop_all()
+            if _member is not None:  # of a group that is no more
+                _member.close()
+            _member, _seen = member, seen
+    wait.end()
+    return backend
+
+
+def _out_of_reach(job: JobEnvironment, hellos: list[Hello]) -> str:
+    """Which ranks this one cannot dial, of all: torch connects every two, and would wait for those without a word."""
+    others = {each.rank: (each.address, each.port) for each in hellos if each.address and each.rank != job.rank}
+    problems = unreachable(others)
+    named = [f"rank {rank} at {others[rank][0]} ({problem})" for rank, problem in islice(problems.items(), MOST_NAMED)]
+    if len(problems) > MOST_NAMED:
+        named.append(f"{len(problems) - MOST_NAMED} more")
+    return f"rank {job.rank} cannot reach {', '.join(named)}" if problems else ""
+
+
+def _form_group(
+    job: JobEnvironment, backend: str, place: MeetingPlace, rank_0: Hello, member: MeetingMember, wait: JoinProgress
+) -> None:
+    """Form torch's process group, and listen meanwhile for who leaves: torch would wait half an hour."""
+    port, prefix = rank_0.store.split("/")
+
+    def form() -> None:
+        try:
+            found = place.store(int(port), member.address_of_meeting)
+            found.set_timeout(STORE_TIMEOUT)
+            # A name of this meeting's own: what another has left in a launcher's store must not be read again
+            store: Store = PrefixStore(f"gossamer/{prefix}", found)
+            _keep_store(store)
+            dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world, timeout=engine_timeout())
+        except Exception as problem:  # of whatever class an engine raises
+            said = (str(problem).splitlines() or [type(problem).__name__])[0]
+            raise join_error(job, f"{backend} refused ({said})", BLOCKED) from problem
+
+    def look() -> None:
+        wait.for_all(STANDING)()
+        member.watch(0.0)
+
+    # Those that wait for rank 0's store come back when it ends: rank 0 goes first
+    interruptible(form, look, SETTLING_SECONDS if job.rank else 0.0)
+
+
+def _keep_store(store: Store) -> None:
+    global _store
+    _store = store
+
+
+def group_store() -> Store | None:
+    """The store of the process group that was joined here, with keys of this start alone; None without a group.
+
+    Without a launcher, rank 0 keeps it.
+    """
+    return _store
+
+
+def leave_meeting() -> None:
+    """Leave the meeting; at rank 0, end it."""
+    global _server, _member, _seen, _store
+    _seen, _store = (), None
+    if _member is not None:
+        _member.close()
+        _member = None
+    if _server is not None:
+        _server.close()
+        _server = None
+
+
+def gone() -> str:
+    """Who has left since the group stands, as `rank 2 (host, process 17)`; empty where nobody has, or is heard of."""
+    return "" if _member is None else _member.gone
+
+
+def device_for(job: JobEnvironment) -> torch.device:
+    """The GPU of this worker's own, where there is one for it: by what all have told each other as they met, or, where
+    they did not meet here, as if all workers of a machine saw the same."""
+    own = own_gpus(_seen[: job.rank + 1] or assumed(job, os.environ))[-1]
+    return torch.device("cpu") if own is None else torch.device("cuda", own)
+
+
+def join(job: JobEnvironment, seconds: float | None = None) -> str:
+    """Join this job's process group and return its backend; a group that exists already is used as it is.
+
+    seconds: to wait for all ranks; None: as long as GOSSAMER_TIMEOUT says, which the group's collectives have, too.
+
+    Ranks that do not come in time are a ConnectError, and one that leaves before the group stands is a
+    LeftWhileJoining, at every rank; so are, within seconds, ranks that have come and do not reach each other. A
+    restarted worker finds no group to join, since the others have formed theirs, and has NO_GROUP.
+    """
+    if dist.is_initialized():
+        return dist.get_backend()
+    seconds = timeout_seconds() if seconds is None else seconds
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or choose_interface(job)
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    if returns():
+        return NO_GROUP
+    address = interfaces().get(interface.split(",")[0]) if interface else None
+    try:
+        with explained(job):
+            backend = _join(job, address, seconds)
+    except BaseException:
+        leave_meeting()
+        raise
+    atexit.register(_leave_quietly, os.getpid())
+    return backend
+
+
+def comebacks() -> int:
+    """The number of times this worker was restarted alone while the others went on."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "1")) if returns() else 0
+
+
+def leave() -> None:
+    """Destroy the process group, if there is one."""
+    leave_meeting()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _leave_quietly(process: int) -> None:
+    # A forked child inherits this call, and the group is not its own. At exit it does not matter
+    # that a peer has gone first.
+    if os.getpid() == process:
+        with contextlib.suppress(RuntimeError):
+            leave()

@@ -1,0 +1,46 @@
+"""Survivor calls: the roll calls of this process, in the launcher's store or in the one where the group was formed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from itertools import count
+from weakref import WeakKeyDictionary
+
+from gossamer import events
+from gossamer.comm.environment.rendezvous import comebacks, group_store
+from gossamer.comm.environment.roll_call import RollCall
+from gossamer.comm.environment.run_settings import encrypts
+from gossamer.comm.environment.worker_registry import has_exited, registry_store
+from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
+
+_sessions: WeakKeyDictionary[WorkerScope, count[int]] = WeakKeyDictionary()  # numbers of sessions with a roll call
+_outside: WeakKeyDictionary[WorkerScope, RollCall] = WeakKeyDictionary()
+
+
+def session_calls(rank: int, size: int, silent: Callable[[], Collection[int]]) -> RollCall | None:
+    """A new session's roll call; None where no store is known. Every rank calls it once for each session.
+
+    silent: as in RollCall. Raises ConnectError where the launcher's store does not answer.
+    """
+    number = next(_sessions.setdefault(current_worker(), count()))
+    registry = registry_store()
+    if registry is not None:
+        exited = partial(has_exited, registry)
+        return RollCall(registry, f"{number}", rank, size, restart=comebacks(), silent=silent, exited=exited)
+    store = None if encrypts() else group_store()  # it is not encrypted, and other machines may reach it
+    return None if store is None else RollCall(store, f"{number}", rank, size, silent=silent)
+
+
+def process_calls(rank: int, size: int) -> RollCall | None:
+    """The roll call for calls outside of sessions, where the launcher keeps a registry of workers that it restarts
+    alone; else None. Raises ConnectError where the launcher's store does not answer."""
+    worker = current_worker()
+    if worker not in _outside:
+        registry = registry_store()
+        if registry is None:
+            return None
+        events.emit(events.WithoutSession(trains=False))
+        exited = partial(has_exited, registry)
+        _outside[worker] = RollCall(registry, "outside", rank, size, restart=comebacks(), replays=True, exited=exited)
+    return _outside[worker]

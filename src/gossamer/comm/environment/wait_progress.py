@@ -1,0 +1,85 @@
+"""Wait progress: says every ten seconds for which ranks a worker waits, and says so when they have come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gossamer import events
+from gossamer.comm.environment.wait_timeout import duration, waiting_for
+
+NOTICE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Whom a rank waits for, as `ranks 1 and 2 of 3`. why: sentences about the cause and what to do, said once."""
+
+    who: str
+    why: str = ""
+
+
+class WaitProgress:
+    """One wait of this rank's at `place`, for at most `seconds`. Nothing is said of a wait that is short."""
+
+    def __init__(self, rank: int, place: str, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rank, self.place, self.seconds, self._clock = rank, place, seconds, clock
+        self._since = clock()
+        self._notice_at = self._since + NOTICE_SECONDS
+        self._said: set[str] = set()
+        self._told = False
+
+    @property
+    def waited_seconds(self) -> float:
+        return self._clock() - self._since
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self.waited_seconds >= self.seconds
+
+    def look(self, missing: Callable[[], Missing | None]) -> None:
+        """Say whom this rank waits for, where it is time to. missing: None where another rank says it."""
+        now = self._clock()
+        if now < self._notice_at:
+            return
+        self._notice_at += NOTICE_SECONDS * (1 + (now - self._notice_at) // NOTICE_SECONDS)
+        found = missing()
+        if found is None:
+            return
+        self._told = True
+        why = f" {found.why}" if found.why and found.why not in self._said else ""
+        self._said.add(found.why)
+        waited = duration(round(now - self._since))
+        events.notice(
+            f"rank {self.rank} has waited {waited} for {found.who} to come to {self.place}, and waits "
+            f"{waiting_for(self.seconds)}.{why}"
+        )
+
+    def end(self) -> None:
+        """All have come."""
+        if self._told:
+            events.notice(
+                f"rank {self.rank} goes on: all have come to {self.place}, after {duration(round(self.waited_seconds))}"
+            )
+        self._told = False
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """As people list them: `rank 3`, `ranks 1 and 2`, `ranks 1 to 6, 9 and 12`. ranks: ascending."""
+    listed = [f"{first} to {last}" if last > first else f"{first}" for first, last in _runs(ranks)]
+    if len(listed) > 1:
+        listed = [f"{', '.join(listed[:-1])} and {listed[-1]}"]
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed[0]}"
+
+
+def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first, last) of each run of three or more; what stands alone twice."""
+    start = 0
+    for end in range(1, len(ranks) + 1):
+        if end < len(ranks) and ranks[end] == ranks[end - 1] + 1:
+            continue
+        run = ranks[start:end]
+        yield from [(run[0], run[-1])] if len(run) > 2 else [(each, each) for each in run]
+        start = end

@@ -1,0 +1,280 @@
+"""Coordinator of an elastic run: hears workers, lets the view rule decide, and answers those who wait for news.
+
+Of a run's processes it alone makes views. It is off the data's path: while nobody comes or goes, training does not
+notice whether it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from gossamer.base.peer_ops import (
+    Answer,
+    Arrived,
+    Ask,
+    Await,
+    Peer,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
+    PeerScript,
+    Pull,
+    Pulled,
+    Push,
+    Receipt,
+    Reply,
+)
+from gossamer.comm.membership.fingerprints import read_fingerprint
+from gossamer.comm.membership.heard_worker import HeardWorker
+from gossamer.comm.membership.messages import (
+    ATTACHED,
+    BROKEN,
+    HERE,
+    HERE_AGAIN,
+    LEAVES,
+    NEWS,
+    OUT_VERSION,
+    READY,
+    RESIZE,
+    STATUS,
+    BrokenReport,
+    News,
+    Standing,
+    WorkerReport,
+    version_of,
+)
+from gossamer.comm.membership.view_rule import NO_SECRET, ViewRule
+from gossamer.errors import MalformedError
+
+MOST_DIGITS = 19  # of a worker's number
+OTHER_RUN = (
+    "it belongs to run {theirs:.8}, and this coordinator serves run {ours:.8}: its own run is over, or its first "
+    "launcher was started again in another folder, where it did not find the journal"
+)
+
+
+class Coordinator:
+    """Events in, replies out; no clock but the events' moments, and no socket."""
+
+    def __init__(self, rule: ViewRule) -> None:
+        self.rule = rule
+        self._replies: list[Reply] = []
+
+    def react(self, event: PeerEvent) -> list[Reply]:
+        """Replies to this event, and to others that waited for it."""
+        self.rule.look_at_clock(event.moment)
+        match event:
+            case PeerLeft(peer=peer):
+                for each in self.rule.workers.values():
+                    if each.peer == peer:
+                        self.rule.connection_closed(each)
+            case PeerJoined(peer=peer):
+                for each in self.rule.workers.values():
+                    if each.peer == peer:
+                        self.rule.heard(each, peer)
+            case Arrived(token=token, sender=sender, op=op):
+                try:
+                    self._heard(token, sender, op)
+                except MalformedError as error:
+                    self._refuse(token, op, str(error))
+        return self._go_on()
+
+    def resize(self, most: int, now: float) -> tuple[str, list[Reply]]:
+        """Have at most so many members. Returns what happens, in words, and replies."""
+        self.rule.look_at_clock(now)
+        return self.rule.resize(most), self._go_on()
+
+    def gone(self, number: int, now: float) -> list[Reply]:
+        """Somebody saw this worker's process end."""
+        self.rule.look_at_clock(now)
+        if number in self.rule.workers:
+            self.rule.workers[number].gone = True
+        return self._go_on()
+
+    def expect(self, workers: int, now: float) -> list[Reply]:
+        """No more than so many are on their way to the first view: some were lost before they came."""
+        self.rule.look_at_clock(now)
+        self.rule.initial = max(self.rule.least, min(self.rule.initial, workers))
+        return self._go_on()
+
+    def end(self, why: str, now: float) -> list[Reply]:
+        """The run is over, unless it was before."""
+        self.rule.look_at_clock(now)
+        if not self.rule.ended:
+            self.rule.end(why)
+        return self._go_on()
+
+    def number_at(self, place: int) -> int | None:
+        """The newest worker that reported this place."""
+        found = [each.number for each in self.rule.workers.values() if each.report.place == place]
+        return found[-1] if found else None
+
+    def _go_on(self) -> list[Reply]:
+        self.rule.go_on()
+        self._tell()
+        replies, self._replies = self._replies, []
+        return replies
+
+    # -- what is heard -------------------------------------------------------------------------------------------------
+
+    def _heard(self, token: int, sender: Peer, op: Ask) -> None:
+        match op:
+            case Pull(key=key, known=known):
+                what, _, number = key.partition("/")
+                if not number.isdecimal() or len(number) > MOST_DIGITS or what not in (NEWS, STATUS):
+                    raise MalformedError(f"nobody can ask a coordinator for {key[:40]!r}")
+                if what == STATUS:
+                    self._reply(token, Pulled(version=0, about=self._status(int(number))))
+                else:
+                    self._poll(token, sender, int(number), known)
+            case Push(key=key, about=about) if key in (HERE, READY, ATTACHED, HERE_AGAIN):
+                self._reported(token, sender, key, WorkerReport.of(about))
+            case Push(key=key, stamp=stamp, about=about) if key == BROKEN:
+                self.rule.broke(stamp.worker, BrokenReport.of(about))
+                self._reply(token, Receipt(version=0))
+            case Push(key=key, stamp=stamp) if key == LEAVES:
+                self._reply(token, Receipt(version=0))
+                if stamp.worker in self.rule.workers:
+                    self.rule.leaves(self.rule.workers[stamp.worker], finished=bool(stamp.step))
+            case Push(key=key, stamp=stamp) if key == RESIZE:
+                self._reply(token, Receipt(version=0, about=self.rule.resize(stamp.step)))
+            case _:
+                raise MalformedError(f"nobody can tell a coordinator {op.key[:40]!r}")
+
+    def _poll(self, token: int, sender: Peer, number: int, known: int) -> None:
+        worker = self.rule.workers.get(number)
+        if worker is None or worker.peer != sender:
+            out = self.rule.ended or self.rule.outs.get(number)
+            told = Pulled(version=OUT_VERSION, about=News(out=out).text()) if out else self._again(known)
+            self._reply(token, told)
+            return
+        if known < OUT_VERSION:
+            self._check_newer(known // 2)
+        self.rule.heard(worker, sender)
+        worker.polls.append((token, known))
+        if known > 0 and known % 2:
+            worker.closed_view = max(worker.closed_view, known // 2)
+        if self.rule.view is not None and self.rule.view.holds(number):
+            holds = version_of(self.rule.view.number, False)
+            if known > holds or (known < holds and self.rule.view.secret == NO_SECRET):
+                # It heard so before this coordinator was started again, or needs the secret, which nobody knows now
+                self.rule.declare_over()
+
+    def _reported(self, token: int, sender: Peer, key: str, report: WorkerReport) -> None:
+        if report.run != self.rule.run and (report.run or report.view):
+            about = Standing(refused=OTHER_RUN.format(theirs=report.run, ours=self.rule.run), run=self.rule.run)
+            self._reply(token, Receipt(version=-1, about=about.text()))
+            return
+        self._check_newer(report.view)
+        worker = self.rule.workers.get(report.number)
+        if worker is None:
+            for each in self.rule.workers.values():
+                each.gone |= each.peer == sender  # another start of the same peer
+            worker = self.rule.workers[report.number] = HeardWorker(report)
+            if self.rule.view is None and self.rule.first_here == inf:
+                self.rule.first_here = self.rule.now
+        worker.learn(report)
+        self.rule.heard(worker, sender)
+        if self.rule.view is not None and report.view and not self.rule.view.holds(report.number):
+            self.rule.outs.setdefault(
+                report.number, f"view {self.rule.view.number} was made without it while it was not heard"
+            )
+        if key == ATTACHED:
+            read_fingerprint(report.fingerprint)
+            self.rule.attached(report.number, report.fingerprint)
+        if key == READY:
+            worker.readies.append(token)
+        else:
+            self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
+
+    def _check_newer(self, view: int) -> None:
+        """End the run where a worker of this run was in a view that this coordinator has never made: the journal has
+        lost its end."""
+        mine = 0 if self.rule.view is None else self.rule.view.number
+        if view > mine and not self.rule.ended:
+            self.rule.end(
+                f"a worker of this run was in view {view}, and the coordinator's journal ends with view {mine}: its "
+                "end was not written, so the members of the run are unknown. Start from the last checkpoint"
+            )
+
+    # -- what is said --------------------------------------------------------------------------------------------------
+
+    def _standing(self, worker: HeardWorker) -> Standing:
+        formed = self.rule.view is not None and not self.rule.view.holds(worker.number)
+        size = self.rule.view.world if self.rule.view else 0
+        rule = self.rule
+        return Standing(
+            formed=formed, size=size, began=rule.began, most=rule.most, refused=worker.refused, run=rule.run
+        )
+
+    def _status(self, number: int) -> str:
+        """What a worker waits for, in words."""
+        worker = self.rule.workers.get(number)
+        if self.rule.view is None:
+            return (
+                f"{sum(each.connected for each in self.rule.workers.values())} of {self.rule.initial} workers are here"
+            )
+        if worker is not None and not self.rule.view.holds(number):
+            if self.rule.view.world >= self.rule.most and not self.rule.why_not_in(worker):
+                return f"all {self.rule.most} places are taken: `gossamer resize {self.rule.most + 1}` makes one more"
+            return self.rule.why_not_in(worker) or "the workers that train make room for it"
+        view = self.rule.view
+        if self.rule.is_over:
+            alive = sum(self.rule.workers[each.number].closed_view >= view.number for each in view.members)
+            return f"{alive} of {view.world} workers have closed view {view.number}; {self.rule.least} are needed"
+        return f"view {view.number} holds, of {view.world} workers"
+
+    def _refuse(self, token: int, op: Ask, why: str) -> None:
+        about = Standing(refused=why).text()
+        self._reply(
+            token, Receipt(version=-1, about=about) if isinstance(op, Push) else Pulled(version=-1, about=about)
+        )
+
+    def _tell(self) -> None:
+        """Answer all who wait and for whom there is something now."""
+        for worker in self.rule.forgotten:
+            for token in worker.readies:
+                self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
+            out, news = self._news(worker)
+            for token, known in worker.polls:
+                told = Pulled(version=out, about=news.text()) if news.out else self._again(known)
+                self._reply(token, told)
+        self.rule.forgotten.clear()
+        for worker in self.rule.workers.values():
+            if worker.is_compared or self.rule.ended:
+                for token in worker.readies:
+                    self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
+                worker.readies.clear()
+            version, news = self._news(worker)
+            for token, known in worker.polls:
+                if known < version:
+                    self._reply(token, Pulled(version=version, about=news.text()))
+            worker.polls = [(token, known) for token, known in worker.polls if known >= version]
+
+    @staticmethod
+    def _again(known: int) -> Pulled:
+        return Pulled(version=known, about=News(again=True).text())
+
+    def _news(self, worker: HeardWorker) -> tuple[int, News]:
+        out = self.rule.ended or self.rule.outs.get(worker.number) or worker.refused
+        if out:
+            return OUT_VERSION, News(out=out)
+        if self.rule.view is None or not self.rule.view.holds(worker.number):
+            return -1, News()
+        if self.rule.is_over:
+            return version_of(self.rule.view.number, True), News(over=self.rule.view.number)
+        if self.rule.view.secret == NO_SECRET:
+            return -1, News()  # whoever trains in it knows it
+        return version_of(self.rule.view.number, False), News(view=self.rule.view.text())
+
+    def _reply(self, token: int, answer: Answer) -> None:
+        self._replies.append(Reply(token=token, answer=answer))
+
+
+def coordinate(coordinator: Coordinator, react: Callable[[PeerEvent], list[Reply]] | None = None) -> PeerScript:
+    """Hear and answer for ever. react: the coordinator's, or one that locks it against other threads."""
+    react = react or coordinator.react
+    while True:
+        event = yield Await(until=coordinator.rule.due)
+        yield from react(event)

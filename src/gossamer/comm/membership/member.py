@@ -1,0 +1,128 @@
+"""Member: reports one worker to the coordinator, waits for news, and closes what is over, by scripts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gossamer.base.peer_ops import PeerOp, PeerScript, Pull, Pulled, Push, Receipt, Stamp
+from gossamer.comm.membership.messages import (
+    BROKEN,
+    COORDINATOR,
+    HERE_AGAIN,
+    LEAVES,
+    MOST_WHY_CHARACTERS,
+    NEWS,
+    STATUS,
+    BrokenReport,
+    News,
+    Standing,
+    WorkerReport,
+)
+from gossamer.comm.membership.view import View
+
+StandingScript = Generator[PeerOp, Any, Standing]
+
+
+class MemberScripts:
+    """What one worker knows of its membership, and what it says. One script follows the news; others may say things.
+
+    on_over: called with a view's number, before the coordinator hears that it is closed: so close it. on_change: called
+    after every change of `view`, `over` and `out`.
+    """
+
+    def __init__(
+        self,
+        report: WorkerReport,
+        on_over: Callable[[int], None] = lambda view: None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.report = report
+        self._learns = threading.Lock()  # the training thread and the agent's both do
+        self.view: View | None = None  # the newest that this worker belongs to
+        self.over = 0  # the number of the newest view that holds no more
+        self.out = ""  # why this worker belongs to the run no more
+        self._known = -1
+        self.formed: bool | None = None  # whether training had begun when this worker came; None until that is heard
+        self._on_over, self._on_change = on_over, on_change
+
+    def learn(self, **facts: Any) -> None:
+        """Change the fields of the report that later messages hold. May be called by any thread."""
+        with self._learns:
+            self.report = replace(self.report, **facts)
+
+    def follow(self) -> PeerScript:
+        """Wait for news, one after the other, until this worker is out."""
+        while not self.out:
+            pulled: Pulled = yield Pull(of=COORDINATOR, key=f"{NEWS}/{self.report.number}", known=self._known)
+            news = News.of(pulled.about)
+            if news.again:
+                standing = yield from self.say(HERE_AGAIN)
+                if standing.formed and not self.formed and self.view is None:
+                    self._leave_out("training began without it while the coordinator did not hear it")
+            elif pulled.version > self._known:
+                self._known = pulled.version
+                self._take(news)
+
+    def say(self, key: str) -> StandingScript:
+        """Report what this worker is now. The standing's `refused` says why it cannot be taken in.
+
+        Where another run's coordinator answers, this worker is out.
+        """
+        receipt: Receipt = yield Push(
+            to=COORDINATOR, key=key, stamp=Stamp(self.report.number, 0), about=self.report.text()
+        )
+        standing = Standing.of(receipt.about)
+        self._compare_runs(standing)
+        if self.formed is None and receipt.version >= 0:
+            self.formed = standing.formed
+        return standing
+
+    def say_broken(self, view: int, suspects: Sequence[int], why: str, went_on: bool = False) -> PeerScript:
+        """Tell that this worker cannot go on in a view."""
+        report = BrokenReport(view=view, suspects=list(suspects), why=why[:MOST_WHY_CHARACTERS], went_on=went_on)
+        yield Push(to=COORDINATOR, key=BROKEN, stamp=Stamp(self.report.number, view), about=report.text())
+
+    def say_leaves(self, finished: bool, within_seconds: float | None = None) -> PeerScript:
+        """Tell that this worker leaves. Raises PeerLost where the coordinator does not answer in time."""
+        stamp = Stamp(self.report.number, int(finished))
+        yield Push(to=COORDINATOR, key=LEAVES, stamp=stamp, within_seconds=within_seconds)
+
+    def ask_status(self, within_seconds: float | None = None) -> Generator[PeerOp, Any, str]:
+        """What this worker waits for, in words. Raises PeerLost where the coordinator does not answer in time."""
+        pulled: Pulled = yield Pull(of=COORDINATOR, key=f"{STATUS}/{self.report.number}", within_seconds=within_seconds)
+        return pulled.about
+
+    def _compare_runs(self, standing: Standing) -> None:
+        """Learn the run's identity from the first answer; leave where a later answer comes from another run."""
+        if not self.report.run:
+            self.learn(run=standing.run)
+        elif standing.run and standing.run != self.report.run:
+            self._leave_out(standing.refused or f"the coordinator serves another run ({standing.run:.8})")
+
+    def _take(self, news: News) -> None:
+        if news.out:
+            self._leave_out(news.out)
+        elif news.over:
+            self._close(news.over)
+        elif news.view:
+            view = news.read_view()
+            self._close(view.number - 1)
+            self.view = view
+            self.learn(view=view.number)
+            if self.report.number not in view.newcomers:
+                self.learn(has_state=True)
+        self._on_change()
+
+    def _close(self, number: int) -> None:
+        if self.view is not None and self.view.number <= number and self.over < self.view.number:
+            self._on_over(self.view.number)
+        self.over = max(self.over, number)
+
+    def _leave_out(self, why: str) -> None:
+        self.out = why
+        if self.view is not None:
+            self._close(self.view.number)
+        self._on_change()

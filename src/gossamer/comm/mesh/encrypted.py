@@ -1,0 +1,102 @@
+"""Encrypted mesh: a group's mesh transport with sealed connections, over which everything else of the group goes, too.
+
+The engine only makes the group: by its channel ranks find each other. Texts, tensors on GPUs (staged) and formats that
+the loops do not sum go over the mesh. Between workers of one machine messages lie in memory that both see, as they are:
+who could read it there could read the workers themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+
+from gossamer.base.transport import Transport
+from gossamer.comm.environment.run_token import run_token
+from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
+from gossamer.comm.mesh.connect import connect
+from gossamer.comm.mesh.link_measurement import Links
+from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
+from gossamer.comm.mesh.native_mesh import Mesh, available
+from gossamer.comm.mesh.operations import MeshOperations, SimpleOp, Wait
+from gossamer.comm.mesh.program import Ranks
+from gossamer.comm.mesh.sealing import Contexts, agree_group, hang_up
+from gossamer.comm.mesh.shared_memory import share
+from gossamer.comm.mesh.staged_operations import CPU
+from gossamer.comm.mesh.stall_watchdog import requested_timeouts
+from gossamer.comm.mesh.standalone import MeshFallback
+from gossamer.comm.mesh.transport import MeshTransport, advice, check_same_wish, measured, staged_for
+from gossamer.errors import ConnectError
+
+SEALED = " over TLS"  # behind the wish, so that ranks notice where only some of them encrypt
+
+
+def encrypted_mesh(
+    engine: Transport,
+    address: str,
+    tls: Contexts,
+    wish: str = AUTO,
+    known: Links | None = None,
+    device: torch.device = CPU,
+) -> Transport:
+    """The engine's group over connections of its own that are sealed, from each rank's `address`; all ranks call it.
+
+    tls: as mesh_tls says; known: the group's links, which are measured where it is None; device: where this rank
+    computes. Nothing falls back to what is plain: ConnectError where a rank asks for the engine or has no compiled
+    loops, where workers do not reach each other or come to no keys. MismatchError where they ask for different
+    collectives, only some encrypt, or tokens differ.
+    """
+    check_wish(wish)
+    patience = requested_timeouts()
+    if engine.world == 1:
+        return engine
+    rank = engine.rank
+    told = engine.all_gather_text(declared((wish if available() else ENGINE) + SEALED, device=device))
+    wishes, processes, devices = heard(told)
+    check_same_wish(wishes)
+    if ENGINE + SEALED in wishes:
+        raise ConnectError(
+            "this run was told to encrypt (--tls), and torch's own collectives do not: they were asked for, or the "
+            f"compiled loops, which encrypt, are not there. Leave out --collective {ENGINE} and build the loops "
+            "(python kernels-src/build.py kernels), or leave out --tls on a network that you trust."
+        )
+    token = run_token() or b""
+    sockets = connect(rank, engine.world, address, engine.all_gather_text, token)
+    with ExitStack() as failing:
+        failing.callback(hang_up, sockets)
+        mesh = Mesh(rank, sockets, patience, keys=agree_group(rank, sockets, tls, token, engine.all_gather_text))
+        failing.callback(mesh.close)
+        unknown = Links.alike(((0.0,) * mesh.world,) * mesh.world, 1.0)
+        operations = MeshOperations(mesh, CollectiveSelector(wish, unknown), advice(rank))
+        again = partial(encrypted_mesh, address=address, tls=tls, wish=wish, device=device)
+        fallback = EncryptedFallback(MeshFallback(operations), engine, again)
+        mesh.share(share(rank, sockets, fallback.all_gather_text))
+        links = known or measured(mesh, sockets, fallback)
+        tell_links(mesh, sockets, processes, links)
+        operations.pick = CollectiveSelector(wish, links, says=rank == 0)
+        failing.pop_all()
+    return MeshTransport(operations, fallback, staged_for(operations, device, devices))
+
+
+class EncryptedFallback:
+    """Fallback to the mesh itself. The engine, which encrypts nothing, only divides the group.
+
+    again: makes an encrypted mesh over a part of it, whose links are known.
+    """
+
+    def __init__(self, mesh: MeshFallback, engine: Transport, again: Callable[..., Transport]) -> None:
+        self._mesh, self._engine, self._again = mesh, engine, again
+
+    def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
+        return self._mesh.begin(op, ranks)
+
+    def all_gather_text(self, text: str) -> list[str]:
+        return self._mesh.all_gather_text(text)
+
+    def part(self, size: int, known: Links) -> Transport:
+        return self._again(self._engine.part(size), known=known)
+
+    def close(self) -> None:
+        self._engine.close()

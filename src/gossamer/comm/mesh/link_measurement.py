@@ -1,0 +1,165 @@
+"""Link measurement: round trips, rates and losses between workers, by a few messages as the group begins."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations_with_replacement
+from typing import Any
+
+import torch
+
+from gossamer.base.ops import AllGather, NeighborAllGather
+from gossamer.base.transport import Transport
+from gossamer.comm.mesh import bandwidth_probe
+from gossamer.comm.mesh.bandwidth_probe import Flow, Rates
+from gossamer.comm.network import Network
+from gossamer.comm.network.site_detection import NOISE_SECONDS, measured, sites_of
+from gossamer.comm.network.tcp_model import ETHERNET
+
+Matrix = tuple[tuple[float, ...], ...]
+LOST_ENOUGH = 5  # packets of a path, at least, to tell the share that it loses
+MOST_LOST = 0.5  # calls that were repeated are among what was sent again, and not among what was sent
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links between ranks, the same on all ranks.
+
+    The last bits of sums follow from them: a run that is resumed takes the links of the one that it continues.
+    """
+
+    round_trips: Matrix  # [i][j]: seconds between ranks i and j
+    up: tuple[float, ...]  # bits per second that each rank sends at most, headers included
+    down: tuple[float, ...]  # likewise, receives
+    losses: Matrix  # [i][j]: the share of packets lost between i and j; 0 where too few were to tell
+    shared: Matrix = ()  # [i][j]: bits per second that the sites of i and j have together between them; 0 where unknown
+    ways: Matrix = ()  # seconds of means on devices, as engine_selector.measured_ways; empty where unknown
+
+    @staticmethod
+    def alike(round_trips: Matrix, bits_per_second: float) -> Links:
+        """All lines of one rate, both ways, that lose nothing."""
+        world = len(round_trips)
+        lines = (bits_per_second,) * world
+        return Links(round_trips, lines, lines, ((0.0,) * world,) * world)
+
+    @staticmethod
+    def of(text: str) -> Links:
+        """The links of a `text`; also of one in the form in which all ranks have one rate."""
+        said = json.loads(text)
+        if isinstance(said, list):
+            return Links.alike(_matrix(said[0]), said[1])
+        return Links(
+            _matrix(said["round_trips"]),
+            tuple(said["up"]),
+            tuple(said["down"]),
+            _matrix(said["losses"]),
+            _matrix(said.get("shared", ())),
+            _matrix(said.get("ways", ())),
+        )
+
+    @property
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def network(self) -> Network:
+        return measured(self.round_trips, self.up, self.down, self.losses, self.shared)
+
+    def among(self, ranks: Sequence[int]) -> Links:
+        """The links between some ranks."""
+
+        def some(row: Sequence[float]) -> tuple[float, ...]:
+            return tuple(row[rank] for rank in ranks)
+
+        def between(matrix: Matrix) -> Matrix:
+            return tuple(some(matrix[rank]) for rank in ranks)
+
+        shared = between(self.shared) if self.shared else ()
+        return Links(between(self.round_trips), some(self.up), some(self.down), between(self.losses), shared)
+
+
+def _matrix(rows: Sequence[Sequence[float]]) -> Matrix:
+    return tuple(map(tuple, rows))
+
+
+Packets = tuple[int, int]  # sent in all, and sent again
+
+
+def measure(transport: Transport, round_trips: list[float], packets: Callable[[], list[Packets]]) -> Links:
+    """All ranks call it at once, and come to the same answer. Within one machine they all have the same lines.
+
+    transport: of this group's own connections. round_trips: seconds to each rank, 0 where unknown; packets: to each.
+    """
+    seen = _symmetric(_told(transport, round_trips))
+    sites = sites_of(seen)
+    found = bandwidth_probe.find(sites, seen, lambda flows, nbytes: meet(transport, flows, nbytes))
+    kinds = bandwidth_probe.alike if max(map(max, seen)) > NOISE_SECONDS else bandwidth_probe.all_alike
+    up = kinds([found.up(rank) for rank in range(transport.world)])
+    down = kinds([found.down(rank) for rank in range(transport.world)])
+    lost = losses(sites, seen, found, _told(transport, packets()))
+    between = bandwidth_probe.find_shared(sites, seen, lambda flows, nbytes: meet(transport, flows, nbytes))
+    return Links(seen, up, down, lost, shared(sites, between))
+
+
+def shared(sites: Sequence[Sequence[int]], between: Mapping[tuple[int, int], float]) -> Matrix:
+    """Rates between sites, as a matrix of hosts; empty where no line is shared."""
+    site_of = {host: place for place, site in enumerate(sites) for host in site}
+    both = {**between, **{(b, a): rate for (a, b), rate in between.items()}}
+    hosts = range(len(site_of))
+    return _matrix([[both.get((site_of[a], site_of[b]), 0.0) for b in hosts] for a in hosts]) if between else ()
+
+
+def meet(transport: Transport, flows: Sequence[Flow], nbytes: int) -> Mapping[Flow, float]:
+    """bandwidth_probe.Meet over a group's own connections. There no operation makes another wait, so each rank waits
+    first for those in which it receives."""
+    part, rank = (torch.zeros(nbytes, dtype=torch.uint8, device="cpu"),), transport.rank
+    upwards, downwards = [flow for flow in flows if flow[0] < flow[1]], [flow for flow in flows if flow[0] > flow[1]]
+    waiting = [(flow, transport.begin(_mix(part, flow, rank))) for flow in (upwards, downwards) * 2]
+    heard = [wait for mine, wait in waiting if any(receiver == rank for _, receiver in mine)]
+    moments = []
+    for wait in heard:
+        wait()
+        moments.append(time.perf_counter())
+    for _, wait in waiting:
+        if wait not in heard:
+            wait()
+    mine = torch.tensor([moments[1] - moments[0] if moments else 0.0], dtype=torch.float64, device="cpu")
+    seconds = [float(theirs) for (theirs,) in transport.answer(AllGather((mine,)))]
+    return {flow: seconds[flow[1]] for flow in flows}
+
+
+def _mix(part: tuple[torch.Tensor, ...], flows: Sequence[Flow], rank: int) -> NeighborAllGather:
+    tells = tuple(receiver for sender, receiver in flows if sender == rank)
+    return NeighborAllGather(part, tuple((sender, 1.0) for sender, receiver in flows if receiver == rank), tells)
+
+
+def losses(
+    sites: Sequence[Sequence[int]], round_trips: Matrix, found: Rates, packets: Sequence[Sequence[Packets]]
+) -> Matrix:
+    """The share of packets that each path lost, of all its pairs together; 0 where those were too few to tell.
+
+    A stream that fills a line loses packets, too: a path's loss counts as no more than lets a stream be as fast as one
+    was.
+    """
+    lost = [[0.0] * len(round_trips) for _ in round_trips]
+    for here, there in combinations_with_replacement(range(len(sites)), 2):
+        flows = [(a, b) for a in sites[here] for b in sites[there] if a != b]
+        flows += [(b, a) for a, b in flows if here != there]
+        sent, again = (sum(packets[a][b][which] for a, b in flows) for which in (0, 1))
+        if again >= LOST_ENOUGH:
+            most = min(ETHERNET.most_loss(round_trips[flow[0]][flow[1]], found.seen.get(flow, 0.0)) for flow in flows)
+            for a, b in flows:
+                lost[a][b] = lost[b][a] = bandwidth_probe.two_digits(min(again / max(sent, 1), most, MOST_LOST))
+    return _matrix(lost)
+
+
+def _told(transport: Transport, mine: Any) -> list[Any]:
+    return [json.loads(text) for text in transport.all_gather_text(json.dumps(mine))]
+
+
+def _symmetric(rows: Sequence[Sequence[float]]) -> Matrix:
+    world = range(len(rows))
+    return tuple(tuple(max(rows[a][b], rows[b][a]) for b in world) for a in world)

@@ -1,0 +1,131 @@
+"""Standalone mesh: a mesh transport that has nothing but its connections, over which texts travel, too."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.base.op_semantics import rank_order_mean
+from gossamer.base.ops import AllGather, AllReduceMean
+from gossamer.base.transport import Transport
+from gossamer.comm.mesh.collective_selector import ENGINE, CollectiveSelector, check_wish
+from gossamer.comm.mesh.link_measurement import Links
+from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
+from gossamer.comm.mesh.native_mesh import Mesh, available
+from gossamer.comm.mesh.operations import MeshOperations, SimpleOp, Wait
+from gossamer.comm.mesh.program import Ranks
+from gossamer.comm.mesh.sealing import LinksKeys
+from gossamer.comm.mesh.shared_memory import share
+from gossamer.comm.mesh.staged_operations import CPU
+from gossamer.comm.mesh.stall_watchdog import requested_timeouts
+from gossamer.comm.mesh.transport import MeshTransport, check_same_wish, measured, staged_for
+from gossamer.errors import GossamerError, MalformedError, require
+
+MOST_TEXT_BYTES = 2**26  # of one rank
+
+
+def standalone_mesh(
+    rank: int,
+    sockets: Sequence[socket.socket | None],
+    wish: str,
+    known: Links | None,
+    *,
+    says: bool,
+    keys: LinksKeys | None = None,
+    device: torch.device = CPU,
+) -> MeshTransport:
+    """A transport over connected sockets, by rank and None at `rank`; every rank of the group must call it.
+
+    wish: the collective; known: the links, which are measured where it is None; says: whether this rank tells the user
+    where a mean cannot go as was asked; keys: of connections that are sealed (sealing.agree); device: where this rank
+    computes. The sockets belong to the transport from now on, also where this fails. Raises MismatchError where ranks
+    ask for different collectives, and PeerLost where one leaves meanwhile.
+    """
+    mesh = None
+    try:
+        _check(wish)
+        mesh = Mesh(rank, sockets, requested_timeouts(), keys=keys)
+        texts = MeshFallback(MeshOperations(mesh, CollectiveSelector(wish, _unknown(mesh.world))))
+        wishes, processes, devices = heard(texts.all_gather_text(declared(wish, fixed=False, device=device)))
+        check_same_wish(wishes)
+        mesh.share(share(rank, sockets, texts.all_gather_text))
+        links = known or (measured(mesh, sockets, texts) if mesh.world > 1 else _unknown(1))
+        tell_links(mesh, sockets, processes, links)
+        operations = MeshOperations(mesh, CollectiveSelector(wish, links, says=says))
+        return MeshTransport(operations, MeshFallback(operations), staged_for(operations, device, devices), devices)
+    except BaseException:
+        if mesh is not None:
+            mesh.close()
+        for each in filter(None, sockets):
+            each.close()
+        raise
+
+
+def _check(wish: str) -> None:
+    check_wish(wish)
+    require(
+        wish != ENGINE,
+        f"{ENGINE!r} is torch's process group, which cannot lose or gain workers: an elastic run uses its own "
+        "connections. Leave out --collective, or write --collective auto.",
+    )
+    if not available():
+        raise GossamerError(
+            "the compiled loops are not there, and without them an elastic run has no collectives. Build them: "
+            "python kernels-src/build.py kernels; or run a fixed number of workers: gossamer run --workers 4."
+        )
+
+
+def _unknown(world: int) -> Links:
+    return Links.alike(((0.0,) * world,) * world, 1.0)
+
+
+class MeshFallback:
+    """Fallback to the mesh itself: what the loops do not sum is gathered."""
+
+    def __init__(self, operations: MeshOperations) -> None:
+        self._operations = operations
+
+    def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
+        assert isinstance(op, AllReduceMean)  # all others are bytes to the loops
+        tensor, out = op.tensor, op.out
+        wait = self._operations.begin(AllGather((tensor,)), ranks)
+
+        def answer() -> Tensor:
+            mean = rank_order_mean([theirs for (theirs,) in wait()])
+            return mean if out is None else out.copy_(mean)
+
+        return answer
+
+    def all_gather_text(self, text: str) -> list[str]:
+        """All ranks' texts, by rank. Raises MalformedError, on every rank, where one is longer than 64 MiB."""
+        mine = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
+        length = torch.tensor([len(text.encode())], dtype=torch.int64, device=CPU)
+        everyone = self._operations.everyone
+        sizes = [int(theirs) for (theirs,) in self._operations.begin(AllGather((length,)), everyone)()]
+        for rank, size in enumerate(sizes):
+            if not 0 <= size <= MOST_TEXT_BYTES:
+                raise MalformedError(
+                    f"rank {rank} announced a text of {size} bytes, and none has more than {MOST_TEXT_BYTES}: nothing "
+                    "was received. Large data belongs into tensors."
+                )
+        heard = self._operations.begin_bytes(mine[: sizes[self._operations.rank]], sizes)()
+        return [_text(rank, theirs) for rank, (theirs,) in enumerate(heard)]
+
+    def part(self, size: int, known: Links) -> Transport:
+        raise GossamerError(
+            "an elastic run has no sites: blocks of consecutive ranks would change with every worker that comes or "
+            "goes. Leave out Hierarchy(...) and sites, or run a fixed number of workers: gossamer run --workers 4."
+        )
+
+    def close(self) -> None:
+        """There is nothing but the mesh."""
+
+
+def _text(rank: int, data: Tensor) -> str:
+    try:
+        return bytes(data.numpy()).decode()
+    except UnicodeDecodeError:
+        raise MalformedError(f"what rank {rank} sent as a text is none") from None

@@ -1,0 +1,244 @@
+"""Mesh transport: collectives over TCP connections of its own, by tables of hops; a fallback serves what is left."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gossamer import events
+from gossamer.algorithms.collectives import DirectAllReduce
+from gossamer.base.ops import Coalesced, CollectiveOp, InGroup
+from gossamer.base.transport import Transport
+from gossamer.comm.environment.run_token import run_token
+from gossamer.comm.mesh.collective_preference import prefer_collective
+from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
+from gossamer.comm.mesh.connect import connect
+from gossamer.comm.mesh.device_transport import DeviceTransport, chooses, device_engine
+from gossamer.comm.mesh.engine_selector import nodes_of
+from gossamer.comm.mesh.link_measurement import Links, measure
+from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
+from gossamer.comm.mesh.native_mesh import Mesh, available
+from gossamer.comm.mesh.operations import MeshOperations, SimpleOp, Wait
+from gossamer.comm.mesh.program import Ranks
+from gossamer.comm.mesh.shared_memory import share
+from gossamer.comm.mesh.staged_operations import CPU, StagedOperations
+from gossamer.comm.mesh.stall_watchdog import requested_timeouts
+from gossamer.comm.mesh.tcp_info import packets
+from gossamer.comm.peer_watch import Peers
+from gossamer.comm.staging.chunk_tables import PART_CHUNKS
+from gossamer.errors import ConnectError, MismatchError
+
+
+def mesh_transport(
+    engine: Transport, address: str, wish: str = AUTO, known: Links | None = None, device: torch.device = CPU
+) -> Transport:
+    """The engine's group over connections of its own, from each rank's `address`; every rank must call it.
+
+    known: its links; they are measured where it is None. device: where this rank computes; where all have one, and the
+    engine takes tensors there, both are timed, and "auto" takes the faster.
+    The engine alone where any rank asks for it or has no compiled loops, and where workers do not reach each other.
+    Raises MismatchError where they ask for different collectives, or hold different tokens of the run.
+    """
+    check_wish(wish)
+    patience = requested_timeouts()
+    if engine.world == 1:
+        return engine
+    told = engine.all_gather_text(declared(wish if available() else ENGINE, device=device))
+    wishes, processes, devices = heard(told)
+    if ENGINE in wishes:
+        return engine
+    check_same_wish(wishes)
+    try:
+        sockets = connect(engine.rank, engine.world, address, engine.all_gather_text, run_token() or b"")
+    except ConnectError as error:
+        if engine.rank == 0:
+            events.notice(f"{error}: the engine's own collectives are used, which take longer on slow links")
+        return engine
+    mesh = Mesh(engine.rank, sockets, patience, share(engine.rank, sockets, engine.all_gather_text))
+    fallback = EngineFallback(engine, partial(mesh_transport, address=address, wish=wish, device=device))
+    links = known or measured(mesh, sockets, fallback)
+    tell_links(mesh, sockets, processes, links)
+    pick = CollectiveSelector(wish, links, says=engine.rank == 0)
+    operations = MeshOperations(mesh, pick, advice(engine.rank))
+    made = MeshTransport(operations, fallback, staged_for(operations, device, devices))
+    beside = device_engine(engine) if chooses(wish, devices) else None
+    return made if beside is None else DeviceTransport.of(made, beside, device, nodes_of(processes))
+
+
+def staged_for(operations: MeshOperations, device: torch.device, devices: Sequence[str]) -> StagedOperations:
+    """How tensors of devices travel. device: this rank's; devices: by rank, the kinds of all."""
+    return StagedOperations(operations, home=device, everything=set(devices) != {CPU.type})
+
+
+def advice(rank: int) -> str:
+    """What the user of a fixed group may do where it broke, as rank `rank` says it."""
+    return (
+        f" That rank's own output says why. If it merely ended its session while rank {rank} went on, stop all ranks "
+        "together: session.ask_to_stop(). Where ranks run out of data at different times, write `with "
+        "session.epoch():` around the loop over batches."
+    )
+
+
+def check_same_wish(wishes: Sequence[str]) -> None:
+    """wishes: by rank. Raises MismatchError."""
+    if len(set(wishes)) > 1:
+        raise MismatchError(
+            f"the ranks ask for different collectives ({', '.join(wishes)}, by rank), and would wait for each other's "
+            "messages for ever. Give all of them the same --collective, or the same recipe."
+        )
+
+
+def measured(mesh: Mesh, sockets: Sequence[socket.socket | None], fallback: Fallback) -> Links:
+    """The links between the ranks of a mesh; every rank must call it."""
+    unknown = Links.alike(((0.0,) * mesh.world,) * mesh.world, 1.0)
+    transport = MeshTransport(MeshOperations(mesh, CollectiveSelector(DirectAllReduce(), unknown)), fallback)
+    return measure(transport, mesh.round_trips(), lambda: packets(sockets))
+
+
+class Fallback(Protocol):
+    """Serves a mesh's group where the compiled loops cannot: texts, other formats, parts of the group."""
+
+    def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
+        """Begin an operation among some ranks of the group; its peers are places in `ranks`."""
+
+    def all_gather_text(self, text: str) -> list[str]: ...
+
+    def part(self, size: int, known: Links) -> Transport:
+        """This rank's block of `size` consecutive ranks. known: the links between them."""
+
+    def close(self) -> None: ...
+
+
+class EngineFallback:
+    """Fallback to the transport that made the group. again: makes a mesh over a part of it, whose links are known."""
+
+    def __init__(self, engine: Transport, again: Callable[..., Transport]) -> None:
+        self._engine, self._again = engine, again
+
+    def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
+        return self._engine.begin(InGroup(ranks, op) if len(ranks) < self._engine.world else op)
+
+    def all_gather_text(self, text: str) -> list[str]:
+        return self._engine.all_gather_text(text)
+
+    def part(self, size: int, known: Links) -> Transport:
+        return self._again(self._engine.part(size), known=known)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class MeshTransport:
+    """Collective operations over a mesh, and by a fallback what its compiled loops do not serve.
+
+    staged: for tensors of a device, where it is not as usual; devices: by rank, the kinds of all, where they are known.
+    """
+
+    def __init__(
+        self,
+        operations: MeshOperations,
+        fallback: Fallback,
+        staged: StagedOperations | None = None,
+        devices: Sequence[str] = (),
+    ) -> None:
+        self.devices = tuple(devices)
+        self._operations, self._fallback, self._mesh = operations, fallback, operations.mesh
+        self._staged = staged or StagedOperations(operations)
+        self._parts: list[Transport] = []
+        self.rank, self.world = operations.rank, operations.world
+
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
+
+    def begin(self, op: CollectiveOp) -> Wait:
+        return self._ready(op, self._operations.everyone)()
+
+    def _ready(self, op: CollectiveOp, ranks: Ranks) -> Callable[[], Wait]:
+        """What begins an operation among some ranks of the whole group; its peers are places in `ranks`. Of several
+        together, what lies on a device is copied from there before the first of them begins."""
+        match op:
+            case Coalesced(ops):
+                return partial(_all_begun, [self._ready(each, ranks) for each in ops])
+            case InGroup(some, inner):
+                return self._ready(inner, tuple(ranks[each] for each in some))
+            case _ if self._staged.takes(op.tensors()):
+                return self._staged.ready(op, ranks)
+            case _:
+                able = self._operations if self._operations.serves(op) else self._fallback
+                return partial(able.begin, op, ranks)
+
+    def pass_over(self) -> None:
+        """Other sub-groups perform an operation here, and this rank's performs it elsewhere: count along."""
+        for wait in [self._operations.begin_nothing() for _ in range(PART_CHUNKS)]:
+            wait()
+
+    def make_progress(self) -> bool:
+        return self._mesh.make_progress()
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        able = self._staged if self._staged.takes([each for each in tensors if each.numel()]) else self._operations
+        able.broadcast_(tensors, source)
+
+    def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
+        """Send told[j], (bytes,) of uint8, to rank j, and take heard[j] bytes from rank j, straight and all at once.
+
+        Every rank calls it at the same point, and what two ranks say of each other fits together.
+        """
+        return self._operations.deliver(told, heard)
+
+    def all_gather_text(self, text: str) -> list[str]:
+        return self._fallback.all_gather_text(text)
+
+    def part(self, size: int) -> Transport:
+        first = self.rank - self.rank % size
+        known = self._operations.pick.links.among(range(first, first + size))
+        self._parts.append(self._fallback.part(size, known))
+        return self._parts[-1]
+
+    @property
+    def peers(self) -> Peers:
+        """All others, as the connections know of them without an operation."""
+        return self._operations
+
+    @property
+    def known_links(self) -> Links:
+        """What `links` says."""
+        return self._operations.pick.links
+
+    @property
+    def links(self) -> str:
+        return self.known_links.text
+
+    @links.setter
+    def links(self, text: str) -> None:
+        if not text or len((known := Links.of(text)).round_trips) != self.world:
+            return  # of another group
+        self._operations.pick.links = known
+        for part in self._parts:
+            first = self.rank - part.rank
+            part.links = known.among(range(first, first + part.world)).text
+
+    def prefer(self, wish: str) -> None:
+        """From now on means take this collective, in this group and in its parts: between two operations, everywhere
+        alike."""
+        self._operations.pick.prefer(wish)
+        for part in self._parts:
+            prefer_collective(part, wish)
+
+    def close(self, why: str = "") -> None:
+        """Leave the group. Any thread may: an operation that another one waits for then raises PeerLost, for `why`."""
+        for part in self._parts:
+            part.close()
+        self._mesh.close(why)
+        self._fallback.close()
+
+
+def _all_begun(begins: Sequence[Callable[[], Wait]]) -> Wait:
+    """Begin operations in this order; what it returns waits for them in it, and gives all answers."""
+    waiting = [begin() for begin in begins]
+    return lambda: [wait() for wait in waiting]

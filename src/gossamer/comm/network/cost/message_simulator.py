@@ -1,0 +1,250 @@
+"""Message simulator: the moves of every rank in virtual time, on lines that carry one message at a time.
+
+A message takes its path's latency and its bytes over the rate of the slowest of its lines (Hockney 1994): the sender's,
+the receiver's, and one between their sites where others send too. It leaves once its receiver is known to be ready:
+Gloo sends nothing before, so a message costs a round trip unless it was awaited. An eager one leaves as soon as the
+message before it on its connection has left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from gossamer.comm.network.cost.event_queue import EventQueue
+from gossamer.comm.network.cost.message_schedule import (
+    Hear,
+    Move,
+    Moves,
+    RankTurn,
+    Receive,
+    ReceiveCompleted,
+    Send,
+    SendCompleted,
+)
+from gossamer.comm.network.cost.shared_link import SharedLine, SharedLines
+from gossamer.comm.network.model import Network, Path
+from gossamer.comm.network.tcp_model import ETHERNET, Stream, Tcp
+
+ENVELOPE_BYTES = 48  # what Gloo puts before a message, and all there is to "ready to receive"
+EAGER_ENVELOPE_BYTES = 16  # before what leaves at once
+
+Carried = Callable[[int, int, int, float, float], None]  # sender, receiver, bytes, when its first and last bit came
+
+
+@dataclass
+class _Connection:
+    """One direction between two hosts: its rates, its stream so far, and the eager messages it still has to send."""
+
+    stream: Stream
+    path: Path
+    bits_per_second: float
+    latency_seconds: float
+    shared: SharedLine | None
+    queue: deque[Callable[[float], None]] = field(default_factory=deque)
+
+
+class Wires:
+    """Tells when messages arrive, without sending any. Lines and connections remember what they carried.
+
+    window_bytes: what a connection dares to have under way at first; None: what TCP begins with.
+    """
+
+    def __init__(self, network: Network, tcp: Tcp = ETHERNET, window_bytes: float | None = None) -> None:
+        self._network, self._tcp = network, tcp
+        self._window_bytes = tcp.initial_window_bytes if window_bytes is None else window_bytes
+        self.world = len(network.hosts)
+        self._up = [0.0] * self.world
+        self._down = [0.0] * self.world
+        self._shared = SharedLines(network)
+        self._connections: dict[tuple[int, int], _Connection] = {}
+
+    def run(self, moves: Sequence[Sequence[Moves]], starts: Sequence[float]) -> list[float]:
+        """moves[r]: what rank r does, exchanges side by side. The moments at which each rank is done with all.
+
+        The exchange in a place is the same one on every rank that has one there.
+        """
+        if self.world == 1:
+            return list(starts)
+        clock, ends = EventQueue(), list(starts)
+        for place in range(max(map(len, moves))):
+            parts = [each[place] if place < len(each) else iter(()) for each in moves]
+            _Exchange(self, clock, parts, starts, ends)
+        clock.run()
+        return ends
+
+    def connection(self, sender: int, receiver: int) -> _Connection:
+        found = self._connections.get((sender, receiver))
+        if found is None:
+            path, slowest = self._network.path(sender, receiver), self._network.bits_per_second(sender, receiver)
+            shared = self._shared.between(sender, receiver)
+            found = _Connection(Stream(self._window_bytes), path, slowest, _latency_seconds(path), shared)
+            self._connections[sender, receiver] = found
+        return found
+
+    def depart(self, sender: int, receiver: int, nbytes: int, now: float) -> tuple[float, float]:
+        """Put `nbytes`, their envelope included, on the sender's line; when the first and the last of them leave."""
+        wire_bytes, connection = self._tcp.wire_bytes(nbytes), self.connection(sender, receiver)
+        stream = connection.stream
+        begin = max(now, stream.free_seconds)
+        self._up[sender] = (
+            max(self._up[sender], begin) + 8 * wire_bytes / self._network.hosts[sender].up_bits_per_second
+        )
+        stream.send(begin, wire_bytes, connection.bits_per_second, connection.path, self._tcp)
+        stream.free_seconds = max(self._up[sender], stream.free_seconds)
+        return begin, stream.free_seconds
+
+    def cross(self, sender: int, receiver: int, nbytes: int, begin: float, left: float) -> tuple[float, float]:
+        """When it begins and has `left` as seen behind the line that sites share, where others may hold it up.
+
+        What follows on the connection waits as long, so that the senders that share a line take turns.
+        """
+        connection = self.connection(sender, receiver)
+        if connection.shared is None:
+            return begin, left
+        passed = max(left, connection.shared.carry(8 * self._tcp.wire_bytes(nbytes), begin))
+        connection.stream.free_seconds = max(connection.stream.free_seconds, passed)
+        return begin + (passed - left), passed
+
+    def arrive(self, sender: int, receiver: int, nbytes: int, begin: float, left: float) -> float:
+        """Take a message that left from `begin` to `left` off the lines; the moment at which its last byte is there."""
+        bits = 8 * self._tcp.wire_bytes(nbytes)
+        line = self._network.hosts[receiver].down_bits_per_second
+        self._down[receiver] = max(self._down[receiver], begin) + bits / line
+        return max(self._down[receiver], left) + self.connection(sender, receiver).latency_seconds
+
+    def notice(self, sender: int, receiver: int, now: float) -> float:
+        """When a message of a few bytes arrives: it waits for what is queued before all lines but the receiver's."""
+        connection = self.connection(sender, receiver)
+        at = self._queued_until(now, self._up[sender], self._network.hosts[sender].up_bits_per_second)
+        if connection.shared is not None:
+            at = self._queued_until(at, connection.shared.free_at(at), connection.shared.bits_per_second)
+        bits = 8 * self._tcp.wire_bytes(ENVELOPE_BYTES)
+        return at + bits / connection.bits_per_second + connection.latency_seconds
+
+    def _queued_until(self, now: float, free_at: float, bits_per_second: float) -> float:
+        return now + min(max(0.0, free_at - now), 8 * self._tcp.queue_bytes / bits_per_second)
+
+
+def _latency_seconds(path: Path) -> float:
+    """One way. Exchanges go on when the last of several messages is there, so jitter mostly costs its deviation."""
+    return path.round_trip_seconds / 2 + path.jitter_seconds
+
+
+@dataclass
+class _Rank:
+    """One rank within one exchange: its moves, and the results of those that it has not waited for."""
+
+    moves: Moves
+    waiting: Move | None = None
+    sent: deque[float] = field(default_factory=deque)
+    received: deque[float] = field(default_factory=deque)
+    heard: dict[int, int] = field(default_factory=dict)
+
+
+class _Exchange:
+    """The moves of all ranks in one exchange; `ends` is moved to when each is done with them, where that is later."""
+
+    def __init__(
+        self, wires: Wires, clock: EventQueue, moves: Sequence[Moves], starts: Sequence[float], ends: list[float]
+    ) -> None:
+        self._wires, self._clock, self._ends = wires, clock, ends
+        self._ranks = [_Rank(each) for each in moves]
+        self._offers: dict[tuple[int, int], deque[tuple[float, int]]] = {}
+        self._wishes: dict[tuple[int, int], deque[float]] = {}
+        for rank, start in enumerate(starts):
+            clock.at(start, partial(self._go_on, rank))
+
+    def _go_on(self, rank: int, now: float) -> None:
+        """Make moves until one has to wait."""
+        mine = self._ranks[rank]
+        while True:
+            move = mine.waiting or next(mine.moves, None)
+            mine.waiting = None
+            match move:
+                case Hear(of):
+                    if not mine.heard.get(of):
+                        mine.waiting = move
+                        return
+                    mine.heard[of] -= 1
+                case Send(to, nbytes, True):
+                    self._post(rank, to, nbytes + EAGER_ENVELOPE_BYTES, now)
+                case Send(to, nbytes):
+                    self._offers.setdefault((rank, to), deque()).append((now, nbytes + ENVELOPE_BYTES))
+                    self._match(rank, to)
+                case Receive(of):
+                    wish = self._wires.notice(rank, of, now)
+                    self._wishes.setdefault((of, rank), deque()).append(wish)
+                    self._match(of, rank)
+                case SendCompleted() | ReceiveCompleted():
+                    done = mine.sent if isinstance(move, SendCompleted) else mine.received
+                    if not done:
+                        mine.waiting = move
+                        return
+                    done.popleft()
+                case RankTurn(number):
+                    self._clock.at(now, partial(self._go_on, rank), number)
+                    return
+                case None:
+                    self._ends[rank] = max(self._ends[rank], now)
+                    return
+
+    def _cross(self, sender: int, receiver: int, nbytes: int, begin: float, then: Carried, now: float) -> None:
+        """A message that nothing holds up goes on at once, in its turn among the events of this moment."""
+        begin, passed = self._wires.cross(sender, receiver, nbytes, begin, now)
+        if passed > now:
+            self._clock.at(passed, partial(then, sender, receiver, nbytes, begin))
+        else:
+            then(sender, receiver, nbytes, begin, now)
+
+    # -- messages that leave when both ends are ready
+
+    def _match(self, sender: int, receiver: int) -> None:
+        offers, wishes = self._offers.get((sender, receiver)), self._wishes.get((sender, receiver))
+        if offers and wishes:
+            (offered, nbytes), wished = offers.popleft(), wishes.popleft()
+            self._clock.at(max(offered, wished), partial(self._leave, sender, receiver, nbytes))
+
+    def _leave(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
+        begin, left = self._wires.depart(sender, receiver, nbytes, now)
+        self._clock.at(left, partial(self._cross, sender, receiver, nbytes, begin, self._arrive))
+
+    def _arrive(self, sender: int, receiver: int, nbytes: int, begin: float, now: float) -> None:
+        arrived = self._wires.arrive(sender, receiver, nbytes, begin, now)
+        self._clock.at(arrived, partial(self._complete, receiver, self._ranks[receiver].received))
+        self._complete(sender, self._ranks[sender].sent, now)
+
+    def _complete(self, rank: int, done: deque[float], now: float) -> None:
+        done.append(now)
+        if self._ranks[rank].waiting is not None:
+            self._go_on(rank, now)
+
+    # -- messages that leave at once
+
+    def _post(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
+        """Behind what the connection still has to send: a slow one must not keep the line from others."""
+        queue = self._wires.connection(sender, receiver).queue
+        queue.append(partial(self._start, sender, receiver, nbytes))
+        if len(queue) == 1:
+            queue[0](now)
+
+    def _start(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
+        begin, left = self._wires.depart(sender, receiver, nbytes, now)
+        self._clock.at(left, partial(self._cross, sender, receiver, nbytes, begin, self._posted))
+
+    def _posted(self, sender: int, receiver: int, nbytes: int, begin: float, now: float) -> None:
+        arrived = self._wires.arrive(sender, receiver, nbytes, begin, now)
+        self._clock.at(arrived, partial(self._heard, sender, receiver))
+        self._ends[sender] = max(self._ends[sender], now)
+        queue = self._wires.connection(sender, receiver).queue
+        queue.popleft()
+        if queue:
+            queue[0](now)
+
+    def _heard(self, sender: int, receiver: int, now: float) -> None:
+        mine = self._ranks[receiver]
+        mine.heard[sender] = mine.heard.get(sender, 0) + 1
+        if mine.waiting is not None:
+            self._go_on(receiver, now)

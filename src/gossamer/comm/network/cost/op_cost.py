@@ -1,0 +1,206 @@
+"""Operation costs: how long collective operations take on a network, as an engine or tables of hops cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from gossamer.algorithms.collectives import Broadcast, Collective
+from gossamer.base.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    payload_bytes,
+)
+from gossamer.comm.network.cost.cheapest_collective import SUMMED_BYTES, Wish, is_alike, wished, wished_alike
+from gossamer.comm.network.cost.message_schedule import (
+    Hear,
+    Moves,
+    Receive,
+    Send,
+    direct,
+    eager_direct,
+    eager_neighbors,
+    neighbors,
+    ring_mean,
+    table_moves,
+    tree_broadcast,
+)
+from gossamer.comm.network.cost.message_simulator import Wires
+from gossamer.comm.network.cost.representative_cost import RepresentativeCost
+from gossamer.comm.network.cost.representative_rank import UniformNetwork
+from gossamer.comm.network.model import Network
+from gossamer.comm.network.parse import NetworkError
+from gossamer.comm.network.tcp_model import ETHERNET, Tcp
+
+MOST_UNLIKE = 256  # ranks whose messages are all played
+SMALL_BYTES = 2**20  # of a mean that goes straight to its owners, by the engine
+
+Chosen = Wish  # or "engine"
+DEFAULT: Chosen = "auto"
+
+
+class MessagePlan(Protocol):
+    """How operations are cut into messages."""
+
+    def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]: ...
+
+    def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
+        """nbytes[j] to rank j."""
+
+    def neighbors(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves: ...
+
+    def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]: ...
+
+    def among(self, ranks: Sequence[int]) -> MessagePlan:
+        """The same for a group of these."""
+
+
+class Engine:
+    """As ProcessGroupTransport has Gloo do it: messages wait for their receivers, large means go by a ring."""
+
+    def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
+        if itemsize < SUMMED_BYTES or numel * itemsize <= SMALL_BYTES:
+            return [self._direct_mean(rank, world, numel, itemsize)]
+        return [ring_mean(rank, world, numel * itemsize, itemsize)]
+
+    def _direct_mean(self, rank: int, world: int, numel: int, itemsize: int) -> Moves:
+        """Each part to its owner; each owner's sum to all ranks."""
+        sizes = [(numel // world + (owner < numel % world)) * itemsize for owner in range(world)]
+        yield from direct(rank, world, sizes)
+        yield from direct(rank, world, [sizes[rank]] * world)
+
+    def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
+        return direct(rank, world, nbytes)
+
+    def neighbors(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
+        return neighbors(rank, tells, hears, nbytes)
+
+    def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
+        return [tree_broadcast(rank, world, nbytes, source)]
+
+    def among(self, ranks: Sequence[int]) -> MessagePlan:
+        return self
+
+
+@dataclass(frozen=True)
+class Eager:
+    """By a table of hops, or in one hop; messages leave at once.
+
+    choose: which table sums a tensor of (bytes, itemsize) in a group of these ranks.
+    """
+
+    choose: Callable[[int, int, Sequence[int]], Collective]
+    ranks: Sequence[int]
+
+    def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
+        collective = self.choose(numel * itemsize, itemsize, self.ranks)
+        return table_moves(collective, rank, world, numel, itemsize)
+
+    def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
+        return eager_direct(rank, world, nbytes)
+
+    def neighbors(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
+        return eager_neighbors(rank, tells, hears, nbytes)
+
+    def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
+        return table_moves(Broadcast(source=source), rank, world, nbytes, 1)
+
+    def among(self, ranks: Sequence[int]) -> MessagePlan:
+        return replace(self, ranks=[self.ranks[rank] for rank in ranks])
+
+
+ENGINE = Engine()
+
+
+def message_plan(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> MessagePlan:
+    """engine: Gloo's; else eager, by one collective for all means, or by the one that a wish means for each of them."""
+
+    def choose(nbytes: int, itemsize: int, ranks: Sequence[int]) -> Collective:
+        hosts = tuple(network.hosts[rank] for rank in ranks)
+        return wished(collective, nbytes, itemsize, replace(network, hosts=hosts), tcp)
+
+    return ENGINE if collective == "engine" else Eager(choose, range(len(network.hosts)))
+
+
+def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE) -> list[Moves]:
+    """One rank's part in an operation: exchanges that go on side by side."""
+    match op:
+        case AllReduceMean(tensor):
+            return way.mean(rank, world, tensor.numel(), tensor.element_size())
+        case AllGather(payload):
+            return [way.straight(rank, world, [payload_bytes(payload)] * world)]
+        case AllToAll(parts):
+            return [way.straight(rank, world, [payload_bytes(part) for part in parts])]
+        case NeighborAllGather(payload):
+            return [way.neighbors(rank, op.told, op.hears, payload_bytes(payload))]
+        case InGroup(_, inner):
+            ranks = op.group_of(rank, world)
+            mine = parts_of(inner, ranks.index(rank), len(ranks), way.among(ranks))
+            return [_renamed(moves, ranks) for moves in mine]
+        case Coalesced(ops):
+            return [moves for each in ops for moves in parts_of(each, rank, world, way)]
+
+
+def _renamed(moves: Moves, ranks: Sequence[int]) -> Moves:
+    """A group's moves as the whole group's, in which its rank r is ranks[r]."""
+    for move in moves:
+        match move:
+            case Send(to):
+                yield replace(move, to=ranks[to])
+            case Receive(of) | Hear(of):
+                yield replace(move, of=ranks[of])
+            case _:
+                yield move
+
+
+def seconds(op: CollectiveOp, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> float:
+    """How long an operation takes when all ranks begin it at once, over connections that were idle."""
+    world = len(network.hosts)
+    return max(NetworkCost(network, tcp, collective).answer([op] * world, [0.0] * world))
+
+
+def op_costs(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> NetworkCost | RepresentativeCost:
+    """Costs of operations that all ranks begin alike: of every rank's messages, or of one's that stand for all.
+
+    Raises NetworkError where so many ranks are not alike that their messages cannot all be played.
+    """
+    if is_alike(network) and collective != "engine":
+        return representative_cost(network, tcp, collective)
+    if len(network.hosts) > MOST_UNLIKE:
+        what = "the engine's collectives" if network.is_uniform else "hosts that are not all alike"
+        raise NetworkError(
+            f"{what} are foretold by playing all workers' messages, which takes minutes for {MOST_UNLIKE} of them "
+            f"and hours for {len(network.hosts):,}. Ask for a network of equal hosts, such as 1gbit,1ms, and a "
+            "collective of Gossamer's own, or for fewer workers."
+        )
+    return NetworkCost(network, tcp, collective)
+
+
+def representative_cost(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> RepresentativeCost:
+    """network: one that `is_uniform`."""
+    return RepresentativeCost(UniformNetwork.of(network), partial(wished_alike, collective, tcp=tcp), tcp)
+
+
+class NetworkCost:
+    """Tells when operations are answered, without sending any. Lines and connections remember what they carried."""
+
+    def __init__(self, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> None:
+        self._way, self._wires = message_plan(collective, network, tcp), Wires(network, tcp)
+        self.world = len(network.hosts)
+
+    def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
+        """Rank r begins ops[r] at starts[r]; the moments at which ranks have their answers."""
+        return self._wires.run([parts_of(op, rank, self.world, self._way) for rank, op in enumerate(ops)], starts)
+
+    def broadcast(self, nbytes: int, starts: Sequence[float], source: int = 0) -> list[float]:
+        """The moments at which ranks have the `nbytes` bytes of `source`."""
+        return self._wires.run(
+            [self._way.broadcast(rank, self.world, nbytes, source) for rank in range(self.world)], starts
+        )

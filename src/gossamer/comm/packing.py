@@ -1,0 +1,40 @@
+"""Packing: payloads as one buffer of bytes, and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gossamer.base.ops import Payload
+
+
+def into(out: Tensor | None, tensor: Tensor) -> Tensor:
+    """`tensor`'s values where the answer belongs, without a copy where they are there already."""
+    if out is None:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor)
+
+
+def _order(payload: Payload) -> list[int]:
+    """Widest elements first, so that every tensor is aligned in the joint buffer without padding."""
+    return sorted(range(len(payload)), key=lambda place: -payload[place].element_size())
+
+
+def join(payload: Payload) -> Tensor:
+    """One buffer of bytes for the whole payload."""
+    parts = [payload[place].reshape(-1).view(torch.uint8) for place in _order(payload)]
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+
+
+def split(joint: Tensor, like: Payload) -> Payload:
+    """The payload again, as views into the buffer of bytes."""
+    heard: list[Tensor] = list(like)
+    at = 0
+    for place in _order(like):
+        size = like[place].nbytes
+        part = joint[at : at + size]
+        if part.storage_offset() % like[place].element_size():
+            part = part.clone()  # a peer's row may begin anywhere, a view of wider elements may not
+        heard[place] = part.view(like[place].dtype).view(like[place].shape)
+        at += size
+    return tuple(heard)

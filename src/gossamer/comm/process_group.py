@@ -1,0 +1,341 @@
+"""Process group transport: collective operations over torch.distributed, by Gloo on processors or NCCL on GPUs.
+
+What NCCL has under way is waited for by communicator, so that a dead peer is noticed. None of its part has run on GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.base.kernels import half_decode, scratch_like
+from gossamer.base.op_semantics import rank_order_mean
+from gossamer.base.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Payload,
+)
+from gossamer.comm.communicator import Communicator
+from gossamer.comm.environment.rendezvous import gone
+from gossamer.comm.environment.wait_progress import WaitProgress
+from gossamer.comm.environment.wait_timeout import engine_timeout, timeout_seconds
+from gossamer.comm.monitored_barrier import ArrivalRoll, monitored_barrier
+from gossamer.comm.packing import into, join, split
+from gossamer.comm.peer_watch import Peers, PeerWatch
+from gossamer.comm.staging.through_host import SimpleOp, through_host
+from gossamer.errors import PeerLost
+
+# torch 2.13 renamed it and warns about the old name; this is the one place that knows
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_barriers = count()  # of this process; all ranks come to the same ones
+SMALL_BYTES = 2**20  # of a mean that goes straight to its owners: what it takes is mostly hops
+
+
+class ProcessGroupTransport:
+    """Collective operations over a process group of its own, so that nothing of the user's comes between.
+
+    Every rank of the default group must make one, each for its own part of all ranks. Raises PeerLost when the group
+    breaks.
+    """
+
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        """ranks: of the default group, ascending, those that are a group with this one; None: all together.
+
+        rank and world are those within them; `groups` has the ranks of all groups that are made at this place.
+        """
+        self._stand(range(dist.get_world_size()), dist.group.WORLD)
+        self._await_all()
+        # A rank that failed before is missed here at once; new_group would wait for it
+        told = self.all_gather_text(json.dumps(list(self._ranks if ranks is None else ranks)))
+        self.groups = sorted({tuple(json.loads(text)) for text in told})
+        # Every rank takes part in making all of them
+        made = {each: dist.new_group(list(each), timeout=engine_timeout()) for each in self.groups}
+        mine = tuple(json.loads(told[self.rank]))
+        self._stand(mine, made[mine])
+
+    def _stand(self, ranks: Sequence[int], group: Any) -> None:
+        """Use a group of these ranks of the default one."""
+        self._ranks, self._group = tuple(ranks), group
+        self.takes_devices = _is_nccl(group)  # whether the engine reaches between devices
+        self.rank, self.world = self._ranks.index(dist.get_rank()), len(self._ranks)
+        watch = PeerWatch(MeetingPeers(self.rank, self.world))
+        self._communicator = Communicator(partial(_abort, group), watch, timeout_seconds())
+        self._parts: list[ProcessGroupTransport] = []
+        self.links = ""
+
+    def serves(self, op: SimpleOp, whole: bool) -> bool:
+        """Every operation, of all ranks and of some."""
+        return True
+
+    def watched_by(self, peers: Peers) -> None:
+        """From now on what is under way on devices ends when one of these is gone, instead of who left the meeting."""
+        self._communicator.watched_by(PeerWatch(peers))
+
+    def _await_all(self) -> None:
+        with self._translated():
+            store = dist.distributed_c10d._get_default_store()
+            roll = ArrivalRoll(store, f"attach {next(_barriers)}", self.rank, self.world)
+            monitored_barrier(roll, WaitProgress(self.rank, "gossamer.attach()", timeout_seconds()), gone)
+
+    def part(self, size: int) -> ProcessGroupTransport:
+        first = self.rank - self.rank % size
+        self._parts.append(ProcessGroupTransport(self._ranks[first : first + size]))
+        return self._parts[-1]
+
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
+
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        with self._translated():
+            answered = self._start(op)
+
+        def wait() -> Any:
+            with self._translated():
+                return answered()
+
+        return wait
+
+    def _start(self, op: CollectiveOp) -> Callable[[], Any]:
+        match op:
+            case Coalesced(ops):
+                waiting = [self._start(each) for each in ops]
+                return lambda: [wait() for wait in waiting]
+            case InGroup(ranks, inner):
+                return self._here(inner, partial(self._among, ranks), ranks.index(self.rank))
+            case _:
+                return self._here(op, self._of_all, self.rank)
+
+    def _here(self, op: SimpleOp, begin: Callable[[Any], Callable[[], Any]], place: int) -> Callable[[], Any]:
+        """An operation where the engine takes its tensors: Gloo moves those of processors."""
+        if not any(tensor.is_cuda for tensor in op.tensors()) or self.takes_devices:
+            return begin(op)
+        return through_host(op, begin, place)
+
+    def _of_all(self, op: SimpleOp) -> Callable[[], Any]:
+        match op:
+            case AllReduceMean(tensor, out):
+                return self._mean(tensor, out)
+            case AllGather(payload) if payload[0].is_cuda:
+                return self._all_gathered(join(payload), payload)
+            case _:
+                return self._among(range(self.world), op)
+
+    def _among(self, ranks: Sequence[int], op: CollectiveOp) -> Callable[[], Any]:
+        """An operation of some ranks, as point-to-point messages of the whole group of which most are empty."""
+        match op:
+            case AllReduceMean(tensor, out):
+                return self._direct_mean(into(out, tensor), ranks)
+            case AllGather(payload):
+                joint = join(payload)
+                return self._told(dict.fromkeys(ranks, joint), ranks, joint, payload)
+            case AllToAll(parts):
+                told = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
+                return self._told(told, ranks, told[self.rank], parts[ranks.index(self.rank)])
+            case NeighborAllGather(payload):
+                joint = join(payload)
+                told = {ranks[peer]: joint for peer in op.told}
+                return self._told(told, [ranks[peer] for peer in op.hears], joint, payload)
+            case _:
+                raise AssertionError("InGroup cannot contain Coalesced; build Coalesced((InGroup(...), ...)) instead.")
+
+    def _told(
+        self, told: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
+    ) -> Callable[[], list[Payload]]:
+        """Send told[j] to rank j, and receive as many bytes as `mine` from each of `hears`."""
+        heard = {peer: mine if peer == self.rank else torch.empty_like(mine) for peer in hears}
+        everyone = range(self.world)
+        arrived = self._straight([told.get(peer) for peer in everyone], [heard.get(peer) for peer in everyone])
+
+        def wait() -> list[Payload]:
+            arrived()
+            return [split(heard[peer], like) for peer in hears]
+
+        return wait
+
+    def _mean(self, tensor: Tensor, out: Tensor | None) -> Callable[[], Tensor]:
+        mean = into(out, tensor)
+        if mean.is_cuda:
+            return self._all_reduced(mean, dist.ReduceOp.AVG)
+        if mean.dtype.itemsize < 4 or mean.nbytes <= SMALL_BYTES:
+            return self._direct_mean(mean, range(self.world))
+        return self._all_reduced(mean, dist.ReduceOp.SUM)
+
+    def _all_reduced(self, mean: Tensor, operation: Any) -> Callable[[], Tensor]:
+        done = self._begun(mean, lambda: [dist.all_reduce(mean, op=operation, group=self._group, async_op=True)])
+
+        def wait() -> Tensor:
+            done()
+            return mean.div_(self.world) if operation == dist.ReduceOp.SUM else mean
+
+        return wait
+
+    def _direct_mean(self, mean: Tensor, ranks: Sequence[int]) -> Callable[[], Tensor]:
+        """Each part straight to its owner, which adds up in at least float32 and sends the mean to all ranks.
+
+        Two hops instead of a ring's many; and the engine's own half-precision sum rounds at every hop, and overflows in
+        float16. What travels is the same.
+        """
+        cut = mean.view(-1).tensor_split(len(ranks))
+        parts = {peer: part.view(torch.uint8) for peer, part in zip(ranks, cut, strict=True)}
+        own = cut[ranks.index(self.rank)]
+        heard = own.new_empty((len(ranks), own.numel()))
+        rows = {peer: row.view(torch.uint8) for peer, row in zip(ranks, heard, strict=True)}
+        everyone = range(self.world)
+        arrived = self._straight([parts.get(peer) for peer in everyone], [rows.get(peer) for peer in everyone])
+
+        def wait() -> Tensor:
+            arrived()
+            _average(heard, own)
+            answers = [parts.get(peer) for peer in everyone]
+            self._straight([parts[self.rank] if peer in parts else None for peer in everyone], answers)()
+            return mean
+
+        return wait
+
+    def _all_gathered(self, joint: Tensor, like: Payload) -> Callable[[], list[Payload]]:
+        heard = joint.new_empty(self.world * joint.numel())
+        done = self._begun(joint, lambda: [_all_gather(heard, joint, group=self._group, async_op=True)])
+
+        def wait() -> list[Payload]:
+            done()
+            return [split(part, like) for part in heard.view(self.world, -1)]
+
+        return wait
+
+    def _straight(self, told: Sequence[Tensor | None], heard: Sequence[Tensor | None]) -> Callable[[], None]:
+        """Bytes told[j] straight to rank j, its own into heard[j]: all at once, in one hop. None where nothing goes."""
+        mine, own = told[self.rank], heard[self.rank]
+        if mine is not None and own is not None and own.data_ptr() != mine.data_ptr():
+            own.copy_(mine)
+        others = [(self.rank + step) % self.world for step in range(1, self.world)]
+        moves = [
+            dist.P2POp(move, numbers, self._ranks[peer], self._group)
+            for move, all_numbers in ((dist.irecv, heard), (dist.isend, told))
+            for peer in others
+            if (numbers := all_numbers[peer]) is not None and numbers.numel()
+        ]
+        return self._begun(moves[0].tensor, lambda: dist.batch_isend_irecv(moves)) if moves else lambda: None
+
+    def _begun(self, tensor: Tensor, start: Callable[[], Sequence[Any]]) -> Callable[[], None]:
+        """Begin the engine's work on tensors that lie where this one does; what is returned waits until it is done."""
+        if tensor.is_cuda:
+            works = self._communicator.begin(start)
+            return lambda: self._communicator.finish(works)
+        waiting = start()
+
+        def wait() -> None:
+            for work in waiting:
+                work.wait()
+
+        return wait
+
+    def make_progress(self) -> bool:
+        """The process group's own threads do that."""
+        return False
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        with self._translated(), torch.no_grad():
+            for tensor in tensors:
+                if not tensor.numel():
+                    continue
+                dense = (tensor.cpu() if tensor.is_cuda and not self.takes_devices else tensor).contiguous()
+                told, sender = dense.view(-1).view(torch.uint8), self._ranks[source]
+                self._begun(told, partial(self._broadcast, told, sender))()
+                if dense is not tensor:
+                    tensor.copy_(dense)
+
+    def _broadcast(self, told: Tensor, sender: int) -> Sequence[Any]:
+        return [dist.broadcast(told, sender, group=self._group, async_op=True)]
+
+    def all_gather_text(self, text: str) -> list[str]:
+        with self._translated():
+            data = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(self._device())
+            (lengths,) = zip(*self._gathered(torch.tensor([data.numel()], device=data.device)), strict=True)
+            longest = int(max(lengths))
+            heard = self._gathered(torch.nn.functional.pad(data, (0, longest - data.numel())))
+        return [
+            bytes(part[: int(length)].tolist()).decode().rstrip("\0")
+            for (part,), length in zip(heard, lengths, strict=True)
+        ]
+
+    def _gathered(self, tensor: Tensor) -> list[Payload]:
+        heard: list[Payload] = self._start(AllGather((tensor,)))()
+        return heard
+
+    def _device(self) -> torch.device:
+        """Where small control tensors must live for this group."""
+        only_cuda = "gloo" not in str(dist.get_backend_config(self._group))
+        return torch.device("cuda", torch.cuda.current_device()) if only_cuda else torch.device("cpu")
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+        if self._group is not None and not self._communicator.aborted and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+            # Freed here and now: as garbage it could be collected in a forked child, where its threads do not exist, or
+            # while the interpreter is taken down, where the engine has been seen to abort.
+        self._group = None
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as failure:
+            if self.takes_devices:
+                self._communicator.abort()
+            raise _broke(self.rank, self.world, str(failure)) from failure
+
+
+class MeetingPeers:
+    """All ranks, as far as the meeting at which they joined hears who leaves."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank, self._world = rank, world
+
+    def hung_up(self) -> bool:
+        return bool(gone())
+
+    def break_off(self, why: str) -> NoReturn:
+        raise _broke(self._rank, self._world, f"{who} has left" if (who := gone()) else why)
+
+
+def _broke(rank: int, world: int, why: str) -> PeerLost:
+    return PeerLost(
+        f"the group broke while rank {rank} of {world} waited for an answer: another worker ended, "
+        "failed, or could not be reached. Its own output says why. Where it merely ended its session, stop all "
+        "ranks together: session.ask_to_stop(). Ranks that ran out of data at different times need "
+        f"`with session.epoch():` around the loop over batches. ({why})"
+    )
+
+
+def _abort(group: Any) -> None:
+    """Never the default group, which is the user's; torch has no public name for it."""
+    if group is not dist.group.WORLD:
+        dist.distributed_c10d._abort_process_group(group)
+
+
+def _is_nccl(group: Any) -> bool:
+    return "nccl" in str(dist.get_backend_config(group))
+
+
+def _average(heard: Tensor, out: Tensor) -> None:
+    """The mean of rows by rank order, summed in at least float32 and rounded once. heard: (world, n); out: (n,)."""
+    if heard.is_cuda or heard.dtype.itemsize >= 4:
+        out.copy_(rank_order_mean(heard.unbind()))
+        return
+    total = scratch_like(out, torch.float32)
+    half_decode(heard.unbind(), total, len(heard))
+    out.copy_(total)

@@ -1,0 +1,176 @@
+"""Replay transport: answers every collective operation at once, without a network, and times the computing between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.algorithms.compressors import Compressor
+from gossamer.base.aggregation import Aggregation, AggregationContext, State
+from gossamer.base.kernels import half_decode
+from gossamer.base.layout import FlatTensors
+from gossamer.base.op_semantics import rank_order_mean
+from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup, Payload
+
+WIDE_BYTES = 4  # of a number, from which on it is summed as it is
+
+
+@dataclass
+class ScriptSeconds:
+    """What one script took."""
+
+    computing: list[float] = field(default_factory=list)  # before the first operation, between them, after the last
+    engine: list[float] = field(default_factory=list)  # within each operation
+
+
+class ReplayTransport:
+    """Rank 0 of a group whose other ranks all say what this one says, or what `answer` says instead.
+
+    Scripts advance one at a time, in one thread: seconds belong to whichever was resumed last.
+    """
+
+    rank = 0
+    links = ""
+
+    def __init__(self, world: int, answer: Callable[[CollectiveOp], Any] | None = None) -> None:
+        self.world = world
+        self.scripts: list[ScriptSeconds] = []  # in the order in which they began
+        self._answer = answer or Echo(world).answer
+        self._running: ScriptSeconds | None = None
+        self._since = time.perf_counter()
+
+    def begin_script(self) -> ScriptSeconds:
+        """A script begins, or does so once more. What was computed since the last `pause` is its own."""
+        if self._running is None or self._running.engine:
+            self._end_turn()
+            self._running = ScriptSeconds()
+            self.scripts.append(self._running)
+        return self._running
+
+    def pause(self) -> None:
+        """What is computed from here on belongs to a script that is yet to begin."""
+        self._end_turn()
+        self._since = time.perf_counter()
+
+    def _end_turn(self) -> None:
+        if self._running is not None:
+            self._running.computing.append(self._lap())
+        self._running = None
+
+    def _lap(self) -> float:
+        before, self._since = self._since, time.perf_counter()
+        return self._since - before
+
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
+
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        script = self._running or self.begin_script()
+        script.computing.append(self._lap())
+        answer = self._answer(op)
+        script.engine.append(self._lap())
+        self._running = None
+
+        def wait() -> Any:
+            self.pause()
+            self._running = script
+            return answer
+
+        return wait
+
+    def make_progress(self) -> bool:
+        """Everything is answered at once."""
+        return False
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """They are alike."""
+
+    def all_gather_text(self, text: str) -> list[str]:
+        return [text] * self.world
+
+    def part(self, size: int) -> ReplayTransport:
+        return ReplayTransport(size)
+
+    def close(self) -> None:
+        """There is no group to leave."""
+
+
+class Echo:
+    """Answers as if all ranks said what this one says.
+
+    In an all-gather after an all-to-all it hears each rank's own part, as if made from what it has sent to that rank.
+    """
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._parts: tuple[Payload, ...] = ()
+
+    def answer(self, op: CollectiveOp) -> Any:
+        match op:
+            case AllReduceMean(tensor, out) if tensor.element_size() < WIDE_BYTES:
+                return _half_mean(tensor, out, self._world)
+            case AllReduceMean(tensor, out):
+                return _reduced(tensor, self._world, out)
+            case Coalesced(ops):
+                return [self.answer(each) for each in ops]
+            case InGroup(ranks, inner):
+                return Echo(len(ranks)).answer(inner)
+            case AllGather(payload) if self._parts and _shapes(payload) == _shapes(self._parts[0]):
+                return list(self._parts)
+            case AllToAll(parts):
+                self._parts = parts
+        return op.meta_answer(self._world, 0)
+
+
+def _half_mean(tensor: Tensor, out: Tensor | None, world: int) -> Tensor:
+    """The work of one rank: its own part is widened, summed and rounded, and what is sent and heard in both rounds is
+    copied once, as by sockets. Of equal numbers the mean is the number itself."""
+    mean = torch.empty_like(tensor) if out is None else out
+    own, *others = tensor.reshape(-1).tensor_split(world)
+    _, *places = mean.view(-1).tensor_split(world)
+    heard, sent = own.new_empty((world, own.numel())), torch.empty_like(own)
+    heard.copy_(own)
+    for part in others:
+        sent[: part.numel()].copy_(part)
+    total = torch.empty(own.shape, device=own.device)  # float32
+    half_decode(heard.unbind(), total, world)
+    mean.view(-1)[: own.numel()].copy_(total)
+    for part, place in zip(others, places, strict=True):
+        sent.copy_(own)
+        place.copy_(part)
+    return mean
+
+
+def _reduced(tensor: Tensor, world: int, out: Tensor | None) -> Tensor:
+    """The mean of equal tensors, for one rank's work: it adds up its own part, and takes the others as they come."""
+    part = tensor.reshape(-1)[: -(-tensor.numel() // world)]
+    mean = tensor.clone() if out is None else out.copy_(tensor)
+    mean.view(-1)[: len(part)] = rank_order_mean([part] * world)
+    return mean
+
+
+def _shapes(payload: Payload) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in payload]
+
+
+@dataclass(frozen=True)
+class TimedCompressor:
+    """Tells a replay transport where the script of each bucket begins. Otherwise the compressor that it holds."""
+
+    compressor: Compressor
+    transport: ReplayTransport
+    scripts: list[ScriptSeconds] = field(default_factory=list)  # of buckets, in the order in which they began
+
+    def init(self, x: FlatTensors, at: AggregationContext) -> State:
+        return self.compressor.init(x, at)
+
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
+        script = self.transport.begin_script()
+        if not self.scripts or self.scripts[-1] is not script:
+            self.scripts.append(script)
+        return self.compressor.aggregate(x, state, at, out)

@@ -1,0 +1,175 @@
+"""Connection: the send queue of one socket, and the frames that arrive through it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.rpc.event_loop import OnReady
+from gossamer.comm.rpc.sockets import Channel
+from gossamer.comm.wire.connection_state import ConnectionState, ReceivedFrame
+from gossamer.comm.wire.frames import Message
+
+READ_BUDGET_BYTES = 2**23  # then other connections have their turn
+WRITE_BUDGET_BYTES = 2**23
+_READY_BYTES = 2**19  # handed to the kernel at once; where fewer are ready, further chunks are summed
+_MOST_IN_TRANSIT = 16
+
+
+class ConnectionClosed(Exception):
+    """The other end has closed the connection, or the network broke it."""
+
+
+@dataclass(eq=False)
+class OutgoingMessage:
+    """A message in the send queue of one connection."""
+
+    message: Message
+    ready: deque[memoryview] = field(default_factory=deque)  # what the kernel may take
+    upcoming: Iterator[memoryview] = iter(())  # what follows that
+    left_bytes: int = 0  # of both
+    begun: bool = False
+
+    def begin(self, buffers: Iterator[memoryview]) -> None:
+        self.upcoming, self.left_bytes, self.begun = buffers, self.message.frame_bytes, True
+
+    def make_ready(self, nbytes: int) -> int:
+        """Have `nbytes` ready, or all. Returns how many are missing."""
+        missing = nbytes - sum([each.nbytes for each in self.ready])
+        while missing > 0 and (buffer := next(self.upcoming, None)) is not None:
+            self.ready.append(buffer)
+            missing -= buffer.nbytes
+        return missing
+
+    def give_back_memory(self) -> None:
+        """Continue from a copy of the rest, so that the tensors belong to their owner again."""
+        self.ready = deque(memoryview(bytes(each)) for each in (*self.ready, *self.upcoming))
+
+
+class Connection:
+    """A socket, its protocol state, and a FIFO queue of outgoing messages. Moments are of time.monotonic."""
+
+    def __init__(self, sock: socket.socket, channel: Channel, state: ConnectionState, dialed_peer: Peer | None) -> None:
+        self.sock, self.state = sock, state
+        self.dialed_peer, self.is_outbound = dialed_peer, dialed_peer is not None
+        self.peer: Peer | None = None  # at the other end, once that is proven
+        self.last_received_at = self.last_sent_at = self.opened_at = time.monotonic()
+        self.queued_bytes = 0
+        self.on_ready: OnReady = lambda ready: None
+        self._channel = channel
+        self._control_frames: deque[memoryview] = deque()
+        self._in_transit: deque[OutgoingMessage] = deque()
+        self._queue: deque[OutgoingMessage] = deque()
+
+    def send(self, message: Message) -> OutgoingMessage:
+        outgoing = OutgoingMessage(message)
+        self._queue.append(outgoing)
+        self.queued_bytes += message.frame_bytes
+        return outgoing
+
+    def withdraw(self, outgoing: OutgoingMessage) -> None:
+        """Cancel a message that was not begun; one that was goes on from a copy. Its memory is free then."""
+        if outgoing.left_bytes:
+            outgoing.give_back_memory()
+        elif not outgoing.begun:
+            self._queue.remove(outgoing)
+            self.queued_bytes -= outgoing.message.frame_bytes
+
+    @property
+    def wants_to_write(self) -> bool:
+        return not self.is_idle and not self._channel.needs_read_first()
+
+    @property
+    def is_idle(self) -> bool:
+        """All queued bytes are in the kernel's hands."""
+        self._control_frames.extend(self.state.control_frames())
+        return not (self._control_frames or self._in_transit or self._queue)
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def read(self) -> Iterator[ReceivedFrame | None]:
+        """Frames that have arrived, None for one of the handshake. Raises ConnectionClosed, or why reading ends."""
+        budget = READ_BUDGET_BYTES
+        more = True
+        while more and (budget > 0 or self._channel.has_buffered_bytes()):
+            buffer = self.state.receive_buffer()
+            try:
+                nbytes = self._channel.receive(buffer)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as fault:
+                raise ConnectionClosed(str(fault)) from None
+            if not nbytes:
+                raise ConnectionClosed("it was closed")
+            self.last_received_at = time.monotonic()
+            budget -= nbytes
+            more = not self._channel.is_drained(nbytes, buffer)
+            yield from self.state.receive_data(nbytes)
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def write(self) -> list[OutgoingMessage]:
+        """Send what can be sent now; returns the messages that were sent completely."""
+        self._control_frames.extend(self.state.control_frames())
+        sent: list[OutgoingMessage] = []
+        budget = WRITE_BUDGET_BYTES
+        while budget > 0 and (buffers := self._next_buffers()):
+            try:
+                nbytes = self._channel.send(buffers)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as fault:
+                raise ConnectionClosed(str(fault)) from None
+            self.last_sent_at = time.monotonic()
+            budget -= nbytes
+            self._account(nbytes, sent)
+        return sent
+
+    def _next_buffers(self) -> list[memoryview]:
+        if self._control_frames:
+            return list(self._control_frames)
+        while self._queue and len(self._in_transit) < _MOST_IN_TRANSIT and self.state.authenticated is not None:
+            outgoing = self._queue.popleft()
+            outgoing.begin(self.state.send(outgoing.message))
+            self._in_transit.append(outgoing)
+        buffers: list[memoryview] = []
+        missing = _READY_BYTES
+        for outgoing in self._in_transit:
+            missing = outgoing.make_ready(missing)
+            buffers += outgoing.ready
+            if missing <= 0:
+                break
+        return buffers
+
+    def _account(self, nbytes: int, sent: list[OutgoingMessage]) -> None:
+        if self._control_frames:
+            _drop(self._control_frames, nbytes)
+            return
+        self.queued_bytes -= nbytes
+        while nbytes:
+            outgoing = self._in_transit[0]
+            taken = min(nbytes, outgoing.left_bytes)
+            _drop(outgoing.ready, taken)
+            outgoing.left_bytes -= taken
+            nbytes -= taken
+            if outgoing.left_bytes:
+                return
+            sent.append(self._in_transit.popleft())
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def _drop(buffers: deque[memoryview], nbytes: int) -> None:
+    """Remove the first `nbytes`."""
+    while nbytes:
+        first = buffers[0]
+        if nbytes < first.nbytes:
+            buffers[0] = first[nbytes:]
+            return
+        buffers.popleft()
+        nbytes -= first.nbytes

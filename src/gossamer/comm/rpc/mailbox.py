@@ -1,0 +1,178 @@
+"""Mailbox: hands events and answers from the thread that serves connections to the scripts' threads. Thread-safe."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+
+from gossamer.base.peer_ops import Answer, Arrived, Ask, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft
+from gossamer.comm.wire.frames import Message
+from gossamer.errors import GossamerError, PeerLost
+
+
+class Batch:
+    """Asks issued together by one thread, which waits until all are settled or one has failed."""
+
+    def __init__(self, size: int) -> None:
+        self._unsettled = size
+        self._failure: GossamerError | None = None
+        self._all_settled = threading.Lock()  # released once there is nothing to wait for: the cheapest wake-up
+        if size:
+            self._all_settled.acquire()
+
+    def wait(self, until: float) -> bool:
+        """Whether all are answered, by `until` on time.monotonic's clock. Raises the first failure."""
+        seconds = _seconds_until(until)
+        if not self._all_settled.acquire(timeout=-1 if seconds is None else seconds):
+            return False
+        self._all_settled.release()
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def settle(self, failure: GossamerError | None = None) -> None:
+        """To be called once for each ask, by one thread at a time."""
+        self._unsettled -= 1
+        if self._failure is None and (failure or not self._unsettled):
+            self._failure = failure
+            self._all_settled.release()
+
+
+@dataclass(eq=False)
+class Pending:
+    """An ask that waits for its answer."""
+
+    peer: Peer
+    request: int  # its number
+    message: Message
+    until: float  # on time.monotonic's clock
+    batch: Batch
+    answer: Answer | None = None
+    blocked_at: float = 0.0  # since when it waits for room in the send queue; 0 where it does not
+    settled: bool = False
+
+    def settle(self, answer: Answer | None = None, failure: GossamerError | None = None) -> None:
+        if not self.settled:
+            self.settled, self.answer = True, answer
+            self.batch.settle(failure)
+
+
+@dataclass(frozen=True)
+class Asker:
+    """The sender of an ask, to whom its Reply goes."""
+
+    peer: Peer
+    instance: bytes  # of its process
+    request: int  # its own number for the ask
+
+
+class Mailbox:
+    """Events that no script has taken yet, and the asker behind each token."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._events: deque[PeerEvent] = deque()
+        self._askers: dict[int, Asker] = {}
+        self._unanswered: Counter[Peer] = Counter()
+        self._undelivered: set[Asker] = set()
+        self._tokens = count()
+        self._requests = count()
+        self._failure: GossamerError | None = None
+
+    def next_request(self) -> int:
+        return next(self._requests)
+
+    # -- called by the thread that serves the connections -----------------------------------------
+
+    def deliver(self, asker: Asker, op: Ask) -> None:
+        """Queue an ask as an event: `wake` is to follow. A duplicate is dropped while the first is still queued."""
+        with self._changed:
+            if asker in self._undelivered:
+                return
+            token = next(self._tokens)
+            self._askers[token] = asker
+            self._unanswered[asker.peer] += 1
+            self._undelivered.add(asker)
+            self._events.append(Arrived(moment=time.monotonic(), token=token, sender=asker.peer, op=op))
+
+    def unanswered(self, peer: Peer) -> int:
+        """How many asks of a peer wait for their answers."""
+        return self._unanswered[peer]
+
+    def wake(self) -> None:
+        """Wake threads that wait for events."""
+        with self._changed:
+            self._changed.notify(len(self._events))
+
+    def peer_joined(self, peer: Peer) -> None:
+        with self._changed:
+            self._append(PeerJoined(moment=time.monotonic(), peer=peer))
+
+    def peer_left(self, peer: Peer) -> None:
+        with self._changed:
+            self._append(PeerLeft(moment=time.monotonic(), peer=peer))
+
+    def forget(self, peer: Peer) -> None:
+        """Drop the asks of a peer that left."""
+        with self._changed:
+            self._askers = {token: asker for token, asker in self._askers.items() if asker.peer != peer}
+            self._undelivered = {asker for asker in self._undelivered if asker.peer != peer}
+            self._unanswered.pop(peer, None)
+
+    def fail(self, failure: GossamerError) -> None:
+        """Raise `failure` in every thread that waits for an event, now or later."""
+        with self._changed:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def abandon(self, failure: GossamerError) -> None:
+        """The same in a forked child, where the lock may be held by a thread that does not exist."""
+        self._changed = threading.Condition()
+        self._failure = failure
+
+    def _append(self, event: PeerEvent) -> None:
+        self._events.append(event)
+        self._changed.notify()
+
+    # -- called by threads that run scripts --------------------------------------------------------
+
+    def check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def next_event(self, until: float | None) -> PeerEvent:
+        """The oldest queued event; Elapsed where there is none by `until`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._events or self._failure, _seconds_until(inf if until is None else until)
+            )
+            self.check_open()
+            if not self._events:
+                return Elapsed(moment=time.monotonic())
+            event = self._events.popleft()
+            if isinstance(event, Arrived) and event.token in self._askers:
+                self._undelivered.discard(self._askers[event.token])
+            return event
+
+    def take_asker(self, token: int) -> Asker | None:
+        """The sender behind a token, once."""
+        with self._changed:
+            asker = self._askers.pop(token, None)
+            if asker is not None:
+                self._unanswered[asker.peer] -= 1
+            return asker
+
+
+def endpoint_closed(me: Peer) -> PeerLost:
+    return PeerLost(
+        f"The endpoint of {me} was closed, so nobody hears it any more. Close a session after its last step, and an "
+        "endpoint after the last ask."
+    )
+
+
+def _seconds_until(moment: float) -> float | None:
+    return None if moment == inf else min(max(0.0, moment - time.monotonic()), threading.TIMEOUT_MAX)

@@ -1,0 +1,42 @@
+"""Registry of open sessions: those of this worker that are not closed, so that a launcher can close them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
+
+
+class OpenSession(Protocol):
+    """What the registry's users ask of a session."""
+
+    model: nn.Module
+    optimizer: Optimizer
+
+    @property
+    def stopping(self) -> bool: ...
+    def ask_to_stop(self) -> None: ...
+    def close(self) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool: ...
+
+
+_open: weakref.WeakKeyDictionary[OpenSession, WorkerScope] = weakref.WeakKeyDictionary()
+
+
+def register(session: OpenSession) -> None:
+    """Add a session; it leaves by `unregister`, or when it is garbage."""
+    _open[session] = current_worker()
+
+
+def unregister(session: OpenSession) -> bool:
+    """Take a session out; False where it was not there, since it was closed before."""
+    return _open.pop(session, None) is not None
+
+
+def open_sessions() -> list[OpenSession]:
+    """The sessions of this worker that were not closed."""
+    return [session for session, worker in list(_open.items()) if worker is current_worker()]

@@ -1,0 +1,77 @@
+"""Trace: the outcome of a simulation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.simulation.clock import VirtualClock
+from gossamer.errors import GossamerError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """The end of a peer's script."""
+
+    moment: float
+    result: Any = None
+    error: GossamerError | None = None  # that the script raised
+    killed: bool = False  # and not restarted
+
+    def __str__(self) -> str:
+        how = "was killed" if self.killed else f"ended with {self.error!r}" if self.error else "ended"
+        return f"{how} at {self.moment}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Results, bytes and messages. Bytes are of payloads, by (sender, receiver); resends and duplicates count."""
+
+    seconds: float  # when the last peer but the servers ended
+    ended: Mapping[Peer, Ended]
+    sent_bytes: Mapping[tuple[Peer, Peer], int]
+    received_bytes: Mapping[tuple[Peer, Peer], int]
+    messages: int  # asks and answers, resends included
+    resent: int  # asks that were sent again
+    lost: int  # by the network, or with their sender or receiver
+    duplicated: int  # by the network
+    events: tuple[tuple[float, str], ...] = ()  # (moment, text), where they were kept
+
+    def result(self, peer: Peer) -> Any:
+        """The return value of a peer's script; raises what the script raised."""
+        ended = self.ended[peer]
+        if ended.error is not None:
+            raise ended.error
+        return ended.result
+
+    def bytes_through(self, machine: Callable[[Peer], Hashable] = lambda peer: peer) -> Counter[Hashable]:
+        """Payload bytes that each machine sent or received. machine(peer): its host; within one nothing counts.
+
+        The busiest machine is `max(trace.bytes_through().values())`.
+        """
+        through: Counter[Hashable] = Counter()
+        for (sender, receiver), nbytes in self.sent_bytes.items():
+            through[machine(sender)] += nbytes * (machine(sender) != machine(receiver))
+        for (sender, receiver), nbytes in self.received_bytes.items():
+            through[machine(receiver)] += nbytes * (machine(sender) != machine(receiver))
+        return through
+
+
+@dataclass(slots=True)
+class TraceWriter:
+    """A trace while it is recorded. Notes become text only where they are kept."""
+
+    clock: VirtualClock
+    keep: bool
+    messages: int = 0
+    resent: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    events: list[tuple[float, str]] = field(default_factory=list)
+
+    def note(self, *what: object) -> None:
+        if self.keep:
+            self.events.append((self.clock.now, " ".join(map(str, what))))

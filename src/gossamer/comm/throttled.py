@@ -1,0 +1,122 @@
+"""Throttled transport: answers as slowly as a network would, where none can be emulated; approximate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gossamer.base.ops import CollectiveOp
+from gossamer.base.transport import Transport
+from gossamer.comm.mesh.collective_preference import prefer_collective
+from gossamer.comm.network import Network
+from gossamer.comm.network.cost.op_cost import DEFAULT, Chosen, NetworkCost, seconds
+
+
+class ThrottledTransport:
+    """Asks another transport, and keeps its answers back until `network` would have brought them.
+
+    Every operation is priced as if all workers began it at once over idle connections; what a worker waits for a slower
+    one is real. Concurrent operations share the line: their bytes leave one after the other, their latencies overlap.
+
+        leaves = max(begun, the operation before has left) + line        answered = leaves + way
+
+    Collectives of the user's script do not pass here and are not slowed.
+    """
+
+    def __init__(self, inner: Transport, network: Network, collective: Chosen = DEFAULT) -> None:
+        """collective: which tables of hops means are priced by."""
+        self._inner = inner
+        self._network, self._collective = network, collective
+        self._prices: dict[Hashable, Price] = {}
+        self._left = 0.0  # when all that was begun so far will have left
+        self.rank, self.world = inner.rank, inner.world
+
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
+
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        now, price = time.monotonic(), self._price(op)
+        self._left = max(self._left, now) + price.line_seconds
+        due, answered = self._left + price.way_seconds, self._inner.begin(op)
+
+        def wait() -> Any:
+            answer = answered()
+            _sleep_until(due)
+            return answer
+
+        return wait
+
+    @property
+    def links(self) -> str:
+        return self._inner.links
+
+    @links.setter
+    def links(self, text: str) -> None:
+        self._inner.links = text
+
+    def prefer(self, wish: str) -> None:
+        """From now on means take this collective, and are priced by it."""
+        self._collective = wish
+        self._prices.clear()
+        prefer_collective(self._inner, wish)
+
+    def make_progress(self) -> bool:
+        return self._inner.make_progress()
+
+    def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        began = time.monotonic()
+        self._inner.broadcast_(tensors, source)
+        nbytes, lines = (
+            sum(tensor.nbytes for tensor in tensors),
+            NetworkCost(self._network, collective=self._collective),
+        )
+        _sleep_until(began + max(lines.broadcast(nbytes, [0.0] * self.world, source)))
+
+    def all_gather_text(self, text: str) -> list[str]:
+        return self._inner.all_gather_text(text)
+
+    def part(self, size: int) -> ThrottledTransport:
+        inner = self._inner.part(size)
+        first = self.rank - inner.rank
+        hosts = self._network.hosts[first : first + size]
+        return ThrottledTransport(inner, replace(self._network, hosts=hosts), self._collective)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _price(self, op: CollectiveOp) -> Price:
+        """The same operations come again step after step."""
+        form = op.map(_size)  # all that a price depends on
+        if form not in self._prices:
+            whole, way = (
+                seconds(each, self._network, collective=self._collective) for each in (op, op.map(_first_entry))
+            )
+            self._prices[form] = Price(line_seconds=max(0.0, whole - way), way_seconds=min(whole, way))
+        return self._prices[form]
+
+
+class Price(NamedTuple):
+    """What an operation takes alone.
+
+    A line that a connection does not fill, because of loss or as it starts, counts as full. A large mean that takes
+    more hops than a small one would has their latency on the line, too.
+    """
+
+    line_seconds: float  # in which nothing else can leave: what its bytes add
+    way_seconds: float  # which pass whatever else leaves: what it takes with one element of each tensor
+
+
+def _first_entry(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1)[:1]
+
+
+def _size(tensor: Tensor) -> tuple[int, int]:
+    return tensor.numel(), tensor.element_size()
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))

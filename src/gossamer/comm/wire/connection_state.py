@@ -1,0 +1,197 @@
+"""Connection state: one end of a connection as a state machine that is fed bytes (sans-IO, as h11).
+
+write state.control_frames()                        of the handshake; ask again after every receive_data()
+read n bytes into state.receive_buffer()            -> state.receive_data(n) -> every ReceivedFrame that is complete
+write state.send(message)                           once state.authenticated, whole, in the order of the calls
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.wire.authentication import AuthenticatedPeer, Credentials, Handshake
+from gossamer.comm.wire.frame_mac import HANDSHAKE, TAG_BYTES, FrameTags
+from gossamer.comm.wire.frames import (
+    CHUNK_BYTES,
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    UNAUTHENTICATED_FRAME_BYTES,
+    Header,
+    Kind,
+    Message,
+    PayloadDigest,
+    frame_bytes,
+)
+from gossamer.comm.wire.messages import PING, Record, decode_record
+from gossamer.comm.wire.tensor_codec import allocate, decode_tensors
+from gossamer.errors import GossamerError, MalformedError, MismatchError
+
+STAGING_BYTES = 2**14  # shorter parts are received together and copied to their places, longer ones in place
+
+_NOTHING = memoryview(b"")
+_HANDSHAKE = frozenset({Kind.HELLO, Kind.PROOF})
+
+
+class ReceivedFrame(NamedTuple):
+    """A frame that arrived whole."""
+
+    kind: Kind
+    record: Record  # its control record, decoded
+    payload: Payload  # shares the memory of the frame
+    payload_bytes: int
+    frame_bytes: int  # on the wire: header, record, payload and tags
+
+
+class ConnectionState:
+    """Reads and numbers the frames of one connection, from the first hello on.
+
+    After an error nothing more may be read: where a frame ends is not known any more.
+    """
+
+    _reading: Generator[memoryview, None, ReceivedFrame | None]  # the parser of the current frame
+    _unfilled: memoryview  # of its current part, yet to be received
+    _unhashed: memoryview  # of its payload, not in the digest yet
+    _digest: PayloadDigest  # of the payload received so far
+
+    def __init__(self, credentials: Credentials, dialed_peer: Peer | None = None) -> None:
+        self._handshake = Handshake(credentials, dialed_peer)
+        self._limit_bytes = UNAUTHENTICATED_FRAME_BYTES
+        self._sending_epoch = self._receiving_epoch = 0
+        self._sending_mac = self._receiving_mac = HANDSHAKE
+        self._frames_sent = self._frames_received = 0  # in this epoch
+        self._control_frames = [part for message in self._handshake.begin() for part in self.send(message)]
+        self._staging = memoryview(bytearray(STAGING_BYTES))
+        self._expect_frame()
+
+    @property
+    def authenticated(self) -> AuthenticatedPeer | None:
+        """The peer at the other end, once both have proven the token and belong to one run."""
+        return None if self._handshake.refusal else self._handshake.authenticated
+
+    @property
+    def refusal(self) -> GossamerError | None:
+        """Why the two do not belong to one run, though both hold the token."""
+        return self._handshake.refusal
+
+    def control_frames(self) -> list[memoryview]:
+        """Buffers that the handshake wants sent, each once; also after an error, before the connection is closed."""
+        due, self._control_frames = self._control_frames, []
+        return due
+
+    def send(self, message: Message) -> Iterator[memoryview]:
+        """The buffers of the next frame."""
+        self._frames_sent += 1
+        return message.frame(self._sending_mac, self._sending_epoch, self._frames_sent - 1)
+
+    def receive_buffer(self) -> memoryview:
+        """Memory for the bytes that come next; never empty."""
+        return self._staging if self._unfilled.nbytes < STAGING_BYTES else self._unfilled
+
+    def receive_data(self, nbytes: int) -> Iterator[ReceivedFrame | None]:
+        """Parse the first `nbytes` of receive_buffer(). Yields the frames they complete; None for a handshake's."""
+        if self._unfilled.nbytes >= STAGING_BYTES:
+            filled = self._unfilled[:nbytes]
+            self._advance(filled)
+            rest = filled[nbytes:]
+        else:
+            rest = self._staging[:nbytes]
+        while True:
+            while not self._unfilled.nbytes:
+                try:
+                    self._unfilled = next(self._reading)
+                except StopIteration as done:
+                    self._expect_frame()
+                    yield done.value
+            if not rest.nbytes:
+                return
+            filled = rest[: self._unfilled.nbytes]
+            self._unfilled[: filled.nbytes] = filled
+            self._advance(filled)
+            rest = rest[filled.nbytes :]
+
+    def _advance(self, filled: memoryview) -> None:
+        """Account for bytes that are in their place: shrink what is unfilled, and hash whole chunks."""
+        self._unfilled = self._unfilled[filled.nbytes :]
+        ready_bytes = self._unhashed.nbytes - self._unfilled.nbytes
+        if ready_bytes >= CHUNK_BYTES or (ready_bytes > 0 and not self._unfilled.nbytes):
+            self._digest.update(self._unhashed[:ready_bytes])
+            self._unhashed = self._unhashed[ready_bytes:]
+
+    def _expect_frame(self) -> None:
+        """Begin to parse the next frame."""
+        self._unhashed = _NOTHING
+        self._reading = self._read()
+        self._unfilled = next(self._reading)
+
+    def _read(self) -> Generator[memoryview, None, ReceivedFrame | None]:
+        """One frame: yields memory to fill, part by part."""
+        raw_header = memoryview(bytearray(HEADER_BYTES))
+        yield raw_header
+        tags = self._receiving_mac.begin()
+        header = self._parse(raw_header, tags)
+        arrived = memoryview(bytearray(header.control_bytes + TAG_BYTES))
+        yield arrived
+        control = bytes(arrived[: header.control_bytes])
+        tags.check(control, arrived[header.control_bytes :], "control record")
+        record = decode_record(header.kind, control)
+        if header.tensors != len(record.tensors):
+            raise MalformedError(
+                f"A frame of kind {header.kind.name} announces {header.tensors} tensors and describes "
+                f"{len(record.tensors)}. Install the same version of Gossamer everywhere."
+            )
+        payload: Payload = ()
+        if record.tensors or header.payload_bytes:
+            received = allocate(record.tensors, header.payload_bytes)
+            yield from self._payload(received, tags)
+            payload = decode_tensors(record.tensors, received)
+        if header.kind in _HANDSHAKE:
+            self._advance_handshake(record, control)
+            return None
+        nbytes = frame_bytes(header.control_bytes, header.payload_bytes)
+        return ReceivedFrame(header.kind, record, payload, header.payload_bytes, nbytes)
+
+    def _payload(self, received: Tensor, tags: FrameTags) -> Generator[memoryview, None, None]:
+        """Hash the payload as it arrives, and compare with what the sender put behind it."""
+        if not received.numel():
+            return
+        self._unhashed, self._digest = received.numpy().data, PayloadDigest(self._receiving_mac)
+        yield self._unhashed
+        trailer = bytearray(TRAILER_BYTES)
+        yield memoryview(trailer)
+        self._digest.check(tags, trailer)
+
+    def _parse(self, raw_header: memoryview, tags: FrameTags) -> Header:
+        try:
+            header = Header.parse(raw_header, tags)
+        except MismatchError as other:
+            if self._handshake.authenticated is not None:
+                raise MalformedError("A frame names another protocol than the one before it did.") from None
+            self._control_frames += self.send(PING)  # its header tells the other end the same
+            raise other
+        expected = (self._receiving_epoch, self._frames_received)
+        if (header.epoch, header.sequence) != expected:
+            raise MalformedError(
+                f"A frame says that it is number {header.sequence} of epoch {header.epoch:#x} where number "
+                f"{expected[1]} of {expected[0]:#x} is due: it was sent before, elsewhere or by this end."
+            )
+        if (header.kind in _HANDSHAKE) == (self._handshake.authenticated is not None):
+            when = "before the end of" if self._handshake.authenticated is None else "after"
+            raise MalformedError(f"A frame of kind {header.kind.name} has no place here, {when} the handshake.")
+        header.check_lengths(self._limit_bytes)
+        self._frames_received += 1
+        return header
+
+    def _advance_handshake(self, record: Record, control: bytes) -> None:
+        for message in self._handshake.receive(record, control):
+            self._control_frames += self.send(message)
+        authenticated = self._handshake.authenticated
+        if authenticated is not None:
+            self._limit_bytes = authenticated.limit_bytes
+            self._sending_epoch, self._receiving_epoch = authenticated.sending_epoch, authenticated.receiving_epoch
+            self._sending_mac, self._receiving_mac = authenticated.sending_mac, authenticated.receiving_mac
+            self._frames_sent = self._frames_received = 0

@@ -1,0 +1,118 @@
+"""OTLP: totals to an OpenTelemetry collector, by HTTP and in the protocol's JSON encoding.
+
+source: opentelemetry/proto/metrics/v1/metrics.proto and proto3's JSON mapping: 64-bit integers and what is no finite
+number are strings there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from gossamer.events import Event
+from gossamer.observe.exporters.http_post import post
+from gossamer.observe.exporters.prometheus import number
+from gossamer.observe.exporters.totals import BOUNDS, LOGGED, STEP_DURATION, Instrument, Totals
+from gossamer.version import __version__
+
+EVERY_SECONDS = 10.0
+ANSWER_SECONDS = 5.0
+CUMULATIVE = 2  # AggregationTemporality
+PATH = "/v1/metrics"
+HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+Attributes = Mapping[str, str | int]
+
+
+class OtlpExporter:
+    """Posts one rank's totals every ten seconds, and at the end. attributes: of the resource; rank: of each point."""
+
+    def __init__(
+        self, url: str, rank: int, attributes: Attributes, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._url, self._rank, self._attributes, self._clock = url, rank, attributes, clock
+        self._totals = Totals()
+        self._next = clock() + EVERY_SECONDS
+
+    def take(self, events: Sequence[Event]) -> None:
+        self._totals.take(events)
+        if self._clock() >= self._next:
+            self._next = self._clock() + EVERY_SECONDS
+            self._post()
+
+    def close(self) -> None:
+        self._post()
+
+    def _post(self) -> None:
+        body = json.dumps(request(self._totals, self._rank, self._attributes, time.time())).encode()
+        headers = {"Content-Type": "application/json", **told_headers(os.environ.get(HEADERS, ""))}
+        post(self._url, body, headers, ANSWER_SECONDS)
+
+
+def metrics_url(endpoint: str) -> str:
+    """Where metrics go at an endpoint such as http://localhost:4318. Raises ValueError for what is no HTTP address."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("it is no address of HTTP, such as http://localhost:4318")
+    return endpoint if parts.path.endswith(PATH) else endpoint.rstrip("/") + PATH
+
+
+def told_headers(text: str) -> dict[str, str]:
+    """Headers such as a token, from OpenTelemetry's own variable: name=value,name=value, percent-encoded."""
+    pairs = [pair.partition("=") for pair in text.split(",") if "=" in pair]
+    return {name.strip(): unquote(value.strip()) for name, _, value in pairs}
+
+
+def request(totals: Totals, rank: int, resource: Attributes, now: float) -> dict[str, Any]:
+    """An ExportMetricsServiceRequest. now: unix seconds."""
+    span = {"startTimeUnixNano": _nanoseconds(totals.began), "timeUnixNano": _nanoseconds(now)}
+    own = _attributes({"gossamer.rank": rank})
+
+    def value(number: float, **labels: str) -> dict[str, Any]:
+        named = _attributes({f"gossamer.{label}": text for label, text in labels.items()})
+        return {**span, "asDouble": double(number), "attributes": [*own, *named]}
+
+    durations = {
+        **span,
+        "attributes": own,
+        "count": str(sum(totals.durations)),
+        "sum": double(totals.seconds),
+        "bucketCounts": [str(count) for count in totals.durations],
+        "explicitBounds": list(BOUNDS),
+    }
+    cumulative = {"aggregationTemporality": CUMULATIVE}
+    metrics = [_metric(STEP_DURATION, "histogram", [durations], **cumulative)]
+    for instrument, count in totals.counters.items():
+        metrics.append(_metric(instrument, "sum", [value(count)], **cumulative, isMonotonic=True))
+    metrics += [_metric(instrument, "gauge", [value(latest)]) for instrument, latest in totals.gauges.items()]
+    if totals.logged:
+        points = [value(latest, metric=metric) for metric, latest in totals.logged.items()]
+        metrics.append(_metric(LOGGED, "gauge", points))
+    scope = {"name": "gossamer", "version": __version__}
+    scoped = {"scope": scope, "metrics": metrics}
+    return {"resourceMetrics": [{"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scoped]}]}
+
+
+def double(value: float) -> float | str:
+    return value if isfinite(value) else {"+Inf": "Infinity", "-Inf": "-Infinity"}.get(text := number(value), text)
+
+
+def _metric(instrument: Instrument, kind: str, points: list[dict[str, Any]], **how: Any) -> dict[str, Any]:
+    about = {"name": instrument.name, "unit": instrument.unit, "description": instrument.meaning}
+    return {**about, kind: {"dataPoints": points, **how}}
+
+
+def _attributes(attributes: Attributes) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
+
+
+def _value(value: str | int) -> dict[str, str]:
+    return {"intValue": str(value)} if isinstance(value, int) else {"stringValue": value}
+
+
+def _nanoseconds(seconds: float) -> str:
+    return str(int(seconds * 1e9))

@@ -1,0 +1,85 @@
+"""Batches: rows on their way from one machine's launcher to another's, as bytes, and how they are taken in there.
+
+A batch is compressed JSON: {"tables": {TABLE: [row, ...]}, "ranks": {RANK: columns}, "rewound": {RANK: step}}. Ranks
+are those of the machine that sends, and moments those of its clock; who takes it in knows both machines.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gossamer.base.json_text import json_text, read_json
+from gossamer.errors import MalformedError
+from gossamer.observe.telemetry.rows import NewRows
+
+MOST_BYTES = 2**21  # of a batch on its way
+MOST_JSON_BYTES = 2**26
+MOMENTS = ("at", "began", "ended")
+RANKS = ("rank", "source", "caused_by")
+LOCAL = {"source", "run"}  # tables whose rows are each machine's own
+
+
+def pack(rows: NewRows) -> bytes | None:
+    """None where nothing in them is for others."""
+    tables = {table: each for table, each in rows.tables.items() if table not in LOCAL and each}
+    if not tables and not rows.ranks and not rows.rewound:
+        return None
+    return zlib.compress(json_text({"tables": tables, "ranks": rows.ranks, "rewound": rows.rewound}).encode(), 1)
+
+
+def count(rows: NewRows) -> int:
+    return sum(len(each) for table, each in rows.tables.items() if table not in LOCAL)
+
+
+class BatchReader:
+    """Reads batches into rows of this store, refusing columns that it has not."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        tables = [row["name"] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        self._columns = {
+            table: {row["name"] for row in db.execute(f"PRAGMA table_info({table})")}
+            for table in tables
+            if table not in LOCAL
+        }
+
+    def read(self, packed: bytes, ranks: Callable[[int], int], offset: float) -> NewRows:
+        """ranks: of this store, by the sender's; offset: added to the sender's clock. Raises MalformedError."""
+        told = _unpacked(packed)
+        rows = NewRows()
+        try:
+            for rank, columns in told["ranks"].items():
+                rows.know(ranks(int(rank)), **self._translated("rank", columns, ranks, offset))
+            for rank, step in told["rewound"].items():
+                rows.rewind(ranks(int(rank)), int(step))
+            for table, each in told["tables"].items():
+                for row in each:
+                    rows.add(table, **self._translated(table, row, ranks, offset))
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise MalformedError(f"a batch of rows that makes no sense ({problem!r})") from None
+        return rows
+
+    def _translated(
+        self, table: str, row: Mapping[str, Any], ranks: Callable[[int], int], offset: float
+    ) -> dict[str, Any]:
+        if not self._columns[table].issuperset(row):
+            raise ValueError(f"{table} has other columns")
+        moved = {name: row[name] + offset for name in MOMENTS if row.get(name) is not None}
+        named = {name: ranks(row[name]) for name in RANKS if row.get(name) is not None}
+        return {**row, **moved, **named}
+
+
+def _unpacked(packed: bytes) -> dict[str, Any]:
+    try:
+        reader = zlib.decompressobj()
+        text = reader.decompress(packed, MOST_JSON_BYTES)
+        if reader.unconsumed_tail:
+            raise MalformedError(f"a batch of rows that unpacks to more than {MOST_JSON_BYTES} bytes")
+        told = read_json(text.decode())
+    except (zlib.error, ValueError, UnicodeDecodeError) as problem:
+        raise MalformedError(f"a batch of rows that cannot be read ({problem})") from None
+    if not isinstance(told, dict) or not {"tables", "ranks", "rewound"} <= told.keys():
+        raise MalformedError("a batch of rows without its parts")
+    return told

@@ -1,0 +1,170 @@
+"""Collector: keeps a run's store up to date in a thread of its launcher, which it never holds up."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gossamer.base.run_files import RunFiles
+from gossamer.observe.event_log import LineFile
+from gossamer.observe.telemetry import findings
+from gossamer.observe.telemetry.hang_watch import HangWatch
+from gossamer.observe.telemetry.ingest import Ingest
+from gossamer.observe.telemetry.machines import MachineDesk, Ranks
+from gossamer.observe.telemetry.store import STORE_FILE
+from gossamer.observe.telemetry.uplink import Uplink
+from gossamer.observe.vitals import machine_vitals
+
+LOOK_SECONDS = 0.5
+VITALS_LOOKS = 4  # so many looks between samples of the machine
+CAUSE_LOOKS = 2  # and between questions who holds up the others
+AGAIN_LOOKS = 4  # so many until a store that took nothing is tried again
+TAKES_NOTHING = (
+    "the run's store {file} takes nothing now ({reason}). Training and its record go on, and what was written can be "
+    "read. It is tried again, and takes then what the run's files have told meanwhile: make room there."
+)
+
+
+class Collector:
+    """Context manager: while the block runs, what the run in `directory` tells goes into the store in `logs`.
+
+    others: what the launchers of other machines tell, who ask beside its coordinator; uplink: to another machine's
+    launcher, whose run this one has joined. A store of an earlier run is set aside. facts: what holds for the whole
+    run. note: hears once why the store takes nothing, where it cannot be written; nothing is lost by that, as long as
+    the run's own files are there when it can be again.
+    """
+
+    def __init__(
+        self,
+        logs: Path,
+        directory: Path,
+        facts: Mapping[str, Any],
+        note: Callable[[str], None],
+        others: MachineDesk | None = None,
+        uplink: Uplink | None = None,
+    ) -> None:
+        self._others, self._uplink, self._workers = others, uplink, range(facts.get("workers", 0))
+        self._uplinked = ExitStack()
+        self._book: Ranks | None = None  # where others have ranks, too
+        self._logs, self._directory, self._note = logs, directory, note
+        self._told = LineFile(RunFiles(directory).told, lambda sentence: None)
+        self._telling = threading.Lock()  # notes come from the launcher's threads
+        self._ingest: Ingest | None = None  # None while the store takes nothing
+        self._noted = self._is_aside = False
+        self._hangs = HangWatch(directory, self.heard(note), self.tell)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gossamer collector", daemon=True)
+        self.tell("facts", facts={**facts, "started": time.time()})
+
+    def tell(self, kind: str, **content: Any) -> None:
+        """Write down what the launcher has to say: a note, facts, or an event."""
+        with self._telling:
+            self._told.append({"kind": kind, "moment": time.time(), **content})
+
+    def heard(self, note: Callable[[str], None]) -> Callable[[str], None]:
+        """The same as `note`, which is written down, too."""
+
+        def both(sentence: str) -> None:
+            self.tell("note", text=sentence)
+            note(sentence)
+
+        return both
+
+    def ended(self, how: str) -> None:
+        self.tell("facts", facts={"ended": time.time(), "how": how})
+
+    def __enter__(self) -> Collector:
+        if self._uplink is not None:
+            self._uplinked.enter_context(self._uplink)
+        self._guarded(self._open)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.ended("failed")
+        self._over.set()
+        self._thread.join()
+        if self._others is not None:
+            self._others.await_farewells()
+        self._guarded(self._finish)
+        self._uplinked.close()
+        self._told.close()
+
+    def _open(self) -> None:
+        if not self._is_aside:
+            set_aside(self._logs / STORE_FILE)
+            self._is_aside = True
+        forward = (lambda rows: None) if self._uplink is None else self._uplink.forward
+        self._ingest = ingest = Ingest(self._logs, directory=self._directory, forward=forward, ranks=self._ranks())
+        if self._others is not None:
+            self._book = self._others.numbering(ingest.db, self._workers)
+
+    def _ranks(self) -> Callable[[int], int | None] | None:
+        """Where other machines' workers join, a place that comes later may find its number taken."""
+        if self._others is None:
+            return None
+        return lambda number: None if self._book is None else self._book.rank(0, number)
+
+    def _look(self) -> Ingest:
+        if self._ingest is None:
+            self._open()
+        assert self._ingest is not None
+        self._ingest.look()
+        if self._others is not None and self._book is not None:
+            self._others.drain(self._ingest.db, self._book)
+        return self._ingest
+
+    def _find_causes(self) -> None:
+        if self._ingest is not None:
+            with self._ingest.db as db:
+                self._hangs.look(db)
+                findings.look(db, time.time())
+
+    def _finish(self) -> None:
+        self._look().finish()
+
+    def _run(self) -> None:
+        machine = machine_vitals()
+        looks = 0
+        while not self._over.wait(LOOK_SECONDS):
+            looks += 1
+            if self._ingest is not None or looks % AGAIN_LOOKS == 0:
+                self._guarded(self._look)
+            if looks % VITALS_LOOKS == 0:
+                self.tell("vitals", values=machine.sample())
+            if looks % CAUSE_LOOKS == 0:
+                self._guarded(self._find_causes)
+
+    def _guarded(self, action: Callable[[], object]) -> None:
+        """A store is there to look at: no run ends because of it, whatever is wrong with it or with what it is told."""
+        try:
+            action()
+        except Exception as problem:
+            if self._ingest is not None:
+                with suppress(Exception):
+                    self._ingest.close()
+            self._ingest = self._book = None
+            if not self._noted:
+                self._noted = True
+                self._note(TAKES_NOTHING.format(file=self._logs / STORE_FILE, reason=problem))
+
+
+def set_aside(path: Path) -> Path | None:
+    """Make room for a new run's store: the one that is there is named after the moment of its last write."""
+    if not path.exists():
+        return None
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(path.stat().st_mtime))
+    kept = path.with_name(f"{path.stem}-{stamp}{path.suffix}")
+    for suffix in ("-wal", "-shm", ""):
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{kept}{suffix}")
+    return kept

@@ -1,0 +1,113 @@
+"""Rows: what one look at a run's files adds to its store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gossamer.base.json_text import json_text
+from gossamer.observe.telemetry.store import insert
+
+Row = dict[str, Any]
+MOST_CHARACTERS = 20_000  # of one text
+CUT = " … [cut here: {count} characters more in the log file]"
+STEPWISE = ("step", "metric", "tensor")
+
+
+class NewRows:
+    """Collects rows, and what is known anew of ranks, and writes them in one go.
+
+    tables: rows by table; ranks: columns that are known anew; rewound: steps after which a rank begins again.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, list[Row]] = defaultdict(list)
+        self.ranks: dict[int, Row] = defaultdict(dict)
+        self.rewound: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.tables or self.ranks)
+
+    def add(self, table: str, **row: Any) -> None:
+        self.tables[table].append(row)
+
+    def event(self, at: float | None, rank: int | None, kind: str, content: Mapping[str, Any]) -> None:
+        self.add("event", at=at, rank=rank, kind=kind, content=json_text(content))
+
+    def log(self, at: float, rank: int | None, attempt: int | None, stream: str, text: str) -> None:
+        level = level_of(text)
+        self.add("log", at=at, rank=rank, attempt=attempt, stream=stream, level=level, text=shortened(text))
+
+    def know(self, rank: int, **columns: Any) -> None:
+        """What is known of a rank from now on; other columns stay."""
+        self.ranks[rank] |= columns
+
+    def fact(self, key: str, value: Any) -> None:
+        """What holds for the whole run."""
+        self.add("run", key=key, value=json_text(value))
+
+    @property
+    def touched(self) -> set[str]:
+        return set(self.tables)
+
+    def rewind(self, rank: int, step: int) -> None:
+        """A rank makes the steps after this one again: what it told of them before is no part of its run."""
+        self.rewound[rank] = min(step, self.rewound.get(rank, step))
+        for table in STEPWISE:
+            self.tables[table] = [row for row in self.tables[table] if row["rank"] != rank or row["step"] <= step]
+
+    def write(self, db: sqlite3.Connection) -> None:
+        """Call within a transaction."""
+        for rank, step in self.rewound.items():
+            for table in STEPWISE:
+                db.execute(f"DELETE FROM {table} WHERE rank = ? AND step > ?", (rank, step))
+        for table, rows in self.tables.items():
+            if table != "link":
+                insert(db, table, rows)
+        for rank, columns in self.ranks.items():
+            names = ", ".join(["rank", *columns])
+            marks = ", ".join("?" * (len(columns) + 1))
+            changes = ", ".join(f"{name} = excluded.{name}" for name in columns) or "rank = rank"
+            db.execute(
+                f"INSERT INTO rank({names}) VALUES({marks}) ON CONFLICT(rank) DO UPDATE SET {changes}",
+                (rank, *columns.values()),
+            )
+        insert(db, "link", _between_ranks(db, self.tables.get("link", [])))
+
+
+def _between_ranks(db: sqlite3.Connection, links: Sequence[Row]) -> list[Row]:
+    """Links whose target, told as a process ("HOST PID" or "HOST PID RANK"), is a rank; others are left out.
+
+    The store knows processes by what they told themselves; where it has nothing from them, as from other machines of a
+    fixed group, their own word for their rank holds.
+    """
+    if not links:
+        return []
+    known = {f"{row['machine']} {row['pid']}": row["rank"] for row in db.execute("SELECT rank, machine, pid FROM rank")}
+    found = []
+    for row in links:
+        host, pid, *rank = str(row["target"]).split(" ")
+        target = known.get(f"{host} {pid}", int(rank[0]) if rank and rank[0].isdecimal() else None)
+        if target is not None:
+            found.append({**row, "target": target})
+    return found
+
+
+def shortened(text: str) -> str:
+    """A text that is too long ends with how much is missing."""
+    more = len(text) - MOST_CHARACTERS
+    return text if more <= 0 else text[:MOST_CHARACTERS] + CUT.format(count=more)
+
+
+LEVELS = {
+    "error": ("Traceback (most recent call last)", "ERROR", "CRITICAL", "FATAL", "Error:"),
+    "warning": ("WARNING", "Warning:", "WARN "),
+}
+
+
+def level_of(text: str) -> str:
+    """What a printed line is by its words, since nothing else tells."""
+    head = text[:300]
+    return next((level for level, words in LEVELS.items() if any(word in head for word in words)), "info")

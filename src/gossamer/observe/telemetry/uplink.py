@@ -1,0 +1,169 @@
+"""Uplink: hands what a launcher collects to the first machine's, over the connection that finds its coordinator.
+
+Nothing waits for it: rows go into a bounded queue, and what finds no room is dropped and counted. The launcher's own
+store keeps all.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+
+from gossamer.base.peer_ops import Answer, Ask, Peer, Pull, Push, Stamp
+from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
+from gossamer.comm.membership.messages import COORDINATOR
+from gossamer.comm.rpc.endpoint import TcpEndpoint
+from gossamer.comm.rpc.options import EndpointOptions
+from gossamer.comm.rpc.sockets import Tls
+from gossamer.comm.wire.authentication import Credentials
+from gossamer.errors import GossamerError
+from gossamer.observe.telemetry.batches import MOST_BYTES, count, pack
+from gossamer.observe.telemetry.clock_offset import ClockOffset
+from gossamer.observe.telemetry.machines import BATCH, CLOCK, DONE, FULL
+from gossamer.observe.telemetry.rows import NewRows
+
+MOST_WAITING = 64  # batches
+ANSWER_SECONDS = 5.0
+FAREWELL_SECONDS = 1.0
+CLOCK_SECONDS = 5.0  # between round trips
+AGAIN_SECONDS = 0.5  # after a batch found no room, or nobody was there
+
+
+class Line(Protocol):
+    """A way to the first machine's launcher, such as TcpEndpoint."""
+
+    def answer(self, op: Ask) -> Any: ...
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    packed: bytes
+    rows: int
+
+
+class Uplink:
+    """Sends rows in a thread while the block runs. line: opens the way to the first machine, in that thread.
+
+    The clock offset of the two machines is measured all the while, and goes along with each batch.
+    """
+
+    def __init__(
+        self, line: Callable[[], AbstractContextManager[Line]], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._line, self._clock = line, clock
+        self._launcher = 1 + secrets.randbits(62)  # 0 is the first
+        self._waiting: queue.Queue[_Waiting] = queue.Queue(MOST_WAITING)
+        self._offsets = ClockOffset()
+        self.dropped = 0  # rows, in all
+        self._told_dropped = 0  # of which the first machine knows
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gossamer uplink", daemon=True)
+
+    def forward(self, rows: NewRows) -> None:
+        """Take rows to be sent; never waits."""
+        packed = pack(rows)
+        if packed is None:
+            return
+        try:
+            if len(packed) > MOST_BYTES:
+                raise queue.Full
+            self._waiting.put_nowait(_Waiting(packed, count(rows)))
+        except queue.Full:
+            self.dropped += count(rows)
+
+    def __enter__(self) -> Uplink:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Sends what is left, for as long as one answer may take."""
+        self._over.set()
+        self._thread.join(2 * ANSWER_SECONDS)
+
+    def _run(self) -> None:
+        with self._line() as line:
+            number, asked = 0, -CLOCK_SECONDS
+            while not (self._over.is_set() and self._waiting.empty()):
+                if time.monotonic() >= asked + CLOCK_SECONDS:
+                    asked = time.monotonic()
+                    self._measure(line)
+                try:
+                    batch = self._waiting.get(timeout=AGAIN_SECONDS)
+                except queue.Empty:
+                    continue
+                number += 1
+                while not self._sent(line, number, batch):
+                    if self._over.is_set():
+                        return
+                    self._over.wait(AGAIN_SECONDS)  # and once more, if that was the end
+            if number:
+                _asked(
+                    line,
+                    Push(to=COORDINATOR, key=DONE, stamp=Stamp(self._launcher, 0), within_seconds=FAREWELL_SECONDS),
+                )
+
+    def _measure(self, line: Line) -> None:
+        sent = self._clock()
+        answer = _asked(line, Pull(of=COORDINATOR, key=CLOCK, within_seconds=ANSWER_SECONDS))
+        if answer is not None:
+            self._offsets.add(sent, float(answer.about), self._clock())
+
+    def _sent(self, line: Line, number: int, batch: _Waiting) -> bool:
+        if self._offsets.at(self._clock()) is None:
+            self._measure(line)
+        if (offset := self._offsets.at(self._clock())) is None:  # moments of unknown clocks would be lies
+            return False
+        dropped = self.dropped
+        about = {
+            "offset": offset.seconds,
+            "error": offset.error,
+            "dropped": dropped - self._told_dropped,
+            "machine": socket.gethostname(),
+        }
+        answer = _asked(
+            line,
+            Push(
+                to=COORDINATOR,
+                key=BATCH,
+                stamp=Stamp(self._launcher, number),
+                payload=(torch.frombuffer(bytearray(batch.packed), dtype=torch.uint8),),
+                about=json.dumps(about),
+                within_seconds=ANSWER_SECONDS,
+            ),
+        )
+        if answer is None or answer.version == FULL:
+            return False
+        self._told_dropped = dropped
+        return True
+
+
+def _asked(line: Line, ask: Ask) -> Answer | None:
+    """None where nobody answers in time."""
+    try:
+        answer: Answer = line.answer(ask)
+    except GossamerError:
+        return None
+    return answer
+
+
+@contextmanager
+def to_coordinator(address: tuple[str, int], token: bytes, tls: Tls | None = None) -> Iterator[Line]:
+    """The way to the launcher beside the coordinator that listens there. token: of the run."""
+    me = Peer("launcher", secrets.randbits(63))  # neither worker nor server
+    credentials = Credentials(me=me, token=token, run=RUN, largest_frame_bytes=LARGEST_FRAME_BYTES)
+    with TcpEndpoint(credentials, EndpointOptions(tls=tls)) as endpoint:
+        endpoint.meet({COORDINATOR: address})
+        yield endpoint

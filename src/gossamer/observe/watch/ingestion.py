@@ -1,0 +1,99 @@
+"""Ingestion: fills the stores of runs whose launcher does not, such as runs of torchrun, while the page is open.
+
+A run that has a launcher, or had one to its end, needs none; one whose launcher was killed does. Where a run's folder
+cannot be written, a copy of its store in a temporary folder is filled in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from gossamer.errors import GossamerError
+from gossamer.observe.telemetry import STORE_FILE, Ingest
+from gossamer.observe.watch.runs import WatchedRun
+from gossamer.observe.watch.summary import read_run
+
+LOOK_SECONDS = 1.0
+STOP_SECONDS = 5.0
+LAUNCHER_FILES = ".run-*/launcher.jsonl"  # there while a launcher is, and until those who watch it saw it killed
+COPIED = (
+    "{folder} cannot be written, so what its ranks tell from now on is read into a copy of its store, which is gone "
+    "when this page ends"
+)
+
+
+@contextmanager
+def writable(runs: Sequence[WatchedRun], note: Callable[[str], None]) -> Iterator[tuple[WatchedRun, ...]]:
+    """The same runs, with copies of the stores that nobody here can write. note: hears of each.
+
+    A store that is being written elsewhere cannot even be read beside a log that nobody here can open.
+    """
+    with ExitStack() as copies:
+        yield tuple(run if os.access(run.folder, os.W_OK) else _copied(run, copies, note) for run in runs)
+
+
+def _copied(run: WatchedRun, copies: ExitStack, note: Callable[[str], None]) -> WatchedRun:
+    folder = Path(copies.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-watch-")))
+    for suffix in ("", "-wal"):
+        with suppress(OSError):
+            shutil.copyfile(run.folder / f"{STORE_FILE}{suffix}", folder / f"{STORE_FILE}{suffix}")
+    note(COPIED.format(folder=run.folder))
+    return replace(run, copy=folder / STORE_FILE)
+
+
+@contextmanager
+def ingesting(runs: Sequence[WatchedRun], note: Callable[[str], None]) -> Iterator[None]:
+    """Read what the runs that have no launcher write, in a thread. note: hears once why a store stays as it is."""
+    alone = [run for run in runs if not _has_a_launcher(run)]
+    over = threading.Event()
+    thread = threading.Thread(target=_look, args=(alone, over, note), name="page ingestion", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(STOP_SECONDS)
+
+
+def _has_a_launcher(run: WatchedRun) -> bool:
+    """Whether it fills the store, or has told of the run's end."""
+    try:
+        with run.reading() as db:
+            known = read_run(db)
+            fills = run.copy is None and any(run.folder.glob(LAUNCHER_FILES))
+            return "started" in known and ("ended" in known or fills)
+    except (GossamerError, sqlite3.Error):
+        return False
+
+
+def _look(runs: Sequence[WatchedRun], over: threading.Event, note: Callable[[str], None]) -> None:
+    readers = [reader for run in runs if (reader := _opened(run, note)) is not None]
+    while readers and not over.wait(LOOK_SECONDS):
+        for reader in tuple(readers):
+            try:
+                while reader.look() and not over.is_set():
+                    pass
+            except (sqlite3.Error, OSError, GossamerError) as problem:
+                note(f"what follows of a run is not read any more: {problem}")
+                readers.remove(reader)
+    for reader in readers:
+        with suppress(sqlite3.Error):
+            reader.close()
+
+
+def _opened(run: WatchedRun, note: Callable[[str], None]) -> Ingest | None:
+    try:
+        reader = Ingest(run.folder, store=run.copy)
+        reader.look()
+        return reader
+    except (sqlite3.Error, OSError, GossamerError) as problem:
+        note(f"{run.folder} is shown as it is: {problem}")
+        return None

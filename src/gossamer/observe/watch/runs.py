@@ -1,0 +1,78 @@
+"""Runs: which folders a person wants to watch, and their stores, opened to read."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gossamer.errors import GossamerError
+from gossamer.observe.telemetry import STORE_FILE, open_store
+
+TRACES = ("events-*.jsonl", ".run-*", "rank-*.log", "rank*.txt", "record.json")  # what else a run leaves in its folder
+NO_RUN = (
+    "there is no run in {path}: neither a {store} nor logs of one. Name the folder that `gossamer run` says it logs "
+    "to, such as runs/2026-01-31_12-00-00"
+)
+NONE_YET = (
+    "no run was named, and there is none in {path}. Write `gossamer watch FOLDER`, or start one: gossamer run --watch "
+    "--workers 2 train.py"
+)
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """A run's folder, and what it is called on the page."""
+
+    key: str
+    folder: Path
+    copy: Path | None = None  # of its store, where the folder itself cannot be written
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def store(self) -> Path:
+        return self.copy or self.folder / STORE_FILE
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The run's store, read-only. Raises StoreError, with a sentence, where it cannot be read (yet)."""
+        db = self.open()
+        try:
+            yield db
+        finally:
+            db.close()
+
+    def open(self) -> sqlite3.Connection:
+        db = open_store(self.store, readonly=True)
+        db.text_factory = _decoded
+        return db
+
+
+def find_runs(folders: Sequence[Path], around: Path = Path("runs")) -> tuple[WatchedRun, ...]:
+    """The runs in `folders`, or the newest in `around` where there are none. Raises GossamerError for other folders."""
+    for folder in folders:
+        if not is_run(folder):
+            raise GossamerError(NO_RUN.format(path=folder, store=STORE_FILE))
+    chosen = list(folders) or _newest(around)
+    return tuple(WatchedRun(str(number), folder) for number, folder in enumerate(chosen))
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / STORE_FILE).exists() or any(next(folder.glob(each), None) for each in TRACES)
+
+
+def _newest(around: Path) -> list[Path]:
+    found = [folder for folder in around.glob("*/") if is_run(folder)]
+    if not found:
+        raise GossamerError(NONE_YET.format(path=around.resolve()))
+    return [max(found, key=lambda folder: folder.stat().st_mtime)]
+
+
+def _decoded(text: bytes) -> str:
+    """What a worker printed may be no UTF-8, and is shown all the same."""
+    return text.decode(errors="replace")

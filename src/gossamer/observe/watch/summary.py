@@ -1,0 +1,113 @@
+"""Summary: what a run is, how far it is, and how each of its ranks does; cheap enough to be asked every second."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+import numpy as np
+
+from gossamer.observe.control_sequences import without_controls
+from gossamer.observe.telemetry.findings import HANG, NOT_OVER
+
+Row = dict[str, Any]
+LATEST_ROWS = 20  # of a rank, from which its pace is told
+LATEST = """
+    SELECT max(step) AS step, max(at) AS at, sum(steps) AS steps, sum(seconds) AS seconds, sum(compute) AS compute,
+    sum(encode) AS encode, sum(wire) AS wire, sum(decode) AS decode, sum(waiting) AS waiting, sum(data) AS data,
+    sum(bytes_sent) AS bytes_sent FROM (SELECT * FROM step WHERE rank = ? ORDER BY step DESC LIMIT ?)
+"""
+PACE = ("seconds", "compute", "encode", "wire", "decode", "waiting", "data", "bytes_sent")
+VITAL_NAMES = """
+    WITH RECURSIVE known(name) AS (
+        SELECT min(name) FROM vital UNION ALL
+        SELECT (SELECT min(name) FROM vital WHERE name > known.name) FROM known WHERE known.name IS NOT NULL
+    ) SELECT name FROM known WHERE name IS NOT NULL
+"""
+RECENT_SECONDS = 120.0  # in which every machine says something
+
+
+def read_run(db: sqlite3.Connection) -> Row:
+    return {row["key"]: _value(row["value"]) for row in db.execute("SELECT key, value FROM run")}
+
+
+def _value(text: str | None) -> Any:
+    try:
+        return json.loads(text or "null")
+    except ValueError:
+        return text  # half-written, or by hand: shown as it is
+
+
+def read_ranks(db: sqlite3.Connection) -> list[Row]:
+    """Each rank with its latest pace: per-step means of its last rows, and where in training it is."""
+    ranks = []
+    for row in db.execute("SELECT * FROM rank ORDER BY rank"):
+        rank = dict(row)
+        rank["environment"] = _value(rank["environment"])
+        rank["waits_for"] = without_controls(rank["waits_for"] or "") or None
+        latest = db.execute(LATEST, (rank["rank"], LATEST_ROWS)).fetchone()
+        steps = latest["steps"] or 0
+        rank |= {"step": latest["step"], "at": latest["at"]}
+        rank["pace"] = {name: (latest[name] or 0.0) / steps for name in PACE} if steps else None
+        ranks.append(rank)
+    return ranks
+
+
+def read_findings(db: sqlite3.Connection, limit: int = 50) -> list[Row]:
+    """Stragglers, the latest of each rank and cause first, with how often it was found, and whether it is so now."""
+    asked = """SELECT rank, cause, max(at) AS at, step, evidence, count(*) AS times, min(at) AS first
+        FROM finding GROUP BY rank, cause ORDER BY max(at) DESC LIMIT ?"""
+    latest = f"SELECT rank, cause, max(at) FROM finding {NOT_OVER} GROUP BY cause = '{HANG}'"
+    lasting = {(rank, cause) for rank, cause, _ in db.execute(latest)}
+    return [
+        {
+            **row,
+            "evidence": without_controls(row["evidence"] or ""),
+            "now": (row["rank"], row["cause"]) in lasting,
+        }
+        for row in map(dict, db.execute(asked, (limit,)))
+    ]
+
+
+def read_vitals(db: sqlite3.Connection, ranks: list[Row]) -> dict[str, dict[str, dict[str, float]]]:
+    """The latest sample of every vital: {"ranks": {rank: {name: value}}, "machines": {machine: {name: value}}}."""
+    of_ranks: dict[str, dict[str, float]] = {}
+    of_machines: dict[str, dict[str, float]] = {}
+    for (name,) in db.execute(VITAL_NAMES).fetchall():
+        of_rank = "SELECT value FROM vital WHERE name = ? AND rank = ? ORDER BY at DESC LIMIT 1"
+        for rank in ranks:
+            for (value,) in db.execute(of_rank, (name, rank["rank"])):
+                of_ranks.setdefault(str(rank["rank"]), {})[name] = value
+        of_machine = """SELECT machine, value, max(at) FROM vital WHERE name = ?1 AND rank IS NULL AND at >=
+            (SELECT max(at) FROM vital WHERE name = ?1 AND rank IS NULL) - ?2 GROUP BY machine"""
+        for machine, value, _ in db.execute(of_machine, (name, RECENT_SECONDS)):
+            of_machines.setdefault(str(machine), {})[name] = value
+    return {"ranks": of_ranks, "machines": of_machines}
+
+
+def summarize(db: sqlite3.Connection) -> Row:
+    """The numbers of a run's head line, its ranks, and how much there is of what is rare; failures: those that no other
+    caused."""
+    run, ranks = read_run(db), read_ranks(db)
+    paces = [rank["pace"] for rank in ranks if rank["pace"]]
+    means = {name: float(np.mean([pace[name] for pace in paces])) for name in PACE} if paces else None
+    loss = db.execute(
+        "SELECT value, step FROM metric WHERE name = 'loss' "
+        "AND rank = (SELECT min(rank) FROM metric WHERE name = 'loss')"
+        " ORDER BY step DESC LIMIT 1"
+    ).fetchone()
+    (failures,) = db.execute("SELECT count(*) FROM failure WHERE caused_by IS NULL AND kind != 'stopped'").fetchone()
+    (findings,) = db.execute("SELECT count(*) FROM (SELECT DISTINCT rank, cause FROM finding)").fetchone()
+    moments = [rank["at"] for rank in ranks if rank["at"] is not None]
+    return {
+        "run": run,
+        "ranks": ranks,
+        "ended": run.get("how") if run.get("ended") is not None else None,
+        "step": max((rank["step"] for rank in ranks if rank["step"] is not None), default=None),
+        "latest": max(moments, default=None),
+        "pace": means,
+        "loss": None if loss is None else {"value": loss["value"], "step": loss["step"]},
+        "failures": failures,
+        "findings": findings,
+    }

@@ -1,0 +1,148 @@
+"""Advice file: all that an advice knows, as JSON of a version, whose lengths and types are checked where it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from gossamer.base import bounded_file
+from gossamer.base.json_text import DEEPEST_LEVELS, nesting
+from gossamer.errors import GossamerError
+from gossamer.version import __version__
+
+ADVICE_VERSION = 1
+MOST_POINTS = 240  # of a curve, as many as a picture shows
+MOST_ROWS = 10_000
+
+Text = Annotated[str, msgspec.Meta(max_length=20_000)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Range = tuple[float | None, float | None, float | None]  # value, low, high; None where it is not known
+Pairs = Annotated[tuple[tuple[float, float, float], ...], msgspec.Meta(max_length=MOST_POINTS)]
+
+
+class AdviceError(GossamerError, ValueError):
+    """A file that is no advice, or one of a version that cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateRow:
+    """A recipe that was thought of, what its step was foretold to be, and why it was left out, if it was."""
+
+    recipe: Text
+    step_seconds: Amount = 0.0
+    bytes_sent: Amount = 0.0
+    memory_bytes: Count = 0
+    expected_steps: Amount = 1.0
+    step_seconds_low: float | None = None  # where forecasts have intervals
+    step_seconds_high: float | None = None
+    excluded: Text | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContenderRow:
+    """A recipe that was raced. curve: (step, virtual seconds, value), thinned. out: why it did not go on."""
+
+    recipe: Text
+    learning_rate_factor: Amount = 1.0
+    steps: Count
+    seconds: Amount
+    bytes_sent: Amount
+    loss: float | None = None  # of the last quarter of the race
+    curve: Pairs = ()
+    out: Text | None = None
+    speedup: Range | None = None
+    loss_at_equal_steps: Range | None = None
+    loss_at_equal_seconds: Range | None = None
+    seconds_to_target: float | None = None
+
+    @property
+    def name(self) -> str:
+        factor = self.learning_rate_factor
+        return self.recipe if factor == 1 else f"{self.recipe}, learning rate x {factor:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingRow:
+    """Whether the gradients give a family of recipes something to work with, and why."""
+
+    family: Text
+    works: bool
+    because: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungRow:
+    """A round of the race: at which virtual second, who was there, who did not go on."""
+
+    seconds: Amount
+    names: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_ROWS)]
+    out: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_ROWS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmedRow:
+    """A recipe that was run for real: what was foretold beside what was measured."""
+
+    recipe: Text
+    foretold_step_seconds: float | None
+    measured_step_seconds: Amount
+    steps: Count
+    loss: float | None  # at equal time
+    seconds_to_target: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """recipe: the chosen one, Dense() where nothing is to be changed. Lists: the baseline first, then the best."""
+
+    advice_version: Count = ADVICE_VERSION
+    gossamer: Text = __version__
+    recipe: Text
+    learning_rate_factor: Amount = 1.0
+    change: bool
+    use: Text
+    gain: Text
+    cost: Text
+    command: Text
+    script: Text
+    arguments: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
+    workers: Count
+    network: Text
+    target: Text | None = None
+    compute_seconds: Amount = 0.0
+    metric: Text
+    race_seconds: Amount  # virtual
+    confidence: Amount
+    candidates: Annotated[tuple[CandidateRow, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
+    contenders: Annotated[tuple[ContenderRow, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
+    rungs: Annotated[tuple[RungRow, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
+    would_change: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
+    remarks: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
+    gradients: dict[Text, float | None] = field(default_factory=dict)  # statistics by name
+    findings: Annotated[tuple[FindingRow, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
+    confirmed: Annotated[tuple[ConfirmedRow, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
+
+
+def write_advice(file: Path, advice: Advice) -> None:
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(advice), indent=1) + b"\n")
+
+
+def read_advice(file: Path) -> Advice:
+    """Raises AdviceError, naming what could not be read."""
+    try:
+        text = bounded_file.read_text(file)
+        if nesting(text) > DEEPEST_LEVELS:
+            raise ValueError("it nests too deeply")
+        advice = msgspec.json.decode(text, type=Advice)
+    except (OSError, ValueError) as problem:  # ValueError: msgspec's, too
+        raise AdviceError(f"{file} cannot be read as an advice: {problem}") from None
+    if advice.advice_version != ADVICE_VERSION:
+        raise AdviceError(
+            f"{file} is an advice of version {advice.advice_version}, and here {ADVICE_VERSION} is read. Write it "
+            "anew: gossamer advise"
+        )
+    return advice

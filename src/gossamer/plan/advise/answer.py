@@ -1,0 +1,164 @@
+"""Answer: says in three lines what to use, what it gains and what it costs, and what would change that.
+
+Where nothing is faster than plain Dense() beyond noise, the answer is to change nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from gossamer.base.units import rate_text, seconds_text
+from gossamer.plan.advise.pricing.thresholds import LeadRange
+from gossamer.plan.advise.racing.batch_means import ConfidenceInterval
+from gossamer.plan.advise.racing.contender import Contender
+from gossamer.plan.advise.racing.race import RaceResult
+from gossamer.plan.advise.racing.target import Target, seconds_to, unreached_text
+
+WORTHWHILE = 1.1  # times as fast, at least: what gains less is not worth another recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """recipe: to use. use, gain, cost: a line each. would_change: what else would be first, and where."""
+
+    recipe: str
+    learning_rate_factor: float
+    change: bool
+    use: str
+    gain: str
+    cost: str
+    command: str
+    would_change: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What was asked. network: as the user wrote it."""
+
+    script: str
+    arguments: Sequence[str]
+    workers: int
+    network: str
+    target: Target | None = None
+
+    def command(self, recipe: str) -> str:
+        """What to paste. The network is the one that is there, so it is not emulated."""
+        run = ["gossamer", "run", "--workers", str(self.workers), "--recipe", recipe, self.script, *self.arguments]
+        return shlex.join(run)
+
+
+def answer(
+    race: RaceResult, setting: Setting, thresholds: Sequence[LeadRange] = (), remarks: Sequence[str] = ()
+) -> Answer:
+    """What a race's result says. remarks: what else is to be known of it."""
+    said = (*remarks, *race.remarks, *_target_remarks(race, setting.target))
+    best = winner(race)
+    changes = tuple(map(threshold_text, thresholds))
+    if best is None:
+        return Answer(
+            recipe=race.baseline.recipe,
+            learning_rate_factor=race.reference.learning_rate_factor,
+            change=False,
+            use=f"change nothing: train with {race.baseline.recipe}, which is what DDP does{_rate(race.reference)}",
+            gain=_nothing_gained(race),
+            cost="it costs nothing in loss",
+            command=setting.command(race.baseline.recipe),
+            would_change=changes,
+            remarks=said,
+        )
+    return Answer(
+        recipe=best.recipe,
+        learning_rate_factor=best.learning_rate_factor,
+        change=True,
+        use=f"use {best.recipe}{_rate(best)}",
+        gain=_gain(best, race, setting),
+        cost=_cost(best, race),
+        command=setting.command(best.recipe),
+        would_change=changes,
+        remarks=said,
+    )
+
+
+def winner(race: RaceResult) -> Contender | None:
+    """The best that went to the end, if it is surely and notably faster than the baseline to the same loss."""
+    others = [each for each in race.contenders if each.out is None and each.recipe != race.baseline.recipe]
+    if not others or others[0].against is None:
+        return None
+    speedup = others[0].against.speedup
+    sure = speedup.low > 1 and isfinite(speedup.high) and speedup.value >= WORTHWHILE
+    return others[0] if sure else None
+
+
+def threshold_text(threshold: LeadRange) -> str:
+    """Such as: a rate below 40 Mbit/s: DiLoCo(period=20)."""
+    text = rate_text if threshold.of == "rate" else seconds_text
+    if threshold.below is None:
+        where = f"{threshold.of} above {text(threshold.above)}" if threshold.above else f"any {threshold.of}"
+    elif threshold.above:
+        where = f"{threshold.of} from {text(threshold.above)} to {text(threshold.below)}"
+    else:
+        where = f"{threshold.of} below {text(threshold.below)}"
+    return f"{where}: {threshold.recipe}"
+
+
+def _rate(contender: Contender) -> str:
+    factor = contender.learning_rate_factor
+    return f", with the learning rate x {factor:g}" if factor != 1 else ""
+
+
+def _gain(best: Contender, race: RaceResult, setting: Setting) -> str:
+    assert best.against is not None
+    speedup = best.against.speedup
+    over = f"{race.reference.name}, foretold for {setting.network}"
+    text = f"{speedup.value:.2f} times as fast to the same {race.metric} ({_between(speedup)}) as {over}"
+    if setting.target is None:
+        return text
+    ends = [seconds_to(each.curve(setting.target.metric), setting.target) for each in (best, race.reference)]
+    shown = ["not within the race" if end is None else f"after {seconds_text(end)}" for end in ends]
+    return f"{text}; {setting.target} {shown[0]}, with {race.reference.recipe} {shown[1]}"
+
+
+def _cost(best: Contender, race: RaceResult) -> str:
+    assert best.against is not None
+    lost = best.against.loss_at_equal_steps
+    where = f"{race.metric} after as many steps"
+    if not isfinite(lost.high):
+        return f"what it costs in {where} could not be told: too few steps"
+    if not lost.excludes_zero:
+        return f"no difference in {where} beyond noise: {lost.value:+.3g} ({_between(lost, '+.3g')})"
+    text = f"{lost.value:+.3g} in {where} ({_between(lost, '+.3g')})"
+    if lost.value < 0:
+        return f"{text}: lower than with {race.baseline.recipe}"
+    return f"{text}, which the gain has made up for"
+
+
+def _nothing_gained(race: RaceResult) -> str:
+    best = next((each for each in race.contenders[1:] if each.recipe != race.baseline.recipe and each.against), None)
+    if best is None or best.against is None:
+        return "nothing else came to the end of the race"
+    speedup = best.against.speedup
+    if not isfinite(speedup.high):
+        return f"nothing could be told from noise: {best.name} made too few steps beside {race.baseline.recipe}"
+    if speedup.value == 0:
+        return f"the best other, {best.name}, never came to the {race.metric} of {race.reference.name}"
+    told = f"the best other, {best.name}, is {speedup.value:.2f} times as fast ({_between(speedup)})"
+    if speedup.low <= 1:
+        return f"{told}: not beyond noise"
+    return f"{told}: less than {WORTHWHILE:g} times is not worth another recipe"
+
+
+def _between(interval: ConfidenceInterval, form: str = ".2f") -> str:
+    return f"{100 * interval.confidence:.3g} % interval {interval.low:{form}} to {interval.high:{form}}"
+
+
+def _target_remarks(race: RaceResult, target: Target | None) -> tuple[str, ...]:
+    if target is None:
+        return ()
+    curves = {each.name: each.curve(target.metric) for each in race.contenders}
+    if any(len(curve) and seconds_to(curve, target) is not None for curve in curves.values()):
+        return ()
+    return (unreached_text(curves, target),)

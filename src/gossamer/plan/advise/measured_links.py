@@ -1,0 +1,103 @@
+"""Measured links: a network from what `gossamer doctor --json` found between the machines, and what to say of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from gossamer.base import bounded_file
+from gossamer.base.json_text import read_json
+from gossamer.comm.network import Network
+from gossamer.comm.network.parse import NetworkError
+from gossamer.comm.network.site_detection import measured
+from gossamer.plan.doctor import DoctorReport, rate_text
+from gossamer.plan.doctor.report import host_from, pair_from
+
+CONTRADICTS = 1.5  # times a rate or a round trip, or more: that is another network
+LEAST_SECONDS = 2e-3  # of round trips that count: below, the machines' own doing is most of it
+HOW = (
+    "Measure them: gossamer doctor --nnodes N --node-rank K --rendezvous HOST:PORT --json links.json, on every machine"
+)
+
+
+def read_links(file: Path, workers: int) -> tuple[Network, tuple[str, ...]]:
+    """The network that a doctor's report describes, and remarks on its machines. Raises NetworkError."""
+    report = _report(file)
+    if len(report.hosts) < workers:
+        raise NetworkError(
+            f"{file} tells of {len(report.hosts)} ranks, and {workers} workers need one each. Write --workers "
+            f"{len(report.hosts)}, or measure more."
+        )
+    ranks = range(workers)
+    seconds = [[0.0] * workers for _ in ranks]
+    up, down = [0.0] * workers, [0.0] * workers
+    for pair in report.pairs:
+        a, b = pair.ranks
+        if a >= workers or b >= workers:
+            continue
+        found = (pair.minimum_round_trip_seconds, pair.forth_bits_per_second, pair.back_bits_per_second)
+        if any(each is None or each <= 0 for each in found):
+            raise NetworkError(f"{file}: nothing was measured between ranks {a} and {b}. {HOW}")
+        round_trip, forth, back = (float(each or 0.0) for each in found)
+        seconds[a][b] = seconds[b][a] = round_trip
+        up[a], down[b] = max(up[a], forth), max(down[b], forth)
+        up[b], down[a] = max(up[b], back), max(down[a], back)
+    if not all((*up, *down)):
+        raise NetworkError(f"{file}: some ranks were not measured at all. {HOW}")
+    network = replace(measured(seconds, up, down), text=str(file))
+    return network, tuple(_machine_remarks(report, workers))
+
+
+def contradictions(told: Network, found: Network) -> tuple[str, ...]:
+    """What a network as it was told and as it was measured do not agree upon."""
+    return tuple(_contradictions(told, found))
+
+
+def _contradictions(told: Network, found: Network) -> Iterator[str]:
+    for host, (said, seen) in enumerate(zip(told.hosts, found.hosts, strict=False)):
+        rates = said.up_bits_per_second, seen.up_bits_per_second
+        if max(rates) >= CONTRADICTS * min(rates):
+            yield (
+                f"host {host} sends {rate_text(rates[1])} as measured, and {rate_text(rates[0])} by {told.text}: the "
+                "advice is for the latter. Leave --network out for the measured one"
+            )
+    farthest = [max(_round_trips(each)) for each in (told, found)]
+    if max(farthest) >= LEAST_SECONDS and max(farthest) >= CONTRADICTS * min(farthest):
+        yield (
+            f"the longest round trip is {1000 * farthest[1]:.3g} ms as measured, and {1000 * farthest[0]:.3g} ms by "
+            f"{told.text}: the advice is for the latter. Leave --network out for the measured one"
+        )
+
+
+def _round_trips(network: Network) -> list[float]:
+    return [0.0, *(network.path(0, other).round_trip_seconds for other in range(1, len(network.hosts)))]
+
+
+def _machine_remarks(report: DoctorReport, workers: int) -> Iterator[str]:
+    """Of machines that are not alike: what is foretold takes all to be like this one."""
+    hosts = report.hosts[:workers]
+    kinds = {(host.cores, host.gpus) for host in hosts}
+    if len(kinds) > 1:
+        told = "; ".join(f"rank {host.rank}: {host.cores} cores{_gpus(host.gpus)}" for host in hosts)
+        yield (
+            f"the machines are not alike ({told}), and the advice takes all to compute as fast as this one. In lock "
+            "step the slowest holds up all others: what is gained is then a smaller part of a step"
+        )
+
+
+def _gpus(names: tuple[str, ...]) -> str:
+    return f" and {', '.join(names)}" if names else ""
+
+
+def _report(file: Path) -> DoctorReport:
+    """From the doctor's JSON, which holds more than its report."""
+    try:
+        fields = read_json(bounded_file.read_bytes(file))
+        hosts = tuple(host_from(json.dumps(each)) for each in fields["hosts"])
+        pairs = tuple(pair_from(json.dumps(each)) for each in fields["pairs"])
+        return DoctorReport(hosts=hosts, pairs=pairs, seconds=float(fields["seconds"]))
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        said = f"{type(problem).__name__}: {str(problem)[:100]}"
+        raise NetworkError(f"{file} cannot be read as a doctor's report ({said}). {HOW}") from None

@@ -1,0 +1,277 @@
+"""Page: draws an advice as one HTML file, light and dark, that fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from math import inf
+from pathlib import Path
+from string import Template
+
+from gossamer.base.units import bytes_text, seconds_text, share_text, short
+from gossamer.plan.advise.advice_file import Advice, CandidateRow, ContenderRow, Range
+from gossamer.plan.advise.charts import Axis, ChartLine, Dot, axis_around, dot_chart, line_chart
+
+AHEAD = 4  # times as far as all others: where the baseline ran on so far, they would share a corner
+COLORED = 6  # contenders that have a color of their own: the baseline and the best
+RACE_SAYS = (
+    "Virtual seconds: what these steps would take on this network, by the forecast. All have the same seed and the "
+    "same batches. Curves are thinned to means of neighbors; a gray one went out where it ends."
+)
+PARETO_SAYS = (
+    "After as many steps as {baseline} has made: how much more loss, and what a step takes. Lower and further left is "
+    "better; the dotted line joins those that none beats in both. Bars: the interval of the difference, paired by step."
+)
+
+
+def write_advice_page(file: Path, advice: Advice) -> None:
+    file.write_text(page(advice), encoding="utf-8")
+
+
+def page(advice: Advice) -> str:
+    """The whole file's text."""
+    template = Template((files("gossamer.plan.advise") / "page.html").read_text(encoding="utf-8"))
+    title = f"{advice.use} · gossamer advise"
+    return template.substitute(title=escape(title), content="\n".join(_content(advice)))
+
+
+def _content(advice: Advice) -> Iterator[str]:
+    yield _answer(advice)
+    yield from (f'<div class="remark">{escape(each)}</div>' for each in advice.remarks)
+    yield '<div class="grid">'
+    if advice.contenders:
+        yield _race(advice)
+        yield _pareto(advice, "seconds", "virtual seconds a step", seconds_text)
+        yield _pareto(advice, "bytes_sent", "bytes that a worker sends a step", bytes_text)
+        yield _card("What was tried", _tried(advice), whole=True)
+    if advice.confirmed:
+        yield _card("For real", _confirmed(advice), "What was foretold beside what was measured.", whole=True)
+    if advice.would_change:
+        listed = "".join(f"<li>{escape(each)}</li>" for each in advice.would_change)
+        yield _card(
+            "What would change the answer",
+            f'<ul class="plain">{listed}</ul>',
+            "Who is expected to be first on another network, by the forecast and the steps that the race has seen.",
+        )
+    if advice.gradients:
+        yield _card("The gradients", _gradients(advice), "Means over tensors and some successive batches.", whole=True)
+    if advice.candidates:
+        yield _card("What was foretold", _foretold(advice), whole=True)
+    yield "</div>"
+    yield f"<footer>gossamer {escape(advice.gossamer)}</footer>"
+
+
+def _card(title: str, body: str, note: str = "", whole: bool = False) -> str:
+    said = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f'<section class="card{" whole" * whole}"><h2>{escape(title)}</h2>{said}{body}</section>'
+
+
+def _answer(advice: Advice) -> str:
+    facts = {
+        "workers": str(advice.workers),
+        "network": advice.network,
+        "script": " ".join([advice.script, *advice.arguments]),
+        "computing a step": seconds_text(advice.compute_seconds) if advice.compute_seconds else "",
+        "recipes raced": str(len({each.recipe for each in advice.contenders})),
+        "virtual seconds": short(advice.race_seconds),
+        "target": advice.target or "",
+    }
+    told = "".join(f"<div><b>{escape(text)}</b><span>{name}</span></div>" for name, text in facts.items() if text)
+    return (
+        f'<section class="card answer{" same" * (not advice.change)}"><h1>{escape(_capitalized(advice.use))}</h1>'
+        f"<p><b>gain</b> {escape(advice.gain)}</p><p><b>cost</b> {escape(advice.cost)}</p>"
+        f'<div class="command"><code id="command">{escape(advice.command)}</code><button id="copy">copy</button></div>'
+        f'</section><div class="facts">{told}</div>'
+    )
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def _style(place: int) -> str:
+    return f"s{place}" if place < COLORED else "rest"
+
+
+def _race(advice: Advice) -> str:
+    lines = [
+        ChartLine(
+            name=row.name,
+            style=_style(place),
+            across=[at for _, at, _ in row.curve if at > 0],
+            up=[value for _, at, value in row.curve if at > 0],
+        )
+        for place, row in enumerate(advice.contenders)
+        if len(row.curve) > 1
+    ]
+    across = _seconds_axis(advice.race_seconds, lines)
+    picture = line_chart(lines, across, _loss_axis(advice.metric, lines), f"{advice.metric} over virtual seconds")
+    key = "".join(f'<li class="{line.style}"><i></i>{escape(line.name)}</li>' for line in lines[:COLORED])
+    others = len(lines) - COLORED
+    key += f'<li class="rest"><i></i>{others} others</li>' * (others > 0)
+    return _card("The race", f'{picture}<ul class="key">{key}</ul>', RACE_SAYS, whole=True)
+
+
+def _seconds_axis(race_seconds: float, lines: Sequence[ChartLine]) -> Axis:
+    title, last = "virtual seconds", max([race_seconds, *(max(line.across) for line in lines)])
+    if last <= AHEAD * race_seconds:
+        return Axis(title=title, low=0.0, high=last)
+    return Axis(title=title, low=min(line.across[0] for line in lines), high=last, logarithmic=True)
+
+
+def _loss_axis(metric: str, lines: Sequence[ChartLine]) -> Axis:
+    """Where most points lie: losses that a run begins with would press all others down."""
+    late = [value for line in lines for value in line.up[len(line.up) // 20 :]]
+    return axis_around(metric, late)
+
+
+def _pareto(advice: Advice, amount: str, title: str, text: Callable[[float], str]) -> str:
+    """The cost in loss at equal steps, over what a step takes; without those of another learning rate."""
+    dots = [
+        Dot(
+            label=str(place),
+            name=row.name,
+            style=_style(place),
+            across=getattr(row, amount) / row.steps,
+            up=value,
+            low=bar[0],
+            high=bar[1],
+        )
+        for place, row in enumerate(advice.contenders)
+        if row.steps and row.learning_rate_factor == 1 and getattr(row, amount) > 0
+        for value, *ends in [row.loss_at_equal_steps or (0.0, 0.0, 0.0)]
+        if value is not None
+        for bar in [_bar(value, *ends)]
+        if (place == 0 or row.loss_at_equal_steps is not None)
+    ]
+    across = axis_around(title, [dot.across for dot in dots], logarithmic=True, text=text)
+    up = axis_around(f"{advice.metric}, less the first's", [dot.up for dot in dots], margin=0.12)
+    picture = dot_chart(dots, across, up, f"cost in {advice.metric} over {title}")
+    return _card(f"Loss against {title}", picture, PARETO_SAYS.format(baseline=advice.contenders[0].recipe))
+
+
+def _bar(value: float, low: float | None, high: float | None) -> tuple[float, float]:
+    """From where to where an interval is drawn: as far as there is room where an end is not known; not at all where
+    neither is."""
+    if low is None and high is None:
+        return value, value
+    return -inf if low is None else low, inf if high is None else high
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _table(header: Sequence[str], rows: Sequence[str]) -> str:
+    head = "".join(f"<th{LEFT * (name in LEFT_COLUMNS)}>{escape(name)}</th>" for name in header)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+LEFT = ' class="left"'
+LEFT_COLUMNS = ("recipe", "family", "")
+
+
+def _tried(advice: Advice) -> str:
+    header = (
+        *("no.", "recipe", "steps", "seconds a step", "bytes a step", advice.metric, "times as fast"),
+        *("loss at equal steps", ""),
+    )
+    return _table(header, [_tried_row(place, row, advice) for place, row in enumerate(advice.contenders)])
+
+
+def _tried_row(place: int, row: ContenderRow, advice: Advice) -> str:
+    chosen = (row.recipe, row.learning_rate_factor) == (advice.recipe, advice.learning_rate_factor)
+    each = [row.seconds / row.steps, row.bytes_sent / row.steps] if row.steps else [0.0, 0.0]
+    cells = (
+        *(str(row.steps), seconds_text(each[0]), bytes_text(each[1])),
+        "" if row.loss is None else f"{row.loss:.4g}",
+        _interval(row.speedup, ".2f"),
+        _interval(row.loss_at_equal_steps, "+.3g"),
+    )
+    return (
+        f'<tr{CHOSEN * chosen}><td class="{_style(place)}"><span class="mark"></span>{place}</td>'
+        f'<td class="name">{escape(row.name)}</td>{"".join(f"<td>{cell}</td>" for cell in cells)}'
+        f'<td class="why">{escape(row.out or "")}</td></tr>'
+    )
+
+
+CHOSEN = ' class="chosen"'
+
+
+def _interval(found: Range | None, form: str) -> str:
+    if found is None or found[0] is None:
+        return ""
+    value, low, high = found
+    if low is None and high is None:
+        return f"{value:{form}}"
+    ends = " to ".join("?" if end is None else f"{end:{form}}" for end in (low, high))
+    return f"{value:{form}} <small>{ends}</small>"
+
+
+def _confirmed(advice: Advice) -> str:
+    rows = []
+    for row in advice.confirmed:
+        told = row.foretold_step_seconds
+        error = "" if told is None else f"{100 * (told / row.measured_step_seconds - 1):+.0f} %"
+        cells = (
+            "" if told is None else seconds_text(told),
+            seconds_text(row.measured_step_seconds),
+            error,
+            str(row.steps),
+            "" if row.loss is None else f"{row.loss:.4g}",
+        )
+        rows.append(
+            f'<tr><td class="name">{escape(row.recipe)}</td>{"".join(f"<td>{each}</td>" for each in cells)}</tr>'
+        )
+    return _table(("recipe", "foretold", "measured", "error", "steps", "loss at equal time"), rows)
+
+
+def _gradients(advice: Advice) -> str:
+    rows = [
+        f'<tr><td class="name">{escape(each.family)}</td><td>{"yes" if each.works else "no"}</td>'
+        f'<td class="why">{escape(each.because)}</td></tr>'
+        for each in advice.findings
+    ]
+    told = _table(("family", "something to work with", ""), rows) if rows else ""
+    return f"{told}<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{text}</dd>' for name, text in _statistics(advice))}</dl>"
+
+
+def _statistics(advice: Advice) -> Iterator[tuple[str, str]]:
+    for name, value in advice.gradients.items():
+        yield name.replace("_", " "), "not known" if value is None else _share_or_number(name, value)
+
+
+def _share_or_number(name: str, value: float) -> str:
+    return share_text(value) if 0 <= value <= 1 and "noise scale" not in name else short(value)
+
+
+def _foretold(advice: Advice) -> str:
+    left = [row for row in advice.candidates if row.excluded is None]
+    gone = [row for row in advice.candidates if row.excluded is not None]
+    header = ("recipe", "seconds a step", "bytes a step", "kept in memory", "steps, of the first's", "")
+    body = _table(header, [_foretold_row(row) for row in left])
+    if not gone:
+        return body
+    rows = [_foretold_row(row) for row in gone]
+    summary = f"<summary>left out: {len(gone)}</summary>"
+    return f"{body}<details>{summary}{_table(header, rows)}</details>"
+
+
+def _foretold_row(row: CandidateRow) -> str:
+    low, high = row.step_seconds_low, row.step_seconds_high
+    seconds = seconds_text(row.step_seconds) if row.step_seconds else ""
+    if low is not None and high is not None:
+        seconds += f" <small>{seconds_text(low)} to {seconds_text(high)}</small>"
+    cells = (
+        seconds,
+        bytes_text(row.bytes_sent) if row.step_seconds else "",
+        bytes_text(row.memory_bytes) if row.step_seconds else "",
+        f"{row.expected_steps:.2f}" if row.step_seconds else "",
+    )
+    return (
+        f'<tr><td class="name">{escape(row.recipe)}</td>{"".join(f"<td>{cell}</td>" for cell in cells)}'
+        f'<td class="why">{escape(row.excluded or "")}</td></tr>'
+    )

@@ -1,0 +1,26 @@
+"""Doctor: describes a job's machines and measures the links between them, before anything is trained.
+
+worker           the script that every rank runs
+host             this rank's versions, memory, GPUs and interface
+pair_probe       every pair of ranks in turn: reachability, round trip, bandwidth
+ping_link        the TCP connection that a pair is measured over
+link_statistics  from raw timings to round trip, bandwidth and clock offset
+report           what was found, as JSON
+verdict          the one-line summary
+"""
+
+from gossamer.plan.doctor.report import DoctorReport, HostReport, PairReport, read_report, write_report
+from gossamer.plan.doctor.verdict import VERSIONS, differing, rate_text, round_trip_text, verdict
+
+__all__ = [
+    "VERSIONS",
+    "DoctorReport",
+    "HostReport",
+    "PairReport",
+    "differing",
+    "rate_text",
+    "read_report",
+    "round_trip_text",
+    "verdict",
+    "write_report",
+]

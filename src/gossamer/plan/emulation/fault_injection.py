@@ -1,0 +1,175 @@
+"""Fault injection on a schedule, as a user writes it: `cut(2, at=10, for_seconds=5)`.
+
+Links that are cut, hosts that are slow (stragglers), processes that are stopped or killed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, Protocol
+
+from gossamer.errors import require
+from gossamer.plan.emulation.shell import EmulationError
+
+EXAMPLES = (
+    '"cut(2, at=10, for_seconds=5)", "cut(0, 1, at=10)", "slow(1, factor=5, at=10, for_seconds=20)", '
+    '"stop(3, at=10, for_seconds=2)" or "kill(1, at=10)"'
+)
+
+
+class FaultTarget(Protocol):
+    """Hosts and the workers on them, both by number, as faults act on them."""
+
+    def cut(self, host: int, other: int | None) -> None: ...
+    def heal(self, host: int, other: int | None) -> None: ...
+    def slow(self, host: int, factor: float) -> None: ...
+    def stop(self, rank: int) -> None: ...
+    def resume(self, rank: int) -> None: ...
+    def kill(self, rank: int) -> None: ...
+
+
+LARGEST_NUMBER = 1e9
+SHOWN_CHARACTERS = 200  # of a text that cannot be read
+
+Action = Callable[[FaultTarget], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault, with a beginning and perhaps an end."""
+
+    at: float  # seconds after training began
+    for_seconds: float = inf
+    numbers: tuple[int, ...]  # of hosts or workers
+    needs_network: bool  # whether only emulated hosts can have it
+    begin: Action
+    end: Action = lambda target: None
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.at < inf, f"a fault begins at least 0 seconds after training did, not {self.at}")
+        require(self.for_seconds > 0, f"a fault takes more than {self.for_seconds} seconds")
+        whole = all(isinstance(number, int) for number in self.numbers)
+        require(whole, f"hosts and workers have whole numbers, not {', '.join(map(str, self.numbers))}")
+
+
+def _cut(host: int, other: int | None = None, *, at: float, for_seconds: float = inf) -> Fault:
+    return Fault(
+        at=at,
+        for_seconds=for_seconds,
+        numbers=(host,) if other is None else (host, other),
+        needs_network=True,
+        begin=lambda target: target.cut(host, other),
+        end=lambda target: target.heal(host, other),
+    )
+
+
+def _slow(host: int, factor: float, *, at: float, for_seconds: float = inf) -> Fault:
+    require(0 < factor < inf, f"slow needs a positive factor, not {factor}")
+    return Fault(
+        at=at,
+        for_seconds=for_seconds,
+        numbers=(host,),
+        needs_network=True,
+        begin=lambda target: target.slow(host, factor),
+        end=lambda target: target.slow(host, 1.0),
+    )
+
+
+def _stop(*ranks: int, at: float, for_seconds: float = inf) -> Fault:
+    require(bool(ranks), "stop needs a rank")
+    return Fault(
+        at=at,
+        for_seconds=for_seconds,
+        numbers=ranks,
+        needs_network=False,
+        begin=lambda target: _each(target.stop, ranks),
+        end=lambda target: _each(target.resume, ranks),
+    )
+
+
+def _kill(*ranks: int, at: float) -> Fault:
+    require(bool(ranks), "kill needs a rank")
+    return Fault(at=at, numbers=ranks, needs_network=False, begin=lambda target: _each(target.kill, ranks))
+
+
+def _each(action: Callable[[int], None], numbers: Iterable[int]) -> None:
+    for number in numbers:
+        action(number)
+
+
+KINDS: Mapping[str, Callable[..., Fault]] = {"cut": _cut, "slow": _slow, "stop": _stop, "kill": _kill}
+
+
+def read_fault(text: str, workers: int) -> Fault:
+    """The fault that `text` describes. Parsed, never evaluated. Raises EmulationError."""
+    try:
+        kind, arguments, options = _call(text)
+        fault = replace(KINDS[kind](*arguments, **options), text=text)
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as problem:
+        raise EmulationError(
+            f"{text[:SHOWN_CHARACTERS]!r} cannot be read as a fault ({problem}). Write {EXAMPLES}."
+        ) from None
+    absent = [number for number in fault.numbers if number not in range(workers)]
+    if absent:
+        raise EmulationError(f"{text!r}: there is no {absent[0]}; {workers} workers count from 0 to {workers - 1}.")
+    return fault
+
+
+def _call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    call = ast.parse(text.strip(), mode="eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in KINDS:
+        raise ValueError(f"a fault is one of {', '.join(KINDS)}")
+    options = {str(option.arg): _number(option.value) for option in call.keywords}
+    return call.func.id, [_number(argument) for argument in call.args], options
+
+
+def _number(node: ast.expr) -> float:
+    value = ast.literal_eval(node)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is not a number")
+    if abs(value) > LARGEST_NUMBER and value != inf:
+        raise ValueError("a number is too large")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """The beginning or the end of a fault."""
+
+    at: float
+    fault: Fault
+    verb: str
+    action: Action
+
+
+class Schedule:
+    """Makes faults happen to a target when they are due, and reports each to `say`."""
+
+    def __init__(self, faults: Iterable[Fault], target: FaultTarget, say: Callable[[str], None]) -> None:
+        moments = [moment for fault in faults for moment in _moments(fault)]
+        self._coming = sorted(moments, key=lambda moment: moment.at)
+        self._target = target
+        self._say = say
+
+    def tick(self, seconds: float) -> None:
+        """Do what is due `seconds` after training began."""
+        while self._coming and self._coming[0].at <= seconds:
+            moment = self._coming.pop(0)
+            moment.action(self._target)
+            self._say(f"{moment.fault.text} {moment.verb} {seconds:.1f} s after training began.")
+
+    @property
+    def not_begun(self) -> list[str]:
+        """Faults that never happened because the run was shorter."""
+        return [moment.fault.text for moment in self._coming if moment.verb == "begins"]
+
+
+def _moments(fault: Fault) -> tuple[Moment, Moment]:
+    return (
+        Moment(at=fault.at, fault=fault, verb="begins", action=fault.begin),
+        Moment(at=fault.at + fault.for_seconds, fault=fault, verb="ends", action=fault.end),
+    )

@@ -1,0 +1,163 @@
+"""Testbed: builds emulated hosts and the fabric between them, and removes all of it at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import FrameType, TracebackType
+
+from gossamer.comm.network import Network
+from gossamer.errors import require
+from gossamer.plan.emulation.bridge import BridgeFabric
+from gossamer.plan.emulation.capabilities import needs_switch
+from gossamer.plan.emulation.fabric import Fabric
+from gossamer.plan.emulation.namespaces import EmulatedHost, emulated_hosts, new_tag, remove_stale
+from gossamer.plan.emulation.shell import EmulationError, call
+from gossamer.plan.emulation.traffic_shaping import MTU_BYTES
+from gossamer.plan.emulation.tun_switch import SwitchFabric
+
+
+class EmulatedNetwork:
+    """An emulated network that lives as long as the block: `with EmulatedNetwork(network) as testbed: ...`.
+
+    Needs the right to make network namespaces (see `plan`). hosts: one for each of the network's; emulation: "kernel"
+    or "switch"; seed: of loss and jitter. Everything is removed at the end of the block, also when an error or SIGTERM
+    ends it; what a killed process left behind is removed by the next testbed.
+    """
+
+    mtu = MTU_BYTES
+
+    def __init__(self, network: Network, seed: int = 0) -> None:
+        self.network = network
+        self.emulation = "switch" if needs_switch(network) else "kernel"
+        self._seed = seed
+        self._tag = new_tag()
+        self.hosts = emulated_hosts(self._tag, len(network.hosts))
+        self._open = ExitStack()
+
+    def __enter__(self) -> EmulatedNetwork:
+        remove_stale()
+        with ExitStack() as opening:
+            opening.enter_context(_orderly_end())
+            opening.callback(self._remove_namespaces)
+            self._fabric = opening.enter_context(contextlib.closing(self._build()))
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def _build(self) -> Fabric:
+        self._add_namespaces()
+        if self.emulation == "kernel":
+            try:
+                return BridgeFabric(self.network, self.hosts, self._bridge)
+            except EmulationError as problem:
+                # Not every kernel has bridges, virtual Ethernet and token buckets
+                self._remove_namespaces()
+                self._add_namespaces()
+                self.emulation = "switch"
+                return self._switch(f"; the kernel alone did not do either: {problem}")
+        return self._switch("")
+
+    def _switch(self, also: str) -> SwitchFabric:
+        try:
+            return SwitchFabric(self.network, self.hosts, self._seed)
+        except (EmulationError, OSError) as problem:
+            raise EmulationError(f"no network could be built on this machine: {problem}{also}") from problem
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes per packet that interface counters have on top of IP."""
+        return self._fabric.header_bytes
+
+    def prefix(self, number: object) -> tuple[str, ...]:
+        """The beginning of a command that makes it run on a host; its number may be a placeholder."""
+        return EmulatedHost(namespace=f"{self._tag}-{number}", address="").prefix
+
+    @property
+    def _bridge(self) -> str:
+        return f"{self._tag}-bridge"
+
+    @property
+    def _namespaces(self) -> tuple[str, ...]:
+        return (*(host.namespace for host in self.hosts), self._bridge)
+
+    def _add_namespaces(self) -> None:
+        call(("ip", "-batch", "-"), "".join(f"netns add {name}\n" for name in self._namespaces))
+
+    def _remove_namespaces(self) -> None:
+        """Remove each of them, whether or not the others exist."""
+        lines = "".join(f"netns delete {name}\n" for name in self._namespaces)
+        with contextlib.suppress(EmulationError):
+            call(("ip", "-force", "-batch", "-"), lines)
+
+    def interface_bytes(self) -> list[int]:
+        """IP bytes that each host has sent, by the kernel's own counters."""
+        return [self._counted(number, "tx") for number in range(len(self.hosts))]
+
+    def received_bytes(self) -> list[int]:
+        return [self._counted(number, "rx") for number in range(len(self.hosts))]
+
+    def _counted(self, number: int, direction: str) -> int:
+        host = self.hosts[number]
+        (link,) = json.loads(call(("ip", "-n", host.namespace, "-s", "-j", "link", "show", "dev", host.interface)))
+        counters = link["stats64"][direction]
+        return int(counters["bytes"] - self.header_bytes * counters["packets"])
+
+    def cpu_seconds(self) -> float | None:
+        """Processor time of the switch so far; None where the kernel carries the packets in passing."""
+        return self._fabric.cpu_seconds()
+
+    def cut(self, host: int, other: int | None = None) -> None:
+        """Silently lose everything between two hosts, or between one and all others."""
+        for a, b in self._pairs(host, other):
+            self._fabric.cut(a, b)
+
+    def heal(self, host: int, other: int | None = None) -> None:
+        """The opposite of `cut`."""
+        for a, b in self._pairs(host, other):
+            self._fabric.heal(a, b)
+
+    def slow(self, host: int, factor: float) -> None:
+        """Divide a host's rates, as the network names them, by `factor`; 1 restores them."""
+        require(factor > 0, f"a host becomes slower by a positive factor, not {factor}")
+        line = self.network.hosts[self._checked(host)]
+        slower = replace(
+            line,
+            up_bits_per_second=line.up_bits_per_second / factor,
+            down_bits_per_second=line.down_bits_per_second / factor,
+        )
+        self._fabric.set_line(host, slower)
+
+    def _pairs(self, host: int, other: int | None) -> Iterator[tuple[int, int]]:
+        others = range(len(self.hosts)) if other is None else (self._checked(other),)
+        return ((self._checked(host), each) for each in others if each != host)
+
+    def _checked(self, host: int) -> int:
+        require(0 <= host < len(self.hosts), f"hosts count from 0 to {len(self.hosts) - 1}, and {host} is none of them")
+        return host
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Unless the process handles SIGTERM, turn it into an exception, so that `with` blocks are left."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

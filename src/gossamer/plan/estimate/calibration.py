@@ -1,0 +1,186 @@
+"""Forecast calibration: past pairs of foretold and measured seconds turn a forecast into an interval.
+
+Split conformal prediction: where past and future errors are exchangeable, the interval holds the measured value as
+often as it says, whatever the errors' distribution. An error is a ratio, over the spread that the forecast's own inputs
+tell, so that one made from unsteady steps is wider.
+
+    score = log(measured / foretold) / scale,   scale = sqrt(LEAST_SPREAD^2 + spread^2)
+    interval = foretold * exp(scale * [the lower, the upper quantile of past scores])
+
+Quantiles are those of a forecast's kind where that has enough pairs: of like recipes on like networks, else of like
+recipes, else of all.
+source: Vovk, Gammerman & Shafer 2005, Algorithmic Learning in a Random World (split conformal, 4.5: by kind); Lei et
+al. 2018, JASA (5.2: scaled by a local spread)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
+from math import ceil, exp, floor, hypot, isfinite, log
+from typing import Any
+
+from gossamer.algorithms.compressors import Dense
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import GossipStage
+from gossamer.base.units import range_text, share_text
+from gossamer.comm.network import Network
+from gossamer.errors import require
+
+COVERAGE = 0.8
+LEAST_SPREAD = 0.2  # of a forecast whose inputs seem to be without any; coverage hardly hangs on it, width does
+FAR_SECONDS = 0.005  # of a round trip, from which on windows and loss decide
+FILE = "calibration.json"
+
+Kind = tuple[str, ...]  # (), (family,) or (family, network class)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastForecast:
+    """One forecast of a step, and what it then took."""
+
+    recipe: str
+    family: str  # as recipe_family names it
+    network: str
+    network_class: str  # as network_class names it
+    workers: int
+    foretold_seconds: float
+    measured_seconds: float
+    spread: float = 0.0  # standard deviation of the forecast's logarithm, as far as its inputs told it
+
+    def __post_init__(self) -> None:
+        for name in ("foretold_seconds", "measured_seconds"):
+            value = getattr(self, name)
+            require(isfinite(value) and value > 0, f"{name} of a past forecast is a positive number, not {value}")
+
+    @property
+    def score(self) -> float:
+        return log(self.measured_seconds / self.foretold_seconds) / scale(self.spread)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those it belongs to, the narrowest first."""
+        return _kinds(self.family, self.network_class)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastInterval:
+    """Where a measured step will lie, with a probability of `coverage`."""
+
+    low_seconds: float
+    high_seconds: float
+    coverage: float
+    pairs: int  # of past forecasts that it follows from
+    kind: str  # which these were
+    spread: float  # that the forecast's own inputs told
+
+    def holds(self, seconds: float) -> bool:
+        return self.low_seconds <= seconds <= self.high_seconds
+
+    def __str__(self) -> str:
+        """80 %: 350 to 410 ms."""
+        return f"{share_text(self.coverage)}: {range_text(self.low_seconds, self.high_seconds)}"
+
+
+class Calibration:
+    """Past forecasts by kind. Raises ValueError where they are too few for any interval.
+
+    provenance: machine, command and commit of the measurements, for whoever reads the file.
+    """
+
+    def __init__(self, pairs: Iterable[PastForecast], provenance: Mapping[str, Any] | None = None) -> None:
+        self.pairs, self.provenance = tuple(pairs), dict(provenance or {})
+        require(
+            len(self.pairs) >= fewest_pairs(COVERAGE),
+            f"{len(self.pairs)} past forecasts tell no {COVERAGE:.0%} interval: it takes {fewest_pairs(COVERAGE)} at "
+            "least. Make more: python benchmarks/calibration.py",
+        )
+        self._scores: dict[Kind, list[float]] = {}
+        for pair in self.pairs:
+            for kind in pair.kinds:
+                self._scores.setdefault(kind, []).append(pair.score)
+        for scores in self._scores.values():
+            scores.sort()
+
+    def interval(
+        self, foretold_seconds: float, family: str, network: str, spread: float = 0.0, coverage: float = COVERAGE
+    ) -> ForecastInterval:
+        """The interval around a forecast. It always holds the forecast itself, also where past ones erred one way.
+
+        family, network: as recipe_family and network_class name them.
+        """
+        kind = next(
+            (each for each in _kinds(family, network) if len(self._scores.get(each, ())) >= fewest_pairs(coverage)), ()
+        )
+        scores, width = self._scores[kind], scale(spread)
+        low, high = quantiles(scores, coverage)
+        return ForecastInterval(
+            low_seconds=foretold_seconds * exp(width * min(0.0, low)),
+            high_seconds=foretold_seconds * exp(width * max(0.0, high)),
+            coverage=coverage,
+            pairs=len(scores),
+            kind=", ".join(kind) or "all",
+            spread=spread,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"provenance": self.provenance, "pairs": [asdict(pair) for pair in self.pairs]}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Calibration:
+        return cls((PastForecast(**each) for each in fields["pairs"]), fields["provenance"])
+
+
+def fewest_pairs(coverage: float) -> int:
+    """How many past scores a two-sided interval takes, so that it has two finite ends: 9 for 80 %."""
+    return ceil(2 / (1 - coverage) - 1 - 1e-9)
+
+
+def quantiles(scores: list[float], coverage: float) -> tuple[float, float]:
+    """The ends between which one more score lies with a probability of at least `coverage`. scores: ascending.
+
+    Of n + 1 exchangeable scores each is equally likely to be in any place, so that (1 - coverage) / 2 of the n + 1
+    places may lie beyond either end.
+    """
+    beyond = floor((len(scores) + 1) * (1 - coverage) / 2 + 1e-9)
+    require(beyond >= 1, f"{len(scores)} scores have no place beyond them for {coverage:.0%}: it takes more")
+    return scores[beyond - 1], scores[-beyond]
+
+
+def scale(spread: float) -> float:
+    return hypot(LEAST_SPREAD, spread)
+
+
+def _kinds(family: str, network: str) -> tuple[Kind, ...]:
+    return (family, network), (family,), ()
+
+
+@cache
+def shipped() -> Calibration:
+    """The pairs that were measured before this version was released."""
+    return Calibration.from_json(json.loads(resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8")))
+
+
+# -- kinds -------------------------------------------------------------------------------------------------------------
+
+
+def recipe_family(recipe: Recipe) -> str:
+    """What decides how long a step of it takes: gossip, local, delayed, dense or compressed."""
+    stage = recipe.strategy.steady_stage
+    if isinstance(stage, GossipStage):
+        return "gossip"
+    if stage.schedule.delay:
+        return "delayed"
+    if stage.local_parameters:
+        return "local"
+    return "dense" if isinstance(recipe.compressor, Dense) else "compressed"
+
+
+def network_class(network: Network) -> str:
+    """sites where there are several, far where a round trip is 5 ms or longer, else near."""
+    if network.paths:
+        return "sites"
+    return "far" if network.default.round_trip_seconds >= FAR_SECONDS else "near"

@@ -1,0 +1,214 @@
+"""Exchange timing: a real synchronizer runs over a replay transport, so that only computing takes time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median, stdev
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import AveragingStage, GossipStage, Stage
+from gossamer.algorithms.topologies import Ring
+from gossamer.base.aggregation import STEADY, Moments
+from gossamer.comm.replay import ReplayTransport, ScriptSeconds, TimedCompressor
+from gossamer.comm.runtime.comm_streams import CommStreams
+from gossamer.comm.runtime.comm_thread import CommThread, Work
+from gossamer.comm.runtime.transaction import Transaction
+from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.reducer.frozen_parameters import FrozenParameters
+from gossamer.train.reducer.parameter_check import ParameterCheck
+from gossamer.train.reducer.pending_reduction import StepContext
+from gossamer.train.reducer.weight_copies import WeightCopies
+from gossamer.train.synchronizers.base import LoopState, Synchronizer
+from gossamer.train.synchronizers.stages import Fragments, StageSequence
+
+EXCHANGES = 4  # the first is not counted
+
+Gradients = Mapping[str, Tensor]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BucketTiming:
+    """One bucket's seconds in one exchange."""
+
+    computing: Sequence[float]  # of the communication thread: before the first operation, between them, after the last
+    engine: Sequence[float]  # within each operation
+    offering: float = 0.0  # of the training thread, before the communication thread begins
+    landing: float = 0.0  # of the training thread, once parameters have been averaged
+
+
+def time_stage(
+    stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients
+) -> list[dict[str, Any]]:
+    """Medians for each bucket of a stage, by the names in BucketProfile.
+
+    fresh: by name, what is sent: gradients, or what parameters changed by. Parameters stay as they are.
+    """
+    with stage_timer(stage, fragments, compressor, workers, fresh) as timer:
+        found = [timer.exchange(number) for number in range(EXCHANGES)][1:]
+    return [_medians(same) for same in zip(*found, strict=True)]
+
+
+def _medians(found: Sequence[BucketTiming]) -> dict[str, Any]:
+    return {
+        "computing_seconds": np.median([each.computing for each in found], axis=0).tolist(),
+        "engine_seconds": np.median([each.engine for each in found], axis=0).tolist(),
+        "offering_seconds": median(each.offering for each in found),
+        "landing_seconds": median(each.landing for each in found),
+        "spread_seconds": stdev(sum(each.computing) + sum(each.engine) for each in found),
+    }
+
+
+@contextmanager
+def stage_timer(
+    stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients
+) -> Iterator[StageTimer]:
+    """A timer whose synchronizer is closed at the end, when parameters and gradients are again what they were."""
+    parameters = {name: each for part in fragments for bucket in part for name, each in bucket.parameters.items()}
+    kept = {name: each.detach().clone() for name, each in parameters.items() if stage.local_parameters}
+    gradients = {name: each.grad for name, each in parameters.items()}
+    alone: Stage = AveragingStage(0, stage.strategy) if isinstance(stage, AveragingStage) else replace(stage, start=0)
+    gossip = isinstance(stage, GossipStage)
+    transport = ReplayTransport(2 if gossip else workers)  # gossip: with one neighbor
+    threads, timed = _InlineCommThread(transport), TimedCompressor(compressor, transport)
+    recipe = Recipe(compressor=compressor if gossip else cast(Compressor, timed), topology=Ring())
+    optimizer = torch.optim.SGD(parameters.values())
+    sequence = StageSequence(recipe, optimizer, transport, cast(CommThread, threads), _loop(), seed=0)
+    sequence.now = alone
+    with torch.no_grad():
+        synchronizer = sequence.make(parameters, fragments)
+        try:
+            yield StageTimer(alone, synchronizer, fragments, parameters, fresh, timed, threads)
+        finally:
+            synchronizer.close()
+            for name, parameter in parameters.items():
+                parameter.grad = gradients[name]
+                if name in kept:
+                    parameter.copy_(kept[name])
+
+
+def _loop() -> LoopState:
+    """A training loop without buffers. It has a loss scale, so that gradients are not searched for infinite ones."""
+
+    def ignore(*_: Any) -> None:
+        """Nothing follows from it here."""
+
+    unchecked = ParameterCheck(nn.Module(), {}, "off", rank=0)
+    return LoopState(
+        step_context=lambda: StepContext(1.0, "", Moments(), 0),
+        scale=lambda: 1.0,
+        settings=lambda: "",
+        buffers=lambda: (),
+        averaged=dict,
+        frozen=FrozenParameters(nn.Module()),
+        copies=WeightCopies(),
+        batch=lambda: 0,
+        warn=ignore,
+        ended=ignore,
+        judged=ignore,
+        check=lambda: unchecked,
+        guarded=ignore,
+    )
+
+
+class _InlineCommThread:
+    """A communication thread that runs each job at once, in the thread that submits it."""
+
+    def __init__(self, transport: ReplayTransport) -> None:
+        self._transport = transport
+        self.is_fixed, self.is_awaited = True, False
+        self.jobs: list[tuple[float, float]] = []  # (begin, end) of each
+
+    def transaction(self, **_: Any) -> Transaction:
+        return Transaction(None)
+
+    def exchange(self, job: Callable[[], T], **_: Any) -> Work[T]:
+        return self.submit(job)
+
+    def members(self, world: int) -> Sequence[int]:
+        return range(world)
+
+    def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
+        began, work = time.perf_counter(), Work(job, CommStreams(()), on_failure)
+        self._transport.pause()
+        work.run()
+        self._transport.pause()
+        self.jobs.append((began, time.perf_counter()))
+        return work
+
+    def beside(self) -> _InlineCommThread:
+        return self
+
+    def close(self) -> None:
+        """There is no thread to end."""
+
+
+def _part(script: ScriptSeconds, share: float) -> BucketTiming:
+    return BucketTiming([share * each for each in script.computing], [share * each for each in script.engine])
+
+
+@dataclass(frozen=True)
+class StageTimer:
+    """Makes a real synchronizer exchange whenever it is asked to."""
+
+    stage: Stage
+    synchronizer: Synchronizer
+    fragments: Fragments
+    parameters: Mapping[str, Parameter]
+    fresh: Gradients
+    compressor: TimedCompressor
+    threads: _InlineCommThread
+
+    def exchange(self, number: int) -> list[BucketTiming]:
+        """The `number`-th exchange of each fragment since compressors' warm-ups are over; by bucket."""
+        return [timed for place, buckets in enumerate(self.fragments) for timed in self._round(number, place, buckets)]
+
+    def _round(self, number: int, fragment: int, buckets: Sequence[Bucket]) -> list[BucketTiming]:
+        self._seek((STEADY + number) * self.stage.schedule.fragments + fragment)
+        for _ in range(self.stage.passes_per_step - 1):
+            self._pass()
+        self.compressor.scripts.clear()
+        offering, landing = self._pass()
+        whole = sum(bucket.layout.numel for bucket in buckets)
+        shares = [bucket.layout.numel / whole for bucket in buckets]
+        if isinstance(self.stage, GossipStage):  # one operation for all buckets
+            script = self.compressor.transport.scripts[-1]
+            return [_part(script, share) for share in shares]
+        offers, lands = self.stage.scheduled, self.stage.local_parameters
+        return [
+            BucketTiming(script.computing, script.engine, share * offering * offers, share * landing * lands)
+            for script, share in zip(self.compressor.scripts, shares, strict=True)
+        ]
+
+    def _seek(self, number: int) -> None:
+        """Go to the last step before a round."""
+        step = self.stage.schedule.sync_round(number).launch - 1
+        if isinstance(self.stage, GossipStage) or not self.stage.scheduled:
+            self.synchronizer.begin_at(step)
+            return
+        there = {"step": step, "turn": number, "reference": 1.0, "flights": []}
+        self.synchronizer.resume({**self.synchronizer.progress(), **there}, self.synchronizer.remembered())
+
+    def _pass(self) -> tuple[float, float]:
+        """One backward pass and optimizer step; seconds before the communication thread's jobs, and after them."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = self.fresh[name]
+            if self.stage.local_parameters:
+                parameter.sub_(self.fresh[name])
+        self.threads.jobs.clear()
+        began = time.perf_counter()
+        self.synchronizer.before_step(closure=False)
+        self.synchronizer.after_step()
+        self.synchronizer.flush()
+        ended, jobs = time.perf_counter(), self.threads.jobs or [(began, began)]
+        return jobs[0][0] - began, ended - jobs[-1][1]

@@ -1,0 +1,243 @@
+"""Gradient statistics: say how a model's gradients are made, and so which compressors and strategies can work on them.
+
+What each number speaks for:
+
+- energy in the largest entries: a sparse choice (TopK and its kin) loses 1 - share of the energy in one message
+  (Stich et al. 2018, arXiv:1809.07599: its contraction is at least the density, and equals this share);
+- energy in the first singular directions: a low-rank choice (PowerSGD) loses 1 - share at best (Eckart and Young 1936;
+  Vogels et al. 2019, arXiv:1905.13727);
+- agreement of signs between batches: 0.5 is noise; signs travel well where they agree (Bernstein et al. 2018,
+  arXiv:1802.04434);
+- gradient noise scale: up to about which batch size a larger one pays in fewer steps (McCandlish et al. 2018,
+  arXiv:1812.06162, appendix A.1, here from successive batches of one worker while its parameters move a little; an
+  order of magnitude, no more).
+
+They change as training goes on: mostly to more noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import ceil, inf, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.base import rng
+
+RANKS = (1, 2, 4, 8)  # of which singular shares are told
+SMALLEST = 256  # entries of a tensor that compressors see; smaller ones, and those of one dimension, travel dense
+OVERSAMPLING, POWER_ITERATIONS = 8, 2  # of the randomized range finder
+MOST_FACTORED = 2**24  # entries of all matrices whose singular values are looked at
+NOISE_LARGEST_HUNDREDTH = 0.0845  # of Gaussian noise's energy: 2 (z phi(z) + Q(z)) where 2 Q(z) = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientStatistics:
+    """What a worker's gradients of some successive batches are like: means over tensors, weighted by their energy.
+
+    Of the tensors that compressors see: two dimensions or more and at least 256 entries; of all where there are none.
+    """
+
+    batches: int  # that were seen
+    steps_before: int = 0  # that the script had made; the first ones of a training are unlike all others
+    entries: int  # of the tensors that were looked at
+    largest_hundredth: float  # share of a batch's energy in the largest 1 % of each tensor's entries
+    largest_thousandth: float  # likewise in 0.1 %
+    singular_shares: tuple[float, ...] | None  # of the mean gradient's energy in its first 1, 2, 4, 8 directions
+    noise_singular_shares: tuple[float, ...] | None  # at most what noise of the same shapes would have there
+    sign_agreement: float | None  # share of entries with the sign of the batch before; None: one batch
+    signal_energy: float | None  # |G|^2 of the true gradient, estimated; below 0 where noise hides it
+    noise_energy: float | None  # tr(Sigma) of one batch's gradient, estimated
+
+    @property
+    def noise_scale_batches(self) -> float | None:
+        """Gradient noise scale tr(Sigma) / |G|^2 in batches of one worker; inf where no signal was found."""
+        if self.signal_energy is None or self.noise_energy is None:
+            return None
+        if self.noise_energy <= 0:
+            return 0.0
+        return self.noise_energy / self.signal_energy if self.signal_energy > 0 else inf
+
+    def steps_ratio(self, batches: int, than: int) -> float:
+        """Steps to a loss with `batches` a step over those with `than`: (1 + B_noise / B) / (1 + B_noise / B').
+
+        source: McCandlish et al. 2018, equation 2.11. 1 where the noise scale is not known.
+        """
+        noise = self.noise_scale_batches
+        if noise is None:
+            return 1.0
+        if noise == inf:
+            return than / batches
+        return (1 + noise / batches) / (1 + noise / than)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> GradientStatistics:
+        shares = {
+            key: None if fields[key] is None else tuple(fields[key])
+            for key in ("singular_shares", "noise_singular_shares")
+        }
+        return cls(**{**fields, **shares})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+# -- of one tensor -----------------------------------------------------------------------------------------------------
+
+
+def energy(x: Tensor) -> float:
+    """Sum of squares."""
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64) ** 2)
+
+
+def energy_of_largest(x: Tensor, density: float) -> float:
+    """Sum of the squares of the k = ceil(density n) entries of largest magnitude. x: any shape."""
+    flat = x.detach().flatten().float()
+    largest = flat.abs().topk(ceil(density * flat.numel()), sorted=False).values
+    return energy(largest)
+
+
+def singular_energies(matrix: Tensor, ranks: Sequence[int] = RANKS) -> list[float]:
+    """Energy in the first r singular directions, for each r. matrix: (rows, cols).
+
+    By a randomized range finder with power iterations: never more than the truth, and close to it where singular values
+    decay. Matrix products with max(ranks) + 8 columns, six times.
+    source: Halko, Martinsson and Tropp 2011, SIAM Review 53, algorithm 4.4
+    """
+    a = matrix.detach().float()
+    columns = min(max(ranks) + OVERSAMPLING, *a.shape)
+    draws = rng.generator("singular energies", *a.shape)
+    test = torch.randn(a.shape[1], columns, generator=draws).to(a.device)
+    basis = torch.linalg.qr(a @ test).Q
+    for _ in range(POWER_ITERATIONS):
+        basis = torch.linalg.qr(a @ torch.linalg.qr(a.T @ basis).Q).Q
+    squares = torch.linalg.svdvals(basis.T @ a).double().square()
+    return [float(squares[:rank].sum()) for rank in ranks]
+
+
+def noise_singular_share(rows: int, cols: int, rank: int) -> float:
+    """At most what share of a Gaussian matrix's energy lies in its first `rank` directions, for large ones.
+
+    Its largest singular value is sqrt(rows) + sqrt(cols) (Bai and Yin 1993), and its energy rows cols.
+    """
+    return min(1.0, rank * (sqrt(rows) + sqrt(cols)) ** 2 / (rows * cols))
+
+
+def sign_agreement(x: Tensor, y: Tensor) -> float:
+    """Share of the entries that are zero in neither which have one sign in both; 0.5 where there are none."""
+    product = torch.sign(x) * torch.sign(y)
+    alike, unlike = int((product > 0).sum()), int((product < 0).sum())
+    return alike / (alike + unlike) if alike + unlike else 0.5
+
+
+def signal_and_noise(small: float, big: float, batches: int) -> tuple[float, float]:
+    """(|G|^2, tr(Sigma)) from the mean |g|^2 of one batch's gradient and |g|^2 of the mean of so many.
+
+    Both without bias: |G|^2 = (B big - small) / (B - 1), tr(Sigma) = (small - big) / (1 - 1 / B)
+    source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1
+    """
+    return (batches * big - small) / (batches - 1), (small - big) / (1 - 1 / batches)
+
+
+# -- of a model --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Sums:
+    """Energies of many tensors and batches, added up."""
+
+    whole: float = 0.0  # of everything, small tensors included
+    seen: float = 0.0  # of what compressors see
+    hundredth: float = 0.0
+    thousandth: float = 0.0
+    compared: float = 0.0  # of what was compared with the batch before
+    agreeing: float = 0.0  # times the share of equal signs
+
+
+@dataclass
+class GradientObserver:
+    """Sees gradients batch after batch; keeps their sum and the last ones, 2 N in float32."""
+
+    steps_before: int = 0  # that the script has made
+    batches: int = 0
+    _sums: _Sums = field(default_factory=_Sums)
+    _total: dict[str, Tensor] = field(default_factory=dict)
+    _before: dict[str, Tensor] = field(default_factory=dict)
+
+    def observe(self, gradients: Mapping[str, Tensor]) -> None:
+        """One batch's gradients by name, unscaled; those of a name have one shape in all batches. They are copied."""
+        fresh = {name: gradient.detach().float() for name, gradient in gradients.items()}
+        self._sums.whole += sum(energy(each) for each in fresh.values())
+        for name, gradient in visible(fresh).items():
+            self._look_at(gradient, self._before.get(name))
+        for name, gradient in fresh.items():
+            self._total[name] = self._total[name].add_(gradient) if name in self._total else gradient.clone()
+            self._before[name] = gradient.clone()
+        self.batches += 1
+
+    def _look_at(self, gradient: Tensor, before: Tensor | None) -> None:
+        own = energy(gradient)
+        self._sums.seen += own
+        self._sums.hundredth += energy_of_largest(gradient, 0.01)
+        self._sums.thousandth += energy_of_largest(gradient, 0.001)
+        if before is not None:
+            self._sums.compared += own
+            self._sums.agreeing += own * sign_agreement(gradient, before)
+
+    def statistics(self) -> GradientStatistics:
+        """Of all batches so far, of which there is one at least."""
+        mean = {name: total / self.batches for name, total in self._total.items()}
+        matrices = _factored(visible(mean))
+        signal = noise = None
+        if self.batches > 1:
+            big = sum(energy(each) for each in mean.values())
+            signal, noise = signal_and_noise(self._sums.whole / self.batches, big, self.batches)
+        return GradientStatistics(
+            batches=self.batches,
+            steps_before=self.steps_before,
+            entries=sum(each.numel() for each in visible(mean).values()),
+            largest_hundredth=_share(self._sums.hundredth, self._sums.seen),
+            largest_thousandth=_share(self._sums.thousandth, self._sums.seen),
+            singular_shares=_singular_shares(matrices) if matrices else None,
+            noise_singular_shares=_noise_shares(matrices) if matrices else None,
+            sign_agreement=self._sums.agreeing / self._sums.compared if self._sums.compared else None,
+            signal_energy=signal,
+            noise_energy=noise,
+        )
+
+
+def visible(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Those that compressors see; all where there are none."""
+    seen = {name: each for name, each in tensors.items() if each.dim() >= 2 and each.numel() >= SMALLEST}
+    return seen or tensors
+
+
+def _factored(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """As PowerSGD sees them, (first, everything else): the largest, up to a number of entries in all."""
+    matrices = [each.reshape(each.shape[0], -1) for each in tensors.values() if each.dim() >= 2]
+    kept: list[Tensor] = []
+    for matrix in sorted(matrices, key=torch.numel, reverse=True):
+        if kept and sum(map(torch.numel, kept)) + matrix.numel() > MOST_FACTORED:
+            continue
+        kept.append(matrix)
+    return kept
+
+
+def _singular_shares(matrices: Sequence[Tensor]) -> tuple[float, ...]:
+    found = [singular_energies(matrix) for matrix in matrices]
+    whole = sum(energy(matrix) for matrix in matrices)
+    return tuple(_share(sum(each), whole) for each in zip(*found, strict=True))
+
+
+def _noise_shares(matrices: Sequence[Tensor]) -> tuple[float, ...]:
+    """Weighted by the matrices' energies, as the shares beside it."""
+    weights = [energy(matrix) for matrix in matrices]
+    shares = [[noise_singular_share(matrix.shape[0], matrix.shape[1], rank) for matrix in matrices] for rank in RANKS]
+    return tuple(_share(sum(w * s for w, s in zip(weights, each, strict=True)), sum(weights)) for each in shares)
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole else 0.0

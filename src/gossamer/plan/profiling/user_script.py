@@ -1,0 +1,61 @@
+"""User scripts: runs one in this process as `python script.py` would, with a recipe in place of its own."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.errors import AttachError
+from gossamer.events import Attached, Event, subscribe
+
+
+class _Seen(BaseException):
+    """Ends a script where it attaches. Not an Exception, so that its own handlers let it pass."""
+
+
+def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attached:
+    """Run a script in this process until it attaches, with `recipe` in place of its own; nothing is sent."""
+    seen: list[Attached] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Attached):
+            seen.append(event)
+            raise _Seen
+
+    unsubscribe = subscribe(listen)
+    try:
+        with redirect_stdout(sys.stderr):
+            run_as_main(script, arguments, recipe)
+    except (_Seen, SystemExit):
+        pass
+    finally:
+        unsubscribe()
+    if not seen:
+        raise AttachError(
+            f"{script} ended before it called gossamer.attach, so there is no model to explain. Pass the "
+            "arguments with which it trains after its name, or a size instead of it: --parameters 10000000."
+        )
+    return seen[0]
+
+
+def run_as_main(script: Path, arguments: Sequence[str], recipe: Recipe) -> None:
+    """Run a script with what it sees when it is started by name (its arguments, its folder first) and the recipe."""
+    argv, path, environment = sys.argv, sys.path, dict(os.environ)
+    sys.argv = [str(script), *arguments]
+    sys.path = [str(script.resolve().parent), *path]
+    os.environ |= {
+        "GOSSAMER_RECIPE": repr(recipe),
+        "GOSSAMER_RECORD": "",
+        "GOSSAMER_LOG_TO": "",
+    }  # what is measured is no run
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        sys.argv, sys.path = argv, path
+        os.environ.clear()
+        os.environ.update(environment)

@@ -1,0 +1,68 @@
+"""Pricing: seconds of a step on every rung, by its bytes and messages on the line that was measured.
+
+busy    = codec + bytes * seconds_per_byte + trips * trip_seconds         of the communication thread
+waiting = max(busy / buckets, busy - hidden)       the last bucket comes when the backward pass is over
+step    = computing + waiting                      of local steps: busy is waited for in full, once a period
+to a loss: step * how many steps the rung needs, over those of Dense()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gossamer.train.auto.network_fit import NO_FACTORS, Factors, FittedLine, StepWindow
+from gossamer.train.auto.rung_cost import RungCost
+
+BACKWARD_SHARE = 2 / 3  # of computing, in which gradients appear
+SURE_WAITING = (
+    0.1  # of what the communication thread does: where more is waited for, the rest is all that can be hidden
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungPrice:
+    """What a rung is foretold to take."""
+
+    name: str
+    step_seconds: float
+    loss_seconds: float  # of a step of Dense()'s worth of loss
+
+
+def hidden_seconds(window: StepWindow, cost: RungCost) -> float:
+    """How much of a step's communication can go on beside the backward pass."""
+    if cost.local:
+        return BACKWARD_SHARE * window.computing * (cost.buckets - 1) / cost.buckets
+    busy = window.wire + window.codec
+    seen = max(0.0, busy - window.waiting)
+    if window.waiting > SURE_WAITING * busy:
+        return seen
+    return max(seen, BACKWARD_SHARE * window.computing * (cost.buckets - 1) / cost.buckets)
+
+
+def step_seconds(
+    cost: RungCost, line: FittedLine, computing: float, hidden: float, codec_seconds: float, factor: float = 1.0
+) -> float:
+    """Foretell a step. factor: of the wire's seconds, as was learned when the rung was tried."""
+    busy = codec_seconds + factor * line.wire_seconds(cost.bytes_sent, cost.trips)
+    return computing + (busy if cost.local else max(busy / cost.buckets, busy - hidden))
+
+
+def price(
+    costs: Sequence[RungCost],
+    here: RungCost,
+    window: StepWindow,
+    line: FittedLine,
+    codec_seconds: Mapping[str, float],
+    caution: float = 1.0,
+    factors: Factors = NO_FACTORS,
+) -> list[RungPrice]:
+    """Price all rungs, from where the window was measured. codec_seconds, factors: of those that were tried here, by
+    name. caution: how many times the steps count that compressed gradients need beyond those of Dense()."""
+    hidden, found = hidden_seconds(window, here), []
+    for cost in costs:
+        codec = codec_seconds.get(cost.name, cost.codec_seconds)
+        seconds = step_seconds(cost, line, window.computing, hidden, codec, factors.get(cost.name, 1.0))
+        steps = cost.steps if cost.local else 1 + caution * (cost.steps - 1)
+        found.append(RungPrice(name=cost.name, step_seconds=seconds, loss_seconds=seconds * steps))
+    return found

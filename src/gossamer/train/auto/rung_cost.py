@@ -1,0 +1,82 @@
+"""Rung costs: bytes, messages and computing of a step on each rung, by the real aggregations over meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gossamer.base.layout import dtype_of
+from gossamer.base.ops import AllReduceMean, Coalesced, CollectiveOp
+from gossamer.comm.runtime.pipeline import DEPTH
+from gossamer.events import Attached
+from gossamer.train.auto.ladder import LadderRung
+from gossamer.train.traffic.op_trace import trace_ops
+from gossamer.train.traffic.traffic import estimate_traffic
+
+BUFFER_TRIPS = 2  # of a broadcast: parts go out, and are passed on; of a mean: there and back
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungCost:
+    """What a rung costs one worker in a step, on average over its period."""
+
+    name: str
+    steps: float  # to a loss, over those of Dense()
+    period: int  # steps from one round to the next; 1: gradients are averaged in every step
+    bytes_sent: float  # payload
+    trips: float  # messages that wait for each other, one way each
+    codec_seconds: float  # of the communication thread, before it was tried here
+    buckets: int  # that leave one after the other while gradients appear
+
+    @property
+    def local(self) -> bool:
+        return self.period > 1
+
+
+def rung_costs(
+    rungs: Sequence[LadderRung], model: Attached, workers: int, *, adaptive: bool, buffers: Sequence[int] = ()
+) -> tuple[RungCost, ...]:
+    """Price the rungs for a model that is attached with any of them. Exact, for bytes.
+
+    buffers: bytes of each buffer that training moves, such as BatchNorm's statistics. In lock step one rank broadcasts
+    each of them, one after the other, which on a slow line is most of a step; local steps average them at a merge.
+    """
+    return tuple(_cost(rung, model, workers, rung.steps(adaptive=adaptive), buffers) for rung in rungs)
+
+
+def _cost(rung: LadderRung, model: Attached, workers: int, steps: float, buffers: Sequence[int]) -> RungCost:
+    recipe = rung.recipe(workers)
+    stage = recipe.strategy.steady_stage
+    local = stage.local_parameters
+    period = stage.schedule.period if local else 1
+    model = replace(
+        model,
+        fragments=(0,) * len(model.layouts),
+        buffer_bytes=0 if local else sum(buffers),
+        rider_bytes=(float(sum(buffers)),) if local else (),
+    )
+    ops = [trace_ops(recipe, layout, dtype_of(text), workers) for text, layout in model.layouts]
+    at_once = min(len(ops), DEPTH)  # buckets travel beside each other
+    trips = sum(_trips(op) for bucket in ops for op in bucket) / at_once
+    trips += local + BUFFER_TRIPS * (min(len(buffers), 1) if local else len(buffers))  # a participation poll
+    gradient_bytes = sum(dtype_of(text).itemsize * layout.numel for text, layout in model.layouts)
+    return RungCost(
+        name=rung.name,
+        steps=steps,
+        period=period,
+        bytes_sent=estimate_traffic(recipe, model, workers=workers).bytes_sent,
+        trips=trips / period,
+        codec_seconds=gradient_bytes / rung.codec_bytes_per_second / period,
+        buckets=len(ops),
+    )
+
+
+def _trips(op: CollectiveOp) -> int:
+    """A mean goes to the owners of its parts and back, however many hops a longer way would have."""
+    match op:
+        case AllReduceMean():
+            return 2
+        case Coalesced(ops):
+            return max(map(_trips, ops), default=0)
+        case _:
+            return 1

@@ -1,0 +1,63 @@
+"""Background save: writes one rank's part beside training; a step is complete once all parts of the save are there.
+
+No rank waits for another's disk: what makes a step of it is a name of the save, agreed on as it begins, which stands in
+every part's manifest. `coordinated.load` takes a step whose parts all have it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gossamer.train import checkpoint
+from gossamer.train.checkpoint.snapshot import Flat
+
+
+@dataclass
+class BackgroundSave:
+    """What one rank writes of one save, in a thread that outlives a main thread that ends.
+
+    begin() first; `error` after wait(). parts: by rank, its own as a `Flat` and files of others as they are.
+    """
+
+    directory: str
+    step: int
+    rank: int
+    world: int
+    keep: int
+    parts: Mapping[int, Flat | list[bytes]]
+    about: Mapping[str, str]  # with the name of the "save"
+    error: Exception | None = None
+    _thread: threading.Thread = field(init=False)
+
+    def begin(self) -> None:
+        self._thread = threading.Thread(target=self._write, name="gossamer-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def _write(self) -> None:
+        try:
+            for rank, part in self.parts.items():
+                self._write_part(rank, part)
+        except Exception as error:
+            self.error = error
+
+    def _write_part(self, rank: int, part: Flat | list[bytes]) -> None:
+        digests = [""] * self.world  # each part knows its own
+        if isinstance(part, Flat):
+            digests[rank] = checkpoint.stage(self.directory, self.step, rank, part)
+        else:
+            digests[rank] = checkpoint.stage_pieces(self.directory, self.step, rank, part)
+        checkpoint.complete(self.directory, self.step, rank, digests, dict(self.about), keep=None)
+
+    def prune(self) -> None:
+        """Remove older checkpoints, once all parts are there."""
+        for rank in self.parts:
+            checkpoint.prune(self.directory, self.step, rank, self.world, self.keep)

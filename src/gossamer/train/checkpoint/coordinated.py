@@ -1,0 +1,298 @@
+"""Coordinated checkpoints: save and load all ranks together; a step is complete on every rank or on none."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gossamer.errors import CheckpointError
+from gossamer.events import notice
+from gossamer.train import checkpoint
+from gossamer.train.checkpoint import nothing_found, reshard, runs
+from gossamer.train.checkpoint.agreement import AllGatherText, on_all_ranks
+from gossamer.train.checkpoint.background import BackgroundSave
+from gossamer.train.checkpoint.files import MALFORMED, nbytes_of
+from gossamer.train.checkpoint.snapshot import Flat, SnapshotBuffers
+from gossamer.train.checkpoint.state import AGREED_KEY, Stateful, random_state, refuse_other_tree, set_random_state
+
+Copies = Callable[[Any, Sequence[int]], dict[int, list[bytes]]]  # of a tree and all ranks' sizes: others' files
+PLACES = (checkpoint.REPLACED, "")  # where a step may lie in a directory, the better one last
+
+
+def save(
+    directory: str | os.PathLike[str],
+    step: int,
+    rank: int,
+    tree: Mapping[str, Any],
+    about: Mapping[str, str],
+    all_gather_text: AllGatherText,
+    keep: int = 2,
+    copies: Copies | None = None,
+) -> None:
+    """Write this rank's part, and declare the step complete once all ranks have written theirs.
+
+    about: with the name of the "run"; steps of another run are set aside first. all_gather_text: returns every rank's
+    text, by rank. keep: checkpoints that stay, this one among them. copies: exchanges parts that others keep, too.
+    Where one rank fails, all raise CheckpointError.
+    """
+    held: dict[int, list[bytes]] = {}
+    try:
+        _set_aside(directory, step, rank, about["run"], all_gather_text)
+        held = _exchanged(step, tree, all_gather_text, copies)
+        staged = partial(_stage, directory, step, rank, tree, held)
+        digests = on_all_ranks(all_gather_text, step, staged)
+        on_all_ranks(all_gather_text, step, partial(_complete, directory, step, (rank, *held), digests, about))
+    except CheckpointError:
+        for each in (rank, *held):
+            checkpoint.abandon(directory, step, each)
+        raise
+    for each in (rank, *held):
+        checkpoint.prune(directory, step, each, len(digests), keep)  # not before all ranks have the new one
+
+
+def _exchanged(step: int, tree: Any, all_gather_text: AllGatherText, copies: Copies | None) -> dict[int, list[bytes]]:
+    """The files of others that this rank keeps, too."""
+    if copies is None:
+        return {}
+    sizes = on_all_ranks(all_gather_text, step, lambda: str(nbytes_of(tree)))
+    return copies(tree, [int(size) for size in sizes])
+
+
+def begin_in_background(
+    directory: str | os.PathLike[str],
+    step: int,
+    rank: int,
+    tree: Mapping[str, Any],
+    about: Mapping[str, str],
+    all_gather_text: AllGatherText,
+    keep: int,
+    copies: Copies | None,
+    buffers: SnapshotBuffers,
+) -> BackgroundSave:
+    """As `save`, but return once this rank's tree was copied into `buffers`: `conclude` what is returned."""
+    where = os.fspath(directory)
+    taken: list[Flat] = []
+
+    def copy() -> str:
+        taken.append(buffers.copy(tree))
+        return ""
+
+    def keep_replaced() -> str:
+        for each in parts:
+            checkpoint.keep_replaced(where, step, each)
+        return ""
+
+    _set_aside(directory, step, rank, about["run"], all_gather_text)
+    world = len(on_all_ranks(all_gather_text, step, copy))
+    parts: dict[int, Any] = {rank: taken[0], **_exchanged(step, taken[0], all_gather_text, copies)}
+    on_all_ranks(all_gather_text, step, keep_replaced)
+    named = {**about, "save": runs.agree_on_name(all_gather_text)}
+    return BackgroundSave(where, step, rank, world, keep, parts, named)
+
+
+def conclude(pending: BackgroundSave | None, all_gather_text: AllGatherText) -> bool:
+    """Wait until what was begun is written, on all ranks, and remove older checkpoints; every rank must call it.
+
+    Returns whether it is complete: not where nothing was begun, or a writer has left meanwhile. Where one rank failed,
+    all raise CheckpointError, with the cause on that one.
+    """
+    told = "nothing"
+    if pending is not None:
+        pending.wait()
+        told = f"lost {pending.step} {pending.error}" if pending.error else "complete"
+    answers = all_gather_text(told)
+    lost = [f"rank {who}: {text.split(' ', 2)[2]}" for who, text in enumerate(answers) if text.startswith("lost ")]
+    if lost:
+        step = next(text.split(" ")[1] for text in answers if text.startswith("lost "))
+        raise CheckpointError(
+            f"the checkpoint of step {step}, which was written beside training, was given up, since not every rank's "
+            f"part could be written: {'; '.join(lost)} The one before is kept, and nothing else was written: call "
+            "session.save() again to save the step that is now."
+        ) from (pending.error if pending is not None else None)
+    if pending is None or answers.count("complete") < pending.world:
+        return False
+    pending.prune()
+    return True
+
+
+def _set_aside(
+    directory: str | os.PathLike[str], step: int, rank: int, run: str, all_gather_text: AllGatherText
+) -> None:
+    def act() -> str:
+        return "\n".join(runs.set_aside(directory, run))
+
+    answers = on_all_ranks(all_gather_text, step, act, "could be told from another run's")
+    moved = sorted({place for text in answers for place in text.splitlines()})
+    if moved and rank == 0:
+        notice(
+            f"{os.fspath(directory)} held checkpoints of another run, which session.load() would have mixed with those "
+            f"of this one. They are kept in {', '.join(moved)}. To go on from them, call "
+            f"session.load({os.path.dirname(moved[-1])!r}) before the first save"
+        )
+
+
+def _stage(
+    directory: str | os.PathLike[str], step: int, rank: int, tree: Mapping[str, Any], held: Mapping[int, list[bytes]]
+) -> str:
+    for each in (rank, *held):
+        checkpoint.keep_replaced(directory, step, each)
+    for each, pieces in held.items():
+        checkpoint.stage_pieces(directory, step, each, pieces)
+    return checkpoint.stage(directory, step, rank, tree)
+
+
+def _complete(
+    directory: str | os.PathLike[str], step: int, ranks: Sequence[int], digests: list[str], about: Mapping[str, str]
+) -> str:
+    for rank in ranks:
+        checkpoint.complete(directory, step, rank, digests, dict(about), keep=None)
+    return "complete"
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A checkpoint as this rank loads it."""
+
+    tree: Mapping[str, Any]  # this rank's, or one for it where another number of workers wrote theirs
+    sessions: Sequence[Mapping[str, Any]]  # the tree's "session", of all writers by rank where they were others
+    run: str  # the name of the run that wrote it
+    news: str | None = None  # what resharding did, in one line
+
+
+def load(
+    directory: str | os.PathLike[str], rank: int, world: int, all_gather_text: AllGatherText
+) -> LoadedCheckpoint | None:
+    """The newest checkpoint that every rank can go on from; None where there is none at all, which rank 0 says.
+
+    Raises CheckpointError for a path that is a file, on all ranks.
+
+    Each needs its own part, and all parts where another number of workers wrote them.
+    """
+    usable, others = _usable(directory, rank, world)
+    told = json.dumps([usable, others, nothing_found.refusal(directory)])
+    answers = [json.loads(text) for text in all_gather_text(told)]
+    if refusals := [why for _, _, why in answers if why]:
+        raise CheckpointError(refusals[0])
+    steps = [{tuple(each) for each in usable} for usable, _, _ in answers]
+    if any(steps) and not all(steps):
+        without = ", ".join(str(who) for who, theirs in enumerate(steps) if not theirs)
+        raise CheckpointError(
+            f"of {world} ranks, {without} have no checkpoint in {os.fspath(directory)!r} that they can go on from and "
+            "the others do: parts are missing, or the directory is not shared by all machines. Share it, or copy all "
+            "parts to every machine."
+        )
+    strange = sorted({writers for _, others, _ in answers for writers in others})
+    if strange and not any(steps):
+        raise CheckpointError(
+            f"what is in {os.fspath(directory)!r} was written by another number of workers, {strange[0]} and not "
+            f"{world}, and not all of their parts are there, so what they still had to send would be lost. Copy all "
+            f"parts into it on every machine, run {strange[0]} workers, or begin in an empty directory."
+        )
+    passed_over: list[str] = []
+    for step, place, writers in sorted(set.intersection(*steps), reverse=True):
+        found: list[LoadedCheckpoint] = []
+        read = partial(_read, os.path.join(directory, PLACES[place]), step, rank, world, writers, found)
+        damages = on_all_ranks(all_gather_text, step, partial(_damage, read), "could be read")
+        why = "; ".join(
+            f"rank {who}: {text.removeprefix('damaged ')}"
+            for who, text in enumerate(damages)
+            if text.startswith("damaged ")
+        )
+        if not why and len(set(damages)) == 1 and damages[0]:
+            if passed_over and rank == 0:
+                notice(f"session.load() goes on from step {step}: {'; '.join(passed_over)}")
+            return found[0]
+        passed_over.append(
+            f"step {step} is damaged ({why})"
+            if why
+            else f"step {step} has parts of two saves, since one of them was cut short"
+        )
+    if passed_over:
+        raise CheckpointError(
+            f"no checkpoint in {os.fspath(directory)!r} can be used: {'; '.join(passed_over)}. Copy an intact one into "
+            "it, or begin in an empty directory."
+        )
+    if rank == 0 and (said := nothing_found.start_notice(directory)):
+        notice(said)
+    return None
+
+
+def _damage(read: Callable[[], str]) -> str:
+    """What `read` returns; or "damaged " and why, where what was read is damaged, and not the disk or the network."""
+    try:
+        return read()
+    except CheckpointError as error:
+        return f"damaged {error}"
+    except MALFORMED as error:
+        return f"damaged {type(error).__name__}: {error}"
+
+
+def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """([(step, index in PLACES, number of writers)] that this rank could go on from, other numbers of writers in here).
+
+    What was replaced counts where the new one of the same step does not.
+    """
+    usable: list[tuple[int, int, int]] = []
+    others: list[int] = []
+    for place, name in enumerate(PLACES):
+        here = os.path.join(directory, name)
+        complete = {each: set(checkpoint.complete_steps(here, each)) for each in (0, rank)}
+        for step in sorted(complete[0] | complete[rank]):
+            writers = checkpoint.writers(here, step) or world
+            needed = [rank] if writers == world else list(range(writers))
+            if all(step in checkpoint.complete_steps(here, each) for each in needed):
+                usable.append((step, place, writers))
+            if writers != world:
+                others.append(writers)
+    return usable, others
+
+
+def _read(
+    directory: str | os.PathLike[str], step: int, rank: int, world: int, writers: int, found: list[LoadedCheckpoint]
+) -> str:
+    """Append a checkpoint to `found`; returns which save it is of, or "" where the parts read are of several."""
+    if writers == world:
+        tree, manifest = _read_part(directory, step, rank)
+        found.append(LoadedCheckpoint(tree, [tree["session"]], runs.run_of(manifest)))
+        return runs.save_of(manifest)
+    kept: dict[str, Any] = {}
+    parts: list[Any] = []
+    saves: set[str] = set()
+    for each in range(writers):
+        tree, manifest = _read_part(directory, step, each)
+        saves.add(runs.save_of(manifest))
+        parts.append({part: tree[part] for part in ("session", "world")})  # one model in memory is enough
+        if each == rank % writers:
+            kept = tree
+    kept["world"] = reshard.fold_positions([part["world"] for part in parts], rank, world)
+    if rank >= writers:  # two workers must not draw the same
+        kept["random"] = random_state()
+    sessions = [part["session"] for part in parts]
+    apart = any(AGREED_KEY in memory for session in sessions for memory in session["state"].values())
+    recipe = sessions[0]["recipe"]
+    news = reshard.describe(os.fspath(directory), step, writers, world, recipe=recipe, apart=apart)
+    found.append(LoadedCheckpoint(kept, sessions, runs.run_of(manifest), news))
+    return saves.pop() if len(saves) == 1 else ""
+
+
+def _read_part(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    tree, manifest = checkpoint.read(directory, step, rank)
+    refuse_other_tree(tree, f"{os.fspath(directory)}, step {step}, rank {rank}")
+    return tree, manifest
+
+
+def states(parts: Mapping[str, Stateful]) -> dict[str, Any]:
+    """The state of each part, and of the global random generators."""
+    return {**{name: part.state_dict() for name, part in parts.items()}, "random": random_state()}
+
+
+def put_back(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> None:
+    """Restore the parts that the tree has; the generators first, since the world's shards draw."""
+    set_random_state(tree["random"])
+    for name, part in parts.items():
+        if tree.get(name):
+            part.load_state_dict(tree[name])

@@ -1,0 +1,77 @@
+"""Durable writes: put files and folders on disk, by name and content, before they return.
+
+A file's content is durable once the file was synced; its name, and a change of name, once its folder was.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from gossamer.train.checkpoint.pytree import DIGEST_BYTES
+
+# What file systems without hard links answer
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and all above it that are missing, each of them durable before the next lies in it."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with suppress(FileExistsError):  # another rank was faster; what is no folder is found by who writes into it
+        folder.mkdir()
+    sync_folder(folder.parent)
+
+
+def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """Write and sync a new file; returns its digest. Its name is durable once the folder is synced."""
+    running = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        for piece in pieces:
+            running.update(piece)
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return running.hexdigest()
+
+
+def link_file(path: Path, to: Path) -> None:
+    """Give a file a second name, or a synced copy where the file system has one name for each."""
+    to.unlink(missing_ok=True)
+    try:
+        os.link(path, to)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        shutil.copyfile(path, to)
+        handle = os.open(to, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def move_folder(folder: Path, to: Path) -> None:
+    """Rename a folder. Raises FileNotFoundError where it is not there any more."""
+    make_folder(to.parent)
+    folder.rename(to)
+    sync_folder(to.parent)
+    sync_folder(folder.parent)

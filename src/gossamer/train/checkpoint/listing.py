@@ -1,0 +1,99 @@
+"""Checkpoint listing: finds what lies in a directory of checkpoints, and whether all parts of it are there."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gossamer.errors import CheckpointError
+from gossamer.train.checkpoint.files import MALFORMED, REPLACED, complete_steps, manifests, read, step_folders
+from gossamer.train.checkpoint.runs import run_of, save_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSummary:
+    """One step in a directory of checkpoints, as its manifests tell of it."""
+
+    directory: str  # where session.load finds it
+    step: int
+    world: int  # workers that wrote it; 0 where no manifest can be read
+    recipe: str
+    run: str
+    version: str  # of Gossamer
+    nbytes: int
+    problem: str = ""  # why it cannot be loaded; "" where it can
+
+    @property
+    def complete(self) -> bool:
+        return not self.problem
+
+
+def summaries(directory: str | os.PathLike[str], *, verify: bool = False) -> list[CheckpointSummary]:
+    """All steps in a directory, by step; then those that were set aside or are being replaced.
+
+    verify: also read every part, and compare its digest. Without it a damaged part counts as there.
+    """
+    here = Path(directory)
+    aside = sorted(path for path in here.glob("run-*") if path.is_dir())
+    return [
+        _summary(place, step, folder, verify)
+        for place in (here, here / REPLACED, *aside)
+        for step, folder in step_folders(place).items()
+    ]
+
+
+def newest(directory: str | os.PathLike[str]) -> CheckpointSummary:
+    """The newest step of a directory whose parts are all there. Raises CheckpointError where none is."""
+    found = [each for each in summaries(directory) if each.complete and Path(each.directory) == Path(directory)]
+    if not found:
+        raise CheckpointError(
+            f"{os.fspath(directory)} holds no checkpoint of which all parts are there. See what it holds: gossamer "
+            f"checkpoint {os.fspath(directory)}"
+        )
+    return found[-1]
+
+
+def _summary(place: Path, step: int, folder: Path, verify: bool) -> CheckpointSummary:
+    told = manifests(folder)
+    manifest: dict[str, Any] = told[0] if told else {"world": 0}
+    about = manifest.get("about")
+    about = about if isinstance(about, dict) else {}
+    return CheckpointSummary(
+        directory=os.fspath(place),
+        step=step,
+        world=manifest["world"],
+        recipe=str(about.get("recipe", "")),
+        run=run_of(manifest),
+        version=str(about.get("gossamer", "")),
+        nbytes=_nbytes(folder),
+        problem=_problem(place, step, told, verify),
+    )
+
+
+def _problem(place: Path, step: int, told: list[dict[str, Any]], verify: bool) -> str:
+    if not told:
+        return "no manifest"
+    world = told[0]["world"]
+    missing = [rank for rank in range(world) if step not in complete_steps(place, rank)]
+    if missing:
+        return f"no part of rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    saves = {save_of(manifest) for manifest in told if manifest.get("rank") in range(world)}
+    if len(saves) > 1:
+        return "parts of several saves"
+    for rank in range(world) if verify else ():
+        try:
+            read(place, step, rank)
+        except (CheckpointError, OSError, *MALFORMED) as error:
+            return f"the part of rank {rank} is damaged: {error}"
+    return ""
+
+
+def _nbytes(folder: Path) -> int:
+    total = 0
+    for path in folder.iterdir():
+        with suppress(OSError):  # removed meanwhile
+            total += path.stat().st_size
+    return total

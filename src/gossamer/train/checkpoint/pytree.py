@@ -1,0 +1,164 @@
+"""Pytree: flattens a tree of plain values and tensors into JSON and named tensors, and digests tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.base.json_text import read_json
+from gossamer.base.layout import dtype_name, dtype_of
+from gossamer.errors import CheckpointError
+
+CHUNK_BYTES = 1 << 24
+DIGEST_BYTES = 16
+DEEPEST_LEVELS = 60  # of a tree; each is up to three levels of its JSON, and 200 of those are read
+# Known to every release of safetensors; other dtypes are stored as bytes, with their name in the tree.
+FORMAT_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The elements in row-major order as uint8, (nbytes,), without a copy where the tensor is contiguous."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
+
+
+def chunks(tensor: Tensor) -> Iterator[memoryview]:
+    for chunk in flat_bytes(tensor).split(CHUNK_BYTES):
+        yield memoryview(chunk.cpu().numpy())
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A hash of the tensors' bytes, one after the other: equal digests mean equal bits."""
+    running = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for tensor in tensors:
+        for chunk in chunks(tensor):
+            running.update(chunk)
+    return running.hexdigest()
+
+
+class _Writer:
+    """Encodes a tree as JSON, and collects its tensors by name.
+
+    None, bool, int, str, finite floats and lists stand for themselves; everything else is an object whose first key
+    is its kind.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._level = 0
+
+    def encode(self, value: Any, path: str) -> Any:
+        if self._level == DEEPEST_LEVELS:
+            raise CheckpointError(
+                f"The tree holds itself, or is nested too deeply to be written: more than {DEEPEST_LEVELS} levels at "
+                f"{path[:100]}. Save flat lists and dicts of numbers, text and tensors."
+            )
+        self._level += 1
+        encoded = self._encoded(value, path)
+        self._level -= 1
+        return encoded
+
+    def _encoded(self, value: Any, path: str) -> Any:
+        match value:
+            case None | bool() | int() | str():
+                return value
+            case float():
+                return value if math.isfinite(value) else {"float": repr(float(value))}
+            case Tensor():
+                return self._tensor(value, path)
+            case dict():
+                return {"dict": [[self._key(key, path), self._at(item, path, key)] for key, item in value.items()]}
+            case tuple():
+                return {"tuple": self._items(value, path)}
+            case list():
+                return self._items(value, path)
+            case np.generic():
+                return self.encode(value.item(), path)
+            case _ if callable(getattr(value, "state_dict", None)):
+                return self.encode(value.state_dict(), path)
+        raise CheckpointError(
+            f"{path or 'The tree'} is a {type(value).__qualname__}, which cannot be stored without pickle. Save "
+            "numbers, text, tensors, lists, tuples, dicts, or objects with state_dict(), NumPy's arrays as "
+            "torch.from_numpy(array); leave the rest out."
+        )
+
+    def _items(self, values: Iterable[Any], path: str) -> list[Any]:
+        return [self._at(item, path, index) for index, item in enumerate(values)]
+
+    def _at(self, item: Any, path: str, key: object) -> Any:
+        return self.encode(item, f"{path}.{key}" if path else str(key))
+
+    def _key(self, key: object, path: str) -> object:
+        if not isinstance(key, str | int):
+            raise CheckpointError(
+                f"{path or 'The tree'} has the key {key!r}, a {type(key).__qualname__}. Keys of a checkpoint are "
+                "str or int: rename it."
+            )
+        return key
+
+    def _tensor(self, tensor: Tensor, path: str) -> dict[str, Any]:
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise CheckpointError(
+                f"{path} is a tensor without plain memory ({tensor.layout}, {tensor.device}), which the format cannot "
+                "hold. Save tensor.to_dense(), or leave it out."
+            )
+        name = path.encode("ascii", "backslashreplace").decode() or "tensor"
+        while name in self.tensors or name == "__metadata__":
+            name += "'"
+        if tensor.dtype in FORMAT_DTYPES:
+            self.tensors[name] = tensor
+            return {"tensor": name}
+        self.tensors[name] = flat_bytes(tensor)
+        return {"bytes": name, "dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+
+
+def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match node:
+        case list():
+            return [_decode(item, tensors) for item in node]
+        case {"dict": pairs}:
+            return {key: _decode(item, tensors) for key, item in pairs}
+        case {"tuple": items}:
+            return tuple(_decode(item, tensors) for item in items)
+        case {"float": text}:
+            return float(text)
+        case {"tensor": name}:
+            return tensors[name]
+        case {"bytes": name, "dtype": dtype, "shape": shape}:
+            return tensors[name].view(dtype_of(dtype)).reshape(shape)
+        case _:
+            return node
+
+
+def flatten(tree: Any) -> tuple[str, dict[str, Tensor]]:
+    """A tree as JSON and its tensors by name; the tensors are the tree's own, not copies.
+
+    tree: nested dicts (str or int keys), lists and tuples of None, bool, int, float, str and tensors; whatever has a
+    state_dict() is replaced by it. Anything else is a CheckpointError that names its place.
+    """
+    writer = _Writer()
+    text = json.dumps(writer.encode(tree, ""))
+    return text, writer.tensors
+
+
+def unflatten(text: str, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `flatten`."""
+    return _decode(read_json(text), tensors)

@@ -1,0 +1,208 @@
+"""Resharding: converts the state of a checkpoint to another world size or other wrappers in the recipe.
+
+Nothing that was still to be sent is lost, and the epoch goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import events
+from gossamer.algorithms.compressors.error_feedback import Feedback
+from gossamer.algorithms.compressors.feedback_rules import begins_from, debtor
+from gossamer.algorithms.compressors.hierarchical import Hierarchical
+from gossamer.algorithms.compressors.sharded import OWED, Sharded, is_owed
+from gossamer.algorithms.compressors.sparse_allreduce import SparseSum
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.strategies import AveragingStage, GossipStage
+from gossamer.base.term import Term
+from gossamer.errors import CheckpointError, RecipeError
+from gossamer.train.checkpoint.state import AGREED_KEY, FROM_KEY
+from gossamer.train.sampler import taken_up as taken_up_position
+
+State = Mapping[str, Any]  # a Session.state_dict
+Remembered = dict[str, Tensor]  # one parameter's state, by key
+
+
+def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
+    """The state that a new worker, whose own is `mine`, begins with; `states`: of the workers before, by rank.
+
+    residual' = mean over workers of residual + sum over workers of owed, the same on every new worker; owed' = 0
+    known' = the last answer, to which all differences add up
+    law:    mean residual + owed stays what it was; the mean of what is known is the last answer
+    Anything else is averaged, too, unless it was the same everywhere.
+    """
+    first = states[0]
+    if [(state["rank"], state["step"]) for state in states] != [
+        (rank, first["step"]) for rank in range(first["world"])
+    ]:
+        raise CheckpointError(
+            f"{len(states)} of the {first['world']} states that {first['world']} workers had at one step were given to "
+            f"one of {mine['world']}, and what each still had to send would be lost without the others. Pass all of "
+            "them, in order of rank: session.load_state_dict(*states)."
+        )
+    same_recipe = alike(first["recipe"], mine["recipe"])
+    fits = same_recipe and first["layout"] == mine["layout"]
+    return {
+        **first,
+        "rank": mine["rank"],
+        "world": mine["world"],
+        "recipe": mine["recipe"] if same_recipe else first["recipe"],
+        "state": {
+            name: _begun(remembered, [state["state"].get(name, {}) for state in states])
+            for name, remembered in (mine["state"].items() if fits else ())
+        },
+        "progress": _grounded([state["progress"] for state in states]),
+    }
+
+
+def taken_up(own: State, mine: State) -> State:
+    """The state that a worker, whose own is `mine`, begins with after its saved one, `own`, of the same world size.
+
+    Wrappers that were chosen for the world size may differ where both keep the same state under the same names: a
+    residual is a part of this worker's own gradients with any of them, and goes on bit for bit. Says so on rank 0.
+    Raises CheckpointError where one of them keeps more.
+    """
+    if own["recipe"] == mine["recipe"] or not alike(own["recipe"], mine["recipe"]):
+        return own  # nothing to do, or another recipe, which the session refuses
+    if _shapes(own["state"]) != _shapes(mine["state"]):
+        raise CheckpointError(
+            f"this checkpoint was written with {own['recipe']}, and this session has come to {mine['recipe']}, where a "
+            "worker remembers something else, so that what it still had to send would be lost. Write the recipe of the "
+            f'checkpoint with its wrappers: gossamer.attach(model, optimizer, "{own["recipe"]}").'
+        )
+    if mine["rank"] == 0 and mine["state"]:
+        events.notice(
+            f"the checkpoint was written with {own['recipe']}, and the run goes on with {mine['recipe']}: what still "
+            "had to be sent is the same bit for bit, what is sent from now on is not. To go on as before, write the "
+            "recipe of the checkpoint with its wrappers"
+        )
+    return {**own, "recipe": mine["recipe"]}
+
+
+def agreed(states: Sequence[State]) -> Remembered:
+    """Parameters and other state, by name, to begin with after local training: the mean over `states` of the agreed
+    ones, or of what each worker held after its last round, where own ones are merged."""
+    key = FROM_KEY if _merges_own(states[0]["recipe"]) else AGREED_KEY
+    names = [name for name, remembered in states[0]["state"].items() if key in remembered]
+    parameters = {name: _mean([state["state"][name][key] for state in states]) for name in names}
+    others: Sequence[Remembered] = [state["progress"].get("agreed_state", {}) for state in states]
+    return {**parameters, **{name: _mean([each[name] for each in others]) for name in others[0]}}
+
+
+def _merges_own(recipe: str) -> bool:
+    resolved = resolve(recipe)
+    stage = resolved.strategy.steady_stage
+    return isinstance(stage, AveragingStage) and stage.strategy.merges_own(resolved.compressor)
+
+
+def _grounded(all_progress: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Progress without rounds in flight and local steps since: all workers go on from the agreed parameters. What was
+    accumulated for a step is the mean of theirs, and so is its weight: they may have made different numbers of passes.
+    """
+    progress = all_progress[0]
+    flights = {"flights": [], "weights": [0.0] * len(progress["weights"])} if "flights" in progress else {}
+    sums = [each["accumulated"] for each in all_progress if "accumulated" in each]
+    if not sums:
+        return {**progress, **flights}
+    weight = sum(each["weight"] for each in sums) / len(sums)
+    used = sorted({name for each in sums for name in each["used"]})
+    return {**progress, **flights, "accumulated": {**sums[0], "weight": weight, "used": used}}
+
+
+def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -> dict[str, Any]:
+    """Positions at which a worker's shards go on after those of `worlds`, the states of worlds by rank.
+
+    What was drawn is in them, and what is left is dealt out anew, as where workers come and go.
+    """
+    return {
+        kind: [taken_up_position(same, rank, world) for same in zip(*(each[kind] for each in worlds), strict=True)]
+        for kind in worlds[0]
+    }
+
+
+def describe(directory: str, step: int, writers: int, world: int, *, recipe: str, apart: bool) -> str:
+    """What resharding did, in one line. apart: the workers had trained apart, as their `recipe` says."""
+    who, them = ("one worker", "it") if writers == 1 else (f"{writers} workers", f"the {writers}")
+    if writers == 1:
+        fate = "it had nothing left to send"
+    elif world == 1 or _in_one_node(recipe, world):
+        alone = "one" if world == 1 else "a node"
+        fate = f"what {them} still had to send is dropped, since {alone} alone sends nothing"
+    else:
+        fate = f"each begins with the mean of what {them} still had to send"
+    if apart and isinstance(resolve(recipe).strategy.steady_stage, GossipStage):
+        fate += "; parameters are the mean of theirs"
+    elif apart and _merges_own(recipe):
+        fate = f"parameters are the mean of theirs after the last round, in which is all that {them} still had to send"
+    elif apart:
+        fate += "; parameters are those last agreed on, and what each worker did since then is dropped"
+    return (
+        f"the checkpoint of step {step} in {directory} was written by {who}, and {world} go on from it: {fate}; "
+        f"an epoch goes on where {them} stood"
+    )
+
+
+def _in_one_node(recipe: str, world: int) -> bool:
+    """Whether all workers are one node now, while only traffic between nodes leaves a residual."""
+    nodes = [term for term in resolve(recipe).compressor.held() if isinstance(term, Hierarchical)]
+    inside = any(isinstance(term, Feedback) for node in nodes[:1] for term in node.held())
+    return inside and prod(node.per_node for node in nodes) >= world
+
+
+def alike(written: str, now: str) -> bool:
+    """Whether two recipes, as text, differ in nothing but wrappers chosen by the world size."""
+    try:
+        return written == now or _plain(written) == _plain(now)
+    except RecipeError:  # another version wrote it
+        return False
+
+
+def _plain(text: str) -> Sequence[Term]:
+    """A recipe without Sharded and SparseSum, whose residual is that of the compressor inside."""
+    return [_unsharded(term) for term in resolve(text).terms]
+
+
+def _shapes(state: Mapping[str, Mapping[str, Tensor]]) -> dict[tuple[str, str], torch.Size]:
+    return {(name, key): tensor.shape for name, remembered in state.items() for key, tensor in remembered.items()}
+
+
+def _unsharded(term: Term) -> Term:
+    if isinstance(term, Sharded | SparseSum):
+        return _unsharded(term.inner)
+    held = {item.name: getattr(term, item.name) for item in fields(term)}  # type: ignore[arg-type]
+    return replace(  # type: ignore[type-var]
+        term, **{name: _unsharded(value) for name, value in held.items() if isinstance(value, Term)}
+    )
+
+
+def _begun(mine: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> Remembered:
+    """One parameter's state to begin with; `mine`: in its new shapes."""
+    begun: Remembered = {}
+    for key, tensor in mine.items():
+        theirs = [part[begins_from(key)] for part in parts if key in part]
+        begun[key] = torch.zeros_like(tensor) if is_owed(key) else _mean(theirs) if theirs else tensor
+    for key in {key: None for part in parts for key in part if is_owed(key)} if mine else ():
+        place, sign = debtor(key.removesuffix(OWED), begun)
+        if sign < 0:
+            continue  # it began from an answer, which had come out without what is owed
+        pieces = torch.cat([part[key] for part in parts if key in part])  # later ranks hold later places in memory
+        begun[place] = begun[place] + pieces.as_strided(mine[place].shape, mine[place].stride())
+    return begun
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    """The mean; where all are equal, or no floating-point numbers, the first."""
+    first = tensors[0]
+    if not first.is_floating_point() or all(torch.equal(tensor, first) for tensor in tensors[1:]):
+        return first
+    total = first.clone()
+    for tensor in tensors[1:]:
+        total.add_(tensor)
+    return total.div_(len(tensors))

@@ -1,0 +1,108 @@
+"""Checkpoint state: defines which parts have one, random generators too, and checks names and the tree's form."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gossamer.algorithms.strategies import AGREED, FROM
+from gossamer.errors import CheckpointError
+
+
+class Stateful(Protocol):
+    """A part of a checkpoint: model, optimizer, scaler, world."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+def random_state() -> dict[str, Any]:
+    """The state of torch's, Python's and NumPy's global generators."""
+    kind, numbers, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else [],
+        "python": [kind, list(numbers), gauss],
+        "numpy": _numpy_state(),
+    }
+
+
+def _numpy_state() -> list[Any] | None:
+    """None where another bit generator was put in the place of NumPy's own."""
+    kind, numbers, *rest = np.random.get_state()
+    return [kind, torch.from_numpy(np.asarray(numbers, dtype=np.int64)), *rest] if kind == "MT19937" else None
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Restore the generators; of GPUs, those that are here."""
+    torch.set_rng_state(state["torch"])
+    for number, numbers in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+        torch.cuda.set_rng_state(numbers, number)
+    kind, numbers, gauss = state["python"]
+    random.setstate((kind, tuple(numbers), gauss))
+    if state.get("numpy"):  # earlier versions did not save it
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+
+
+MERGING_PREFIX = "merging."  # of the keys of a strategy's state, beside the compressor's
+AGREED_KEY = MERGING_PREFIX + AGREED
+FROM_KEY = MERGING_PREFIX + FROM
+
+
+def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """The names of the parameters in each group of an optimizer, in its order."""
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [group["params"] for group in optimizer.param_groups]
+    return [[known.get(id(p), f"unnamed.{at}.{place}") for place, p in enumerate(g)] for at, g in enumerate(groups)]
+
+
+SESSION_FORM = {
+    "rank": int,
+    "world": int,
+    "recipe": str,
+    "layout": str,
+    "step": int,
+    "passes": int,
+    "state": dict,
+    "progress": dict,
+}
+TREE_FORM = {"session": SESSION_FORM, "model": dict, "optimizer": dict, "world": dict, "random": dict, "mine": dict}
+
+
+def refuse_other_state(state: Any) -> None:
+    """Raise CheckpointError for what is no Session.state_dict()."""
+    problem = _misfit(state, SESSION_FORM, "the state")
+    if problem:
+        raise CheckpointError(
+            f"session.load_state_dict takes what session.state_dict() gave: {problem}. Write "
+            "session.load_state_dict(state); what session.save wrote is loaded by session.load(directory)."
+        )
+
+
+def refuse_other_tree(tree: Any, where: str) -> None:
+    """Raise CheckpointError for a tree that is none of a session's."""
+    problem = _misfit(tree, TREE_FORM, "the tree")
+    if problem:
+        raise CheckpointError(
+            f"{where} holds no session's checkpoint: {problem}. Another program wrote it; remove it, and load an "
+            "earlier step."
+        )
+
+
+def _misfit(value: Any, form: Any, name: str) -> str:
+    """What of a tree's outline is not as `form` has it: {key: form}, or a type; "" where all is."""
+    if isinstance(form, type):
+        return "" if isinstance(value, form) else f"{name} is a {type(value).__name__}, not a {form.__name__}"
+    if not isinstance(value, dict):
+        return f"{name} is a {type(value).__name__}, not a dict"
+    missing = [key for key in form if key not in value]
+    if missing:
+        return f"{name} has no {missing[0]!r}"
+    return next(filter(None, (_misfit(value[key], inner, f"{name}.{key}") for key, inner in form.items())), "")

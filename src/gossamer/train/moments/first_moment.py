@@ -1,0 +1,83 @@
+"""First moment: runs Adam on one that is agreed on, with a second one that each rule finds in its own way.
+
+Both are where Adam keeps them, in the optimizer's state: the same bits on every rank, saved with it, and left as they
+are in a step that is skipped.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gossamer.base.aggregation import Moments
+from gossamer.errors import AttachError
+from gossamer.train.moments.transfer import Group, MomentumTransfer, refuse_settings
+
+AdamState = dict[str, Any]
+
+
+class AdamRule(MomentumTransfer):
+    """A rule for torch.optim.Adam and AdamW: p -= lr direction, and weight decay as theirs."""
+
+    about = "follows from what arrives"  # of the variance: a line for the user
+
+    def check(self, group: Group) -> None:
+        refuse_settings(group, "amsgrad", "maximize")
+        narrow = next((p for p in group["params"] if id(p) in self.names and p.dtype == torch.float16), None)
+        if narrow is not None:
+            raise AttachError(
+                f'"{self.names[id(narrow)]}" is float16, and so is what Adam keeps of it: squares of gradients below '
+                f"0.0002 are 0 there, as is eps={group['eps']}, so that steps divide by 0, and a variance that stands "
+                "still at 0 stops its parameters for good. Keep parameters in float32 and compute under "
+                "torch.autocast(dtype=torch.float16), or train in bfloat16."
+            )
+
+    def read(self, group: Group) -> Moments:
+        return Moments(float(group["betas"][0]))
+
+    def notices(self) -> Iterable[str]:
+        yield (
+            f"the momentum of {len(self.names)} tensors will move out of the optimizer and travel, and their variance "
+            f"{self.about}, after {self.owner.start} steps"
+        )
+
+    def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:
+        for parameter in owned:
+            self._move(parameter, group)
+        return ()
+
+    def _move(self, parameter: Parameter, group: Group) -> None:
+        assert parameter.grad is not None
+        state: AdamState = self.optimizer.state.get(parameter) or self._begin(parameter, group)
+        lr, decay, gradient = float(group["lr"]), group["weight_decay"], parameter.grad
+        if group["decoupled_weight_decay"]:
+            parameter.mul_(1 - lr * decay)
+        elif decay:
+            gradient = gradient.add(parameter, alpha=decay)
+        state["step"] += 1
+        moment, divisor = self._moments(state, gradient, group)
+        parameter.addcdiv_(moment, divisor, value=-lr)
+
+    def _begin(self, parameter: Parameter, group: Group) -> AdamState:
+        """The state of a parameter at its first gradient, as torch's own Adam begins it."""
+        on_device = group["capturable"] or group["fused"]
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
+        state: AdamState = self.optimizer.state[parameter]
+        state |= {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+        return state
+
+    @abstractmethod
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        """(first moment, what it is divided by) of this step, counted in `state`, whose moments move on."""
+
+
+def corrections(state: AdamState, group: Group) -> tuple[float, float]:
+    """By what Adam divides its moments, since they began at 0."""
+    first, second = group["betas"]
+    steps = float(state["step"])
+    return 1 - float(first) ** steps, 1 - float(second) ** steps

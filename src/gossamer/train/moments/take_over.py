@@ -1,0 +1,89 @@
+"""Takeover: finds the rule by which a compressor shares an optimizer's work, or refuses the pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.compressors.ownership import Ownership, UpdateRule
+from gossamer.base.transport import Transport
+from gossamer.comm.elastic.transport import elastic
+from gossamer.errors import AttachError
+from gossamer.events import notice
+from gossamer.train.moments.frozen_variance import FrozenVariance, RowVariance
+from gossamer.train.moments.moving_variance import AgreedVariance, MomentumVariance
+from gossamer.train.moments.sign import SignDescent
+from gossamer.train.moments.transfer import KeepMomentum, Momentum, MomentumTransfer
+from gossamer.train.moments.velocity import SGDMomentumTransfer
+from gossamer.train.moments.whole_step import WholeStep
+from gossamer.train.moments.window import WindowedMoments
+from gossamer.train.reducer.bucket import slot_of
+
+RULES: dict[UpdateRule, type[MomentumTransfer]] = {
+    UpdateRule.VELOCITY: SGDMomentumTransfer,
+    UpdateRule.STEP: WholeStep,
+    UpdateRule.FROZEN_VARIANCE: FrozenVariance,
+    UpdateRule.ROW_VARIANCE: RowVariance,
+    UpdateRule.MOMENTUM_VARIANCE: MomentumVariance,
+    UpdateRule.AGREED_VARIANCE: AgreedVariance,
+    UpdateRule.WINDOW: WindowedMoments,
+    UpdateRule.SIGN: SignDescent,
+}
+
+
+def ownership(compressor: Compressor, parameters: Mapping[str, Parameter]) -> dict[str, Ownership]:
+    """The parameters whose momentum the compressor applies, by name."""
+    owners = {name: compressor.owns_momentum(slot_of(name, parameter)) for name, parameter in parameters.items()}
+    return {name: owner for name, owner in owners.items() if owner is not None}
+
+
+def _stays_alone(transport: Transport) -> bool:
+    """Others may come to an elastic group of one, which therefore sends as a group of several would."""
+    return transport.world == 1 and elastic(transport) is None
+
+
+def take_over(
+    optimizer: Optimizer,
+    compressor: Compressor,
+    parameters: Mapping[str, Parameter],
+    transport: Transport,
+    clip_norm: float | None,
+) -> Momentum:
+    """Let the compressor apply the momentum that it owns; a world of one that stays one is plain training.
+
+    Raises AttachError where the optimizer has no such momentum, or would not work with it any more.
+    """
+    owned = {} if _stays_alone(transport) else ownership(compressor, parameters)
+    if not owned:
+        return KeepMomentum()
+    owner, *others = set(owned.values())
+    if others:
+        raise AttachError(
+            f"{compressor!r} would take momentum from two kinds of optimizer, and there is one. Keep one of both, such "
+            "as DGC(density=0.001)."
+        )
+    if not isinstance(optimizer, owner.optimizers):
+        wanted = owner.optimizers[0].__name__
+        known = " or ".join(f"torch.optim.{each.__name__}" for each in owner.optimizers)
+        raise AttachError(
+            f"{compressor!r} applies the momentum of {known}, and this optimizer is a "
+            f"{type(optimizer).__name__}, whose own would come on top of it. Train with "
+            f"torch.optim.{wanted}(model.parameters(), ...), or send by TopK(density=0.01), which goes with all."
+        )
+    rule = RULES[owner.rule]
+    if clip_norm is not None and rule.arrives_with_momentum:
+        raise AttachError(
+            f"clip_norm={clip_norm} would cut off what was sent already and has momentum in it, so that it is lost. "
+            f"Leave clip_norm out and write clip={clip_norm} in {compressor!r}: each tensor's fresh gradient is then "
+            "scaled down by itself, before momentum, so that means of independent ones keep within that norm for any "
+            "number of workers."
+        )
+    first = transport.rank == 0  # the user hears of it once a job
+    mine = {name: parameters[name] for name in owned}
+    taken = rule(optimizer, mine, owner, warns=first)
+    for line in taken.notices() if first else ():
+        notice(f"{compressor!r}: {line}")
+    return taken

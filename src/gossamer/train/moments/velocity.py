@@ -1,0 +1,48 @@
+"""Velocity: applies SGD's momentum in the compressor, before gradients travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gossamer.base.aggregation import Moments
+from gossamer.train.moments.transfer import Group, MomentumTransfer, refuse_settings
+
+
+class SGDMomentumTransfer(MomentumTransfer):
+    """SGD: gradients arrive with their momentum in them; weight decay has momentum of its own, alike on every rank.
+
+    By linearity: momentum of (gradient + decay) is that of both. The decay's stays in the optimizer's momentum_buffer.
+    """
+
+    def check(self, group: Group) -> None:
+        refuse_settings(group, "dampening", "maximize")
+
+    def read(self, group: Group) -> Moments:
+        return Moments(float(group["momentum"]), bool(group["nesterov"]))
+
+    def notices(self) -> Iterable[str]:
+        yield (
+            f"the momentum of {len(self.names)} tensors moved out of the optimizer and is applied before they travel, "
+            "as the optimizer's groups have it at each step; weight decay stays"
+        )
+
+    def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:
+        momentum, nesterov, *_ = self.read(group)
+        for parameter in owned:
+            buffer = self._buffer(parameter, group["weight_decay"])
+            if buffer is not None:
+                decay = parameter * group["weight_decay"]
+                buffer.mul_(momentum).add_(decay)
+                parameter.sub_((decay.add_(buffer, alpha=momentum) if nesterov else buffer) * group["lr"])
+        yield group | {"params": owned, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+
+    def _buffer(self, parameter: Parameter, weight_decay: float) -> Tensor | None:
+        """None where nothing ever decayed, nor had momentum before this session."""
+        buffer: Tensor | None = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if buffer is None and weight_decay:
+            buffer = self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return buffer

@@ -1,0 +1,163 @@
+"""Compressed stage: a pipeline stage's module that decodes what it receives and encodes what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from gossamer.errors import LayoutError, LoopError, MalformedError
+from gossamer.train.parallel.carrier import REMEMBERED, MessageFormat
+from gossamer.train.parallel.pipeline_boundary import Boundary
+from gossamer.train.parallel.sample_memory import SampleMemory
+
+
+class BoundaryEnd(nn.Module):
+    """One side of a boundary: writes messages to the other side, and reads its messages."""
+
+    def __init__(self, boundary: Boundary) -> None:
+        super().__init__()
+        self.boundary, self.sent = boundary, 0
+        self.memory: SampleMemory | None = None
+        if boundary.feedback is not None:
+            self.memory = SampleMemory(boundary.samples, boundary.shape[1:], boundary.dtype)
+
+    def send_activation(self, x: Tensor, samples: Tensor | None, training: bool) -> Tensor:
+        """The carrier of x: (microbatch, ...). training: both sides remember it."""
+        edge, flat, memory, ids = self.boundary, self._checked(x), self.memory, self._ids(samples)
+        if memory is None or ids is None:
+            if memory is not None and training:
+                raise LoopError(
+                    "this boundary sends differences to what each sample's activations were, and was not told which "
+                    "samples these are. Write schedule.step(..., samples=ids) on every rank, ids: (batch,) int64."
+                )
+            return self._pack(edge.activation, flat.to(edge.activation.dtype))[0]
+        known = memory.recall(ids, x.device)
+        carrier, difference = self._pack(edge.activation, flat - known, memory.fingerprint(ids), training)
+        if training and difference is not None:
+            memory.remember(ids, known.add_(difference).view(x.shape))
+        return carrier
+
+    def receive_activation(self, carrier: Tensor, samples: Tensor | None) -> Tensor:
+        """What a carrier stands for: (microbatch, ...), NaN where the sender's numbers were not finite."""
+        header, numbers = self.boundary.format.unpack(self.boundary.activation, carrier)
+        if numbers is not None and header.base:
+            memory, ids = self.memory, self._ids(samples)
+            if memory is None or ids is None or memory.fingerprint(ids) != header.base:
+                raise LoopError(
+                    "what came is a difference to activations that this side does not have: it was told other samples "
+                    "than the sender, or has heard other messages. Give schedule.step(..., samples=ids) the same ids "
+                    "on every rank, and load all stages from checkpoints of one step."
+                )
+            numbers = memory.recall(ids, carrier.device).add_(numbers)
+            if header.flags & REMEMBERED:
+                memory.remember(ids, numbers.view(self.boundary.shape))
+        return self._shaped(numbers, carrier)
+
+    def send_gradient(self, gradient: Tensor) -> Tensor:
+        return self._pack(self.boundary.gradient, self._checked(gradient))[0]
+
+    def receive_gradient(self, carrier: Tensor) -> Tensor:
+        """What a carrier stands for; zeros where the stage after had no gradient, for which torch sends zeros."""
+        if not carrier.view(torch.int32).any():
+            return self._shaped(carrier.new_zeros(self.boundary.layout.numel), carrier)
+        return self._shaped(self.boundary.format.unpack(self.boundary.gradient, carrier)[1], carrier)
+
+    def _pack(
+        self, form: MessageFormat, flat: Tensor, base: int = 0, remembered: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        self.sent += 1
+        return self.boundary.format.pack(form, flat, self.sent, base, remembered)
+
+    def _ids(self, samples: Tensor | None) -> Tensor | None:
+        if self.memory is None or samples is None:
+            return None
+        return self.memory.checked(samples, self.boundary.shape[0])
+
+    def _shaped(self, numbers: Tensor | None, carrier: Tensor) -> Tensor:
+        shape, dtype = self.boundary.shape, self.boundary.dtype
+        if numbers is None:
+            return torch.full(shape, torch.nan, dtype=dtype, device=carrier.device)
+        return numbers.to(dtype).view(shape)
+
+    def _checked(self, x: Tensor) -> Tensor:
+        """x: (n,)."""
+        shape, dtype = self.boundary.shape, self.boundary.dtype
+        if x.shape != shape or x.dtype != dtype:
+            raise LayoutError(
+                f"a stage ends with {tuple(x.shape)} of {x.dtype} at a boundary of {shape} of {dtype}, and all its "
+                f"messages have one size. Write boundary(..., shape={tuple(x.shape)}, dtype={x.dtype}), and leave out "
+                "a last batch that is smaller (drop_last=True)."
+            )
+        return x.detach().contiguous().view(-1)
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """How many messages were sent and, with differences, what is known of each sample."""
+        memory = {} if self.memory is None else self.memory.state_dict()
+        return {"sent": torch.tensor(self.sent), **memory}
+
+    def set_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        if self.memory is not None:
+            self.memory.load_state_dict(state)
+        self.sent = int(state["sent"])
+
+
+class CompressedStage(nn.Module):
+    """A stage's module between two boundaries: decode, module, encode. None before the first stage and after the last.
+
+    The backward pass decodes the gradient of what was sent, and encodes that of what came. It is that of the identity:
+    what rounding lost is not seen by gradients (straight-through).
+    """
+
+    def __init__(self, module: nn.Module, *, before: Boundary | None, after: Boundary | None) -> None:
+        super().__init__()
+        self.module = module
+        self.before = None if before is None else BoundaryEnd(before)
+        self.after = None if after is None else BoundaryEnd(after)
+
+    def forward(self, *inputs: Any, samples: Tensor | None = None, **options: Any) -> Any:
+        """samples: (microbatch,) int64, each sample's number in the data set; the rest is the module's."""
+        training = torch.is_grad_enabled()
+        if self.before is not None:
+            if len(inputs) != 1:
+                raise MalformedError(
+                    f"one carrier crosses a boundary, and {len(inputs)} tensors came from the stage before. Return one "
+                    "tensor from each stage, and give others to schedule.step(...) by their names."
+                )
+            inputs = (_Receive.apply(inputs[0], self.before, samples),)  # type: ignore[no-untyped-call]
+        output = self.module(*inputs, **options)
+        if self.after is None:
+            return output
+        if not isinstance(output, Tensor):
+            raise LayoutError(
+                f"a stage returned a {type(output).__name__}, and one tensor crosses a boundary. Return one tensor, "
+                "such as torch.cat of several."
+            )
+        return _Send.apply(output, self.after, samples, training)  # type: ignore[no-untyped-call]
+
+
+class _Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, end: BoundaryEnd, samples: Tensor | None, training: bool) -> Tensor:
+        ctx.end = end
+        return end.send_activation(x, samples, training)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, carrier: Tensor) -> Any:
+        return ctx.end.receive_gradient(carrier), None, None, None
+
+
+class _Receive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, carrier: Tensor, end: BoundaryEnd, samples: Tensor | None) -> Tensor:
+        ctx.end = end
+        return end.receive_activation(carrier, samples)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.end.send_gradient(gradient), None, None

@@ -1,0 +1,49 @@
+"""Parameter servers: hold a model's shards, apply workers' gradients, publish parameters. Scripts without sockets.
+
+A push to a server and back:
+ 1  client/client           gather: gradients into the shard clients' buffers (partition); push_pull begins
+ 2  client/shard_client     encode: the buffer's blocks become a ShardMessage (shard_message, compressors)
+ 3  base/peer_ops           Push, with stamp (worker, step, version) and a header (weight, hyperparameters)
+ 4  comm/rpc, wire    to the server's process and back; in tests: simulation
+ 5  server                  serve: hands each event to the policy
+ 6  update_policy           receive: a duplicate (deduplication) is answered as before, others as update_rules say
+ 7  shard                   take, apply, publish: each a journal_entry in the journal first; flat_optimizer steps
+ 8  delta_chain             the published parameters, as deltas since the version that a worker knows
+ 9  update_policy           settle: receipts at once, pulls once their clock is reached
+10  client/client           pull: replicas follow the deltas; apply_pull writes them to the parameters
+
+shard_spec describes a shard as text, from_recipe makes one of it; standby is a server process that waits for its turn.
+shard_state carries a shard's state into a checkpoint and back, in pieces.
+"""
+
+from gossamer.train.parameter_server.client.client import Client, StepResult
+from gossamer.train.parameter_server.client.partition import ShardSlice, gather, scatter, split
+from gossamer.train.parameter_server.journal import keep, restore
+from gossamer.train.parameter_server.server import host, serve
+from gossamer.train.parameter_server.shard import ServerShard
+from gossamer.train.parameter_server.update_policy import UpdatePolicy
+from gossamer.train.parameter_server.update_rules import (
+    AsynchronousPolicy,
+    StaleSynchronousPolicy,
+    SynchronousPolicy,
+    policy_of,
+)
+
+__all__ = [
+    "AsynchronousPolicy",
+    "Client",
+    "ServerShard",
+    "ShardSlice",
+    "StaleSynchronousPolicy",
+    "StepResult",
+    "SynchronousPolicy",
+    "UpdatePolicy",
+    "gather",
+    "host",
+    "keep",
+    "policy_of",
+    "restore",
+    "scatter",
+    "serve",
+    "split",
+]

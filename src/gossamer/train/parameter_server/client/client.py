@@ -1,0 +1,299 @@
+"""Parameter-server client: pushes a worker's gradients and pulls parameters, as scripts without threads or sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies.parameter_server import ASYNC
+from gossamer.base.ops import payload_bytes
+from gossamer.base.peer_ops import AtOnce, Peer, PeerOp, PeerScript, Push, Stamp
+from gossamer.errors import CheckpointError, LoopError, MalformedError, MismatchError, NotFinite
+from gossamer.train.parameter_server.client.membership import ServerMembership
+from gossamer.train.parameter_server.client.requests import Requests, about, check
+from gossamer.train.parameter_server.client.shard_client import shard_clients
+from gossamer.train.parameter_server.client.step_result import GatheredStep, RunTotals, SentStep, StepResult, StepTimer
+from gossamer.train.parameter_server.deduplication import LATE
+from gossamer.train.parameter_server.from_recipe import push_pull_codecs
+from gossamer.train.parameter_server.shard_message import ShardMessage
+from gossamer.train.parameter_server.shard_spec import Options, options_of
+from gossamer.train.parameter_server.shard_state import count_of, described, file_of, state_of
+from gossamer.train.parameter_server.update_policy import BEGIN, EXACT, GRADIENT, PARAMETERS, SILENT, STATE
+
+ANSWER_SECONDS = 5.0  # for a server that runs to say which workers it does not hear
+
+__all__ = ["Client", "RunTotals", "StepResult"]
+
+
+class Client:
+    """Worker `worker` of `world`, whose parameters `tensors` live on `shards` servers.
+
+    In the training thread: `gather` gradients, and `apply_pull` to write what came. In between, in any thread: scripts,
+    one at a time, `begin` once and then `push_pull`.
+
+    local_server: the server in this worker's process, if any. within_seconds: of every ask; None waits for ever. Raises
+    AttachError for an optimizer that servers cannot make again.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        world: int,
+        tensors: Mapping[str, Tensor],
+        optimizer: Optimizer,
+        recipe: Recipe,
+        *,
+        shards: int,
+        seed: int = 0,
+        local_server: Peer | None = None,
+        within_seconds: float | None = None,
+    ) -> None:
+        codecs = push_pull_codecs(recipe)
+        shards = codecs.strategy.shards or shards
+        self.shard_clients = shard_clients(
+            tensors, optimizer, codecs, recipe=repr(recipe), world=world, seed=seed, shards=shards
+        )
+        self._requests = Requests(worker, self.shard_clients, within_seconds)
+        self._synchronous = codecs.strategy.mode != ASYNC
+        self._membership = ServerMembership(self._requests, self._synchronous and not codecs.strategy.rounds_ahead)
+        self._worker, self._tensors, self._optimizer = worker, tensors, optimizer
+        self._rounds_ahead, self._local_server = codecs.strategy.rounds_ahead, local_server
+        self._gathered: GatheredStep | None = None
+        self._unanswered: tuple[Push, ...] = ()
+        self._sent: SentStep | None = None  # answered, and what follows has not come
+        self._finite = True
+        self._timer = StepTimer()
+        self.stopping = False  # whether any worker wants the run to end
+
+    @property
+    def step(self) -> int:
+        """Of the next contribution."""
+        return self._membership.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._membership.step = step
+
+    # -- in the training thread
+
+    def gather(self, gradients: Mapping[str, Tensor | None], weight: float = 1.0) -> None:
+        """Copy gradients by parameter name, and the optimizer's hyperparameters as they are now, for `push_pull`.
+
+        A gradient that is None counts as zero. weight: in a mean over workers; 0 contributes nothing.
+        """
+        if self._unanswered or self._sent is not None:
+            raise LoopError(
+                f"step {self.step} was sent and nobody answered, so servers may have it or not, and another in its "
+                "place would be taken for the same. Run push_pull() again first: it sends the same bytes."
+            )
+        for each in self.shard_clients:
+            each.gather(gradients)
+        known = tuple(max(each.applied_version, 0) for each in self.shard_clients)
+        self._gathered = GatheredStep(options_of(self._optimizer), weight, known)
+
+    def apply_pull(self) -> None:
+        """Overwrite the parameters with what was pulled last."""
+        for each in self.shard_clients:
+            each.apply_pull(self._tensors)
+
+    def apply_final(self) -> None:
+        """Overwrite the parameters with what `end` brought."""
+        for each, values in zip(self.shard_clients, self._membership.final_values, strict=True):
+            each.scatter(values, self._tensors)
+
+    # -- scripts: a step
+
+    def begin(self) -> PeerScript:
+        """Make sure that all servers hold their shard, pull its parameters, and join.
+
+        Worker 0 pushes the initial parameters, unless that was done; the others wait for it. Raises MismatchError where
+        a server was begun with something else.
+        """
+        if self._worker == 0:
+            stamp = Stamp(self._worker, 0)
+            receipts = yield AtOnce(
+                tuple(
+                    self._requests.push(each, BEGIN, stamp, each.spec.to_json(), each.parameters_of(self._tensors))
+                    for each in self.shard_clients
+                )
+            )
+            check(receipts, MismatchError)
+        yield from self._membership.agree()
+        yield from self._membership.join()
+        yield from self.pull(self._clock)
+
+    def push_pull(self) -> PeerScript:
+        """Push what was gathered, wait until the policy allows the next step, and pull; returns StepResult.
+
+        After PeerLost it may be run again and goes on from there: pushes that were not answered are resent, byte for
+        byte.
+        """
+        self._timer.start()
+        sent = self._sent = self._sent or (yield from self._push())
+        if LATE in sent.applied:  # the others have gone on, perhaps far
+            yield from self._membership.join()
+        received = yield from self.pull(self._clock)
+        self._sent = None
+        return StepResult(
+            step=sent.step,
+            applied=sent.applied,
+            versions=tuple(each.replica.version for each in self.shard_clients),
+            bytes_sent=sent.bytes_sent,
+            bytes_received=received,
+            finite=self._finite,
+            **self._timer.seconds(),
+        )
+
+    def _push(self) -> Generator[PeerOp, Any, SentStep]:
+        pushes = self._unanswered = self._unanswered or self._encode_step()
+        self._timer.lap("encode")
+        receipts = yield AtOnce(pushes)
+        self._unanswered = ()
+        check(receipts, MalformedError)
+        step, self.step = self.step, self.step + 1
+        nbytes = sum(payload_bytes(push.payload) for push in pushes if push.to != self._local_server)
+        return SentStep(step, tuple(receipt.version for receipt in receipts), nbytes)
+
+    def pull(self, at_least: int = 0) -> PeerScript:
+        """Pull the servers' parameters, once they have reached clock `at_least`; returns the payload bytes received.
+
+        To have what all workers pushed, let each pull(client.step) at the end.
+        """
+        pulled = yield self._requests.pull_all(PARAMETERS, at_least)
+        self._timer.lap("wire")
+        check(pulled, MalformedError)
+        for shard_client, each in zip(self.shard_clients, pulled, strict=True):
+            shard_client.replica.update(each)
+        self.stopping = self.stopping or any(about(each).get("stop", False) for each in pulled)
+        self._timer.lap("decode")
+        remote = (
+            each
+            for shard_client, each in zip(self.shard_clients, pulled, strict=True)
+            if shard_client.peer != self._local_server
+        )
+        return sum(payload_bytes(each.payload) for each in remote)
+
+    def exact(self) -> PeerScript:
+        """The parameters as they are on the servers now, uncompressed: returns fresh tensors by name."""
+        found = {name: torch.empty_like(tensor) for name, tensor in self._tensors.items()}
+        answers = yield self._requests.pull_all(EXACT)
+        check(answers, MalformedError)
+        for each, answer in zip(self.shard_clients, answers, strict=True):
+            each.scatter(answer.payload, found)
+        return found
+
+    # -- scripts: membership
+
+    def stop(self) -> PeerScript:
+        """Let all workers hear, with their next parameters, that the run ends."""
+        self.stopping = True
+        return self._membership.stop()
+
+    def leave(self) -> PeerScript:
+        """Let no worker wait for this one until it pushes again."""
+        return self._membership.leave()
+
+    def end(self) -> PeerScript:
+        """Leave, wait until all workers have left, and fetch their common parameters for `apply_final`.
+
+        A worker that pushes again takes part again. Returns RunTotals.
+        """
+        return self._membership.end()
+
+    def barrier(self) -> PeerScript:
+        """Wait until all workers are here, and go on together with those that do not end: between two epochs."""
+        totals = yield from self._membership.barrier()
+        yield from self.pull(self._clock)
+        return totals
+
+    def silent(self) -> PeerScript:
+        """The workers that the first server does not hear. May run beside another script. Raises PeerLost where the
+        server does not answer in time."""
+        request = replace(self._requests.pull(self.shard_clients[0], SILENT), known=-1, within_seconds=ANSWER_SECONDS)
+        answer = yield request
+        check([answer], MalformedError)
+        return frozenset(about(answer)["silent"])
+
+    # -- a step's pushes
+
+    @property
+    def _clock(self) -> int:
+        """What the servers' clock must have reached before this worker computes its next step."""
+        return max(self.step - self._rounds_ahead, 0) if self._synchronous else 0
+
+    def _encode_step(self) -> tuple[Push, ...]:
+        """Encode what was gathered, for all servers or, where a number cannot be sent, for none of them.
+
+        The compressors' state moves on: what is encoded is as good as sent.
+        """
+        if self._gathered is None:
+            raise LoopError("there is nothing to push: call gather(gradients) before each push_pull().")
+        gathered, self._gathered = self._gathered, None
+        stamps = [Stamp(self._worker, self.step, known) for known in gathered.known]
+        weight, messages = gathered.weight, self._messages(stamps, gathered.options) if gathered.weight else None
+        self._finite = messages is not None or not weight
+        if messages is None:
+            weight, messages = 0.0, [each.empty_message() for each in self.shard_clients]
+        pushes: list[Push] = []
+        for each, stamp, message in zip(self.shard_clients, stamps, messages, strict=True):
+            each.commit(message)
+            header = each.about(gathered.options, weight, message.counts)
+            pushes.append(self._requests.push(each, GRADIENT, stamp, header, message.payload))
+        return tuple(pushes)
+
+    def _messages(self, stamps: Sequence[Stamp], options: Sequence[Options]) -> list[ShardMessage] | None:
+        try:
+            return [each.encode(stamp, options) for each, stamp in zip(self.shard_clients, stamps, strict=True)]
+        except NotFinite:
+            return None
+
+    # -- checkpoints
+
+    def server_state(self, number: int) -> PeerScript:
+        """The state of one server's shard, which nobody changes meanwhile."""
+        shard_client, content, nbytes = self.shard_clients[number], bytearray(), 1
+        while len(content) < nbytes:
+            request = self._requests.pull(shard_client, STATE, at_least=count_of(len(content)))
+            answer = yield replace(request, known=-1)
+            check([answer], MalformedError)
+            (part,) = answer.payload
+            content += part.numpy().tobytes()
+            nbytes = int(about(answer)["nbytes"])
+            if not len(part):
+                raise MalformedError(f"{shard_client.peer} gave nothing of its state, of which it has {nbytes} bytes")
+        return state_of(bytes(content))
+
+    def restore_server(self, number: int, state: Mapping[str, Any], name: str) -> PeerScript:
+        """Put a state back that `server_state` gave. name: of this attempt, which no other has."""
+        shard_client, stamp = self.shard_clients[number], Stamp(self._worker, self.step)
+        for told, part in described(file_of(state), name):
+            receipt = yield self._requests.push(shard_client, STATE, stamp, told, (part,))
+            check([receipt], CheckpointError)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and the compressors' state; views."""
+        return {
+            "step": self.step,
+            "announcements": self._membership.announcements,
+            "states": [
+                [{key: packed.flat for key, packed in state.items()} for state in each.states]
+                for each in self.shard_clients
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The state of the same worker; to be followed by `begin`, which moves `step` on where servers are ahead."""
+        self.step = int(state["step"])
+        self._membership.announcements = int(state.get("announcements", self._membership.announcements))
+        self._gathered, self._unanswered, self._sent = None, (), None
+        for each, saved in zip(self.shard_clients, state["states"], strict=True):
+            for mine, theirs in zip(each.states, saved, strict=True):
+                for key, packed in mine.items():
+                    packed.flat.copy_(theirs[key])
+            each.replica.version = -1  # servers may have gone back, too

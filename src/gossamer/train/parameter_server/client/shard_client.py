@@ -1,0 +1,187 @@
+"""Shard client: one server's part of a model, as a worker sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from gossamer.algorithms.compressors import Compressor
+from gossamer.base import rng
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import FlatTensors, Layout, Slot, contiguous_stride, dtype_name
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import SERVER, Peer, Stamp
+from gossamer.errors import AttachError, MalformedError
+from gossamer.train.parameter_server import shard_message
+from gossamer.train.parameter_server.client.partition import ShardSlice, gather, scatter, split
+from gossamer.train.parameter_server.delta_chain import Replica
+from gossamer.train.parameter_server.from_recipe import PushPullCodecs
+from gossamer.train.parameter_server.shard import has_velocity, push_context
+from gossamer.train.parameter_server.shard_message import ShardMessage
+from gossamer.train.parameter_server.shard_spec import Block, Options, ShardSpec, name_of, options_of
+
+
+class ShardClient:
+    """Gradient buffer, compressor state and parameter replica for one server's shard."""
+
+    def __init__(
+        self, spec: ShardSpec, parts: Mapping[str, ShardSlice], codecs: PushPullCodecs, device: torch.device
+    ) -> None:
+        self.spec = spec
+        self.peer = Peer(SERVER, spec.number)
+        self.applied_version = -1  # of the replica, when it was last written to the parameters
+        self._parts = [[parts[name] for name, _ in block.tensors] for block in spec.blocks]
+        self._push, self._seed = codecs.push, rng.address(spec.seed, spec.number)
+        self.gradients = spec.zeros(device)
+        self.states = shard_message.initial_states(codecs.push, self.gradients, push_context(self._seed, Stamp(0, 0)))
+        self.replica = Replica(self.gradients, codecs.pull, self._seed, sender=str(self.peer))
+
+    def gather(self, tensors: Mapping[str, Tensor | None]) -> None:
+        """Overwrite the gradient buffer with this server's rows."""
+        for parts, packed in zip(self._parts, self.gradients, strict=True):
+            gather(tensors, parts, packed)
+
+    def parameters_of(self, tensors: Mapping[str, Tensor]) -> Payload:
+        """This server's rows of all tensors: (n,) for each block, on the CPU."""
+        found = self.spec.zeros()
+        for parts, packed in zip(self._parts, found, strict=True):
+            gather(tensors, parts, packed)
+        return tuple(packed.flat for packed in found)
+
+    def encode(self, stamp: Stamp, options: Sequence[Options] | None = None) -> ShardMessage:
+        """Compress the gradient buffer; the state moves on with `commit`. Raises NotFinite.
+
+        options: the optimizer's hyperparameters by group; None: as they were at first.
+        """
+        groups, at = self.spec.groups if options is None else options, push_context(self._seed, stamp)
+        contexts = [
+            with_momentum(at, groups[block.group]) if has_velocity(self._push, block.layout) else at
+            for block in self.spec.blocks
+        ]
+        return shard_message.encode(self._push, self.gradients, self.states, contexts)
+
+    def empty_message(self) -> ShardMessage:
+        """A contribution without gradients."""
+        return ShardMessage((), (0,) * len(self.gradients), self.states)
+
+    def commit(self, message: ShardMessage) -> None:
+        """Move the compressor's state on: the message is sent."""
+        self.states = message.states
+
+    def about(self, options: Sequence[Options], weight: float, counts: Sequence[int]) -> str:
+        """Header of a contribution: hyperparameters by group, weight, and tensors in the message by block."""
+        return json.dumps({"groups": options, "weight": weight, "tensors": counts})
+
+    def apply_pull(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite this server's rows of the tensors with what was pulled last."""
+        self.scatter(tuple(packed.flat for packed in self.replica.values), tensors)
+        self.applied_version = self.replica.version
+
+    def scatter(self, values: Payload, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite this server's rows of the tensors with `values`: (n,) for each block. Raises MalformedError."""
+        for parts, block, flat in zip(self._parts, self.gradients, values, strict=True):
+            if flat.shape != block.flat.shape:
+                raise MalformedError(
+                    f"{self.peer} sent {tuple(flat.shape)} numbers for {tuple(block.flat.shape)}: it was started with "
+                    "another model or recipe. Run the same script with the same recipe on every worker"
+                )
+            scatter(FlatTensors(flat, block.layout), parts, tensors)
+
+
+def with_momentum(at: AggregationContext, options: Options) -> AggregationContext:
+    return replace(at, momentum=float(options["momentum"]), nesterov=bool(options["nesterov"]))
+
+
+def check_velocities(push: Compressor, optimizer: Optimizer) -> None:
+    """Raise AttachError for an optimizer whose momentum a worker could not apply in the server's place."""
+    wanted = "Train with torch.optim.SGD(model.parameters(), ...), or push by TopK(density=0.01), which goes with all."
+    if not isinstance(optimizer, SGD):
+        raise AttachError(
+            f"{push!r} applies the momentum of torch.optim.SGD in the worker, and this optimizer is a "
+            f"{type(optimizer).__name__}, whose own would come on top of it. {wanted}"
+        )
+    for setting in ("dampening", "maximize"):
+        if any(group[setting] for group in optimizer.param_groups):
+            raise AttachError(
+                f"{setting} has no meaning for momentum that {push!r} applies in the optimizer's place. Leave "
+                f"{setting} out, or push by TopK(density=0.01)."
+            )
+
+
+def shard_clients(
+    tensors: Mapping[str, Tensor],
+    optimizer: Optimizer,
+    codecs: PushPullCodecs,
+    *,
+    recipe: str,
+    world: int,
+    seed: int,
+    shards: int,
+) -> list[ShardClient]:
+    """Partition a model's parameters over so many servers, or fewer where there are not rows enough.
+
+    Raises AttachError for an optimizer that cannot live there.
+    """
+    groups = _groups(tensors, optimizer)
+    if any(codecs.push.owns_momentum(slot) for slot in Layout.of({n: tuple(t.shape) for n, t in tensors.items()})):
+        check_velocities(codecs.push, optimizer)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    divided = split(Layout.of(shapes), shards, {name: dtype.itemsize for name, dtype in dtypes.items()})
+    return [
+        ShardClient(
+            ShardSpec(
+                blocks=tuple(blocks_of(parts, shapes, dtypes, groups, codecs.push)),
+                optimizer=name_of(optimizer),
+                groups=options_of(optimizer),
+                recipe=recipe,
+                world=world,
+                seed=seed,
+                number=number,
+                shards=len(divided),
+            ),
+            {part.name: part for part in parts},
+            codecs,
+            next(iter(tensors.values())).device,
+        )
+        for number, parts in enumerate(divided)
+    ]
+
+
+def blocks_of(
+    parts: Sequence[ShardSlice],
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, torch.dtype],
+    groups: Mapping[str, int],
+    push: Compressor,
+) -> Iterator[Block]:
+    """One block for each dtype, group and place of the momentum, which is the worker's or the optimizer's; in it,
+    tensors that the compressor treats alike lie side by side."""
+
+    def slot(part: ShardSlice) -> Slot:
+        shape = part.shape(shapes[part.name])
+        return Slot(part.name, shape, 0, contiguous_stride(shape))
+
+    found: dict[tuple[str, int, bool], list[ShardSlice]] = {}
+    for part in sorted(parts, key=lambda part: push.group(slot(part))):
+        kind = (dtype_name(dtypes[part.name]), groups[part.name], push.owns_momentum(slot(part)) is None)
+        found.setdefault(kind, []).append(part)
+    for (dtype, number, _), members in found.items():
+        yield Block(dtype, number, tuple((part.name, part.shape(shapes[part.name])) for part in members))
+
+
+def _groups(tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, int]:
+    """The index of each parameter's group in the optimizer."""
+    groups = {id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]}
+    unknown = [name for name, tensor in tensors.items() if id(tensor) not in groups]
+    if unknown:
+        raise AttachError(
+            f'"{unknown[0]}" is not in this optimizer, so no server would ever move it. Put it into the optimizer, '
+            "or freeze it by requires_grad_(False)."
+        )
+    return {name: groups[id(tensor)] for name, tensor in tensors.items()}

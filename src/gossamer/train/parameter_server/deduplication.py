@@ -1,0 +1,45 @@
+"""Deduplication: the answers to past contributions, so that a resent one is answered alike and never applied twice."""
+
+from __future__ import annotations
+
+from gossamer.base.peer_ops import Stamp
+
+REMEMBERED = 64  # answers of a worker
+LATE = -1  # the version of a contribution that came too late to be applied
+
+
+class AnswerLog:
+    """(worker, step) -> version. A worker's steps ascend: one not beyond its last was answered before."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, dict[int, int]] = {}
+
+    def last_step(self, worker: int) -> int:
+        """The last step that was answered; -1 where there was none."""
+        return max(self._answers.get(worker, {}), default=-1)
+
+    @property
+    def next_step(self) -> int:
+        """The step after the last of all workers."""
+        return max(map(self.last_step, self._answers), default=-1) + 1
+
+    def version_of(self, stamp: Stamp) -> int | None:
+        """The version that was answered before; None where this contribution is new.
+
+        One so old that its answer is forgotten is late: no worker waits for it.
+        """
+        if stamp.step > self.last_step(stamp.worker):
+            return None
+        return self._answers[stamp.worker].get(stamp.step, LATE)
+
+    def record(self, stamp: Stamp, version: int) -> None:
+        answers = self._answers.setdefault(stamp.worker, {})
+        answers[stamp.step] = version
+        if len(answers) > REMEMBERED:
+            del answers[min(answers)]
+
+    def state_dict(self) -> dict[int, list[tuple[int, int]]]:
+        return {worker: list(answers.items()) for worker, answers in self._answers.items()}
+
+    def load_state_dict(self, state: dict[int, list[tuple[int, int]]]) -> None:
+        self._answers = {worker: dict(answers) for worker, answers in state.items()}

@@ -1,0 +1,53 @@
+"""Shards from recipes: the codecs, the shard and the update policy that a recipe with a ParameterServer asks for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gossamer.algorithms.compressors import Compressor, Route
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.strategies.parameter_server import ParameterServer
+from gossamer.base.ops import Payload
+from gossamer.errors import MalformedError, RecipeError
+from gossamer.train.parameter_server.shard import ServerShard
+from gossamer.train.parameter_server.shard_spec import ShardSpec
+from gossamer.train.parameter_server.update_policy import UpdatePolicy
+from gossamer.train.parameter_server.update_rules import policy_of
+
+
+class PushPullCodecs(NamedTuple):
+    """The strategy of a recipe and the compressors of both directions."""
+
+    strategy: ParameterServer
+    push: Compressor  # of gradients; for every shape, with error feedback where it is biased
+    pull: Compressor | None  # of parameter deltas; None sends parameters uncompressed
+
+
+def push_pull_codecs(recipe: Recipe) -> PushPullCodecs:
+    """How workers and servers of a resolved recipe encode. Raises RecipeError for one without a ParameterServer."""
+    strategy = recipe.strategy
+    if not isinstance(strategy, ParameterServer):
+        raise RecipeError(f"{recipe} needs no servers. Write ParameterServer() + {recipe.compressor!r}.")
+    push = recipe.compressor if strategy.push is None else resolve(strategy.push).compressor
+    pull = strategy.pull
+    return PushPullCodecs(strategy, push, pull if pull is None or pull.handles_every_shape else Route(pull))
+
+
+def make_shard(spec_json: str, values: Payload) -> ServerShard:
+    """A shard from its spec and initial parameters. Raises MalformedError."""
+    spec = ShardSpec.from_json(spec_json)
+    try:
+        codecs = push_pull_codecs(resolve(spec.recipe))
+    except RecipeError as error:
+        raise MalformedError(f"a shard was described by a recipe that no server can follow: {error}") from error
+    try:
+        return ServerShard(spec, values, codecs.push, codecs.pull)
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:  # of the optimizer's settings
+        raise MalformedError(
+            f"a shard was described that cannot be made, with {spec.optimizer} and {spec.groups}: {error}"
+        ) from error
+
+
+def policy_for(shard: ServerShard) -> UpdatePolicy:
+    """The update policy that the shard's recipe asks for."""
+    return policy_of(push_pull_codecs(resolve(shard.spec.recipe)).strategy)

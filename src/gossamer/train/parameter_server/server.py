@@ -1,0 +1,132 @@
+"""Parameter server: a script that obtains its shard, from a worker or a journal, and serves it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from math import inf
+from typing import Any
+
+from gossamer.base.peer_ops import (
+    WORKER,
+    Arrived,
+    Await,
+    Peer,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
+    PeerOp,
+    PeerScript,
+    Pull,
+    Push,
+    Reply,
+)
+from gossamer.base.tracing import active
+from gossamer.base.tracing.record_format import SpanKind
+from gossamer.errors import MalformedError
+from gossamer.train.parameter_server.from_recipe import make_shard, policy_for
+from gossamer.train.parameter_server.journal import keep, restore
+from gossamer.train.parameter_server.shard import ServerShard
+from gossamer.train.parameter_server.update_policy import BEGIN, UpdatePolicy, forgot, refusal
+
+Shown = Callable[[ServerShard], None]
+START_SECONDS = 60.0  # a worker not heard of so long after the first counts as absent
+
+
+def host(
+    number: int | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    absent_after_seconds: float = 5.0,
+    keep_serving: bool = False,
+    on_shard: Shown = lambda shard: None,
+) -> PeerScript:
+    """Restore the shard from the journal in `directory`, or wait for a worker to begin one; serve while it is needed.
+
+    number: which server this is; None takes any shard, and is 0 where there is a journal. absent_after_seconds: a
+    worker of which a restarted server hears nothing for so long has left. keep_serving: also when all workers have
+    left, since they may be started again. on_shard: is called with the shard once there is one. Raises CheckpointError
+    where the journal is damaged.
+    """
+    shard = None if directory is None else restore(directory, number or 0)
+    queued: Sequence[PeerEvent] = ()
+    if shard is None:
+        shard, queued = yield from _begin(number)
+        absent_after_seconds = START_SECONDS
+        if directory is not None:
+            keep(directory, shard)
+    on_shard(shard)
+    try:
+        yield from serve(
+            shard, policy_for(shard), queued, absent_after_seconds=absent_after_seconds, keep_serving=keep_serving
+        )
+    finally:
+        shard.journal.close()
+
+
+def serve(
+    shard: ServerShard,
+    policy: UpdatePolicy,
+    queued: Sequence[PeerEvent] = (),
+    *,
+    absent_after_seconds: float = inf,
+    keep_serving: bool = True,
+) -> PeerScript:
+    """React to `queued` events and then to all that come, until all workers have left; with `keep_serving`, for ever.
+
+    absent_after_seconds: members not heard of for so long from now on have left.
+    """
+    yield from policy.settle(shard)  # what was due when it was last stopped
+    events = deque(queued or [(yield Await(until=-inf))])
+    present, silent = set[Peer](), {Peer(WORKER, worker) for worker in {*shard.members, *shard.leaving, *shard.left}}
+    until = events[-1].moment + absent_after_seconds
+    while keep_serving or present or shard.members:
+        event = events.popleft() if events else (yield Await(until=until if silent and until < inf else None))
+        match event:
+            case PeerLeft(peer=peer):
+                present.discard(peer)
+                silent.discard(peer)
+            case PeerJoined(peer=peer) if peer.kind == WORKER:
+                present.add(peer)
+                silent.discard(peer)
+            case Arrived(sender=peer):  # perhaps long after it was sent, by a worker that has left
+                silent.discard(peer)
+        began = time.perf_counter()
+        yield from policy.react(shard, event)
+        if active.recorder is not None and isinstance(event, Arrived):
+            active.recorder.add(SpanKind.SERVE, began, time.perf_counter(), event.sender.number)
+        if event.moment >= until:
+            for each in sorted(silent):
+                yield from policy.react(shard, PeerLeft(peer=each, moment=event.moment))
+            silent.clear()
+
+
+def _begin(number: int | None) -> Generator[PeerOp, Any, tuple[ServerShard, list[PeerEvent]]]:
+    """Wait until a worker begins a shard; returns it, and all other events, whose asks wait for their answers."""
+    queued: list[PeerEvent] = []
+    while True:
+        event = yield Await()
+        match event:
+            case Arrived(token=token, op=Push(key=key) as push) if key == BEGIN:
+                try:
+                    shard = make_shard(push.about, push.payload)
+                    _check_number(shard, number)
+                except MalformedError as error:
+                    yield Reply(token=token, answer=refusal(str(error)))
+                else:
+                    return shard, [*queued, event]
+            case Arrived(token=token, op=Push() as push):
+                yield Reply(token=token, answer=forgot(push))
+            case Arrived(token=token, op=Pull(known=known) as pull) if known >= 0:
+                yield Reply(token=token, answer=forgot(pull))
+            case _:
+                queued.append(event)
+
+
+def _check_number(shard: ServerShard, number: int | None) -> None:
+    if number not in (None, shard.spec.number):
+        raise MalformedError(
+            f"shard {shard.spec.number} was given to server {number}: write GOSSAMER_SERVERS alike on every worker"
+        )

@@ -1,0 +1,290 @@
+"""Update policies: when a server applies contributions and answers pulls. A policy keeps no state beside the shard.
+
+The staleness bound is the strategy's (algorithms/strategies/parameter_server); a client keeps to it by what it pulls.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gossamer.base.peer_ops import (
+    WORKER,
+    Answer,
+    Arrived,
+    Peer,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
+    Pull,
+    Pulled,
+    Push,
+    Receipt,
+    Reply,
+    Stamp,
+)
+from gossamer.errors import MalformedError
+from gossamer.train.parameter_server.deduplication import LATE
+from gossamer.train.parameter_server.shard import PendingPull, ServerShard
+from gossamer.train.parameter_server.shard_spec import ShardSpec
+from gossamer.train.parameter_server.shard_state import count_of, file_of, piece
+
+BEGIN, JOIN, LEAVE, GRADIENT, STOP = "begin", "join", "leave", "gradient", "stop"  # keys of pushes
+ENDS = "ends"  # about a leave: for good
+PARAMETERS, EXACT = "parameters", "exact"  # keys of pulls: by the recipe's codec, uncompressed
+LEFT, END = "left", "end"  # uncompressed, once all have left, and once all have for good
+STATE = "state"  # of pushes and pulls: a piece of the shard's state; of pulls the one that `at_least` numbers
+AGREED, TOGETHER = "agreed", "together"  # the settings all workers share; once all workers that left are back
+SILENT = "silent"  # of pulls: the numbers of the workers that are not heard now
+
+FORGOT = json.dumps({"forgot": True})
+STEPS = 2**53  # a worker makes fewer
+NEVER_ANNOUNCED = (-1, 0)  # the step and number of a worker's last join or leave, before its first
+
+
+class UpdatePolicy(ABC):
+    """Decides when contributions are applied and pulls answered; `react` handles an event by these decisions."""
+
+    @abstractmethod
+    def first_open_step(self, shard: ServerShard) -> int:
+        """The first step that a worker joining now may contribute."""
+
+    @abstractmethod
+    def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
+        """The version that a contribution makes, alone or with others; LATE where that was made without it."""
+
+    @abstractmethod
+    def should_apply(self, shard: ServerShard) -> bool:
+        """Whether the contributions that are due are applied now."""
+
+    @abstractmethod
+    def lr_factor(self, shard: ServerShard) -> float:
+        """The factor on the learning rate of the next step."""
+
+    @abstractmethod
+    def should_publish(self, shard: ServerShard) -> bool:
+        """Whether parameters are published before pulls are answered."""
+
+    def is_reached(self, shard: ServerShard, pull: Pull) -> bool:
+        """Whether a pull's clock is reached."""
+        return shard.public.version >= pull.at_least
+
+    def react(self, shard: ServerShard, event: PeerEvent) -> Iterator[Reply]:
+        """Handle an event; yields replies. A contribution is in the journal before its receipt is given."""
+        match event:
+            case Arrived(token=token, sender=sender, op=Push() as push):
+                yield Reply(token=token, answer=self.receive(shard, sender, push))
+            case Arrived(token=token, sender=sender, op=Pull() as pull):
+                if pull.known > shard.public.version:  # what it knows came after the journal's end
+                    yield Reply(token=token, answer=forgot(pull))
+                else:
+                    shard.pending_pulls.append(PendingPull(token, sender, pull))
+            case PeerJoined(peer=peer):
+                shard.lost.discard(peer)
+            case PeerLeft(peer=peer):
+                self.lose(shard, peer)
+        yield from self.settle(shard)
+
+    def receive(self, shard: ServerShard, sender: Peer, push: Push) -> Receipt:
+        try:
+            if sender != (WORKER, push.stamp.worker):
+                raise MalformedError(f"{sender} sent a push stamped by worker {push.stamp.worker}; it was not applied")
+            answers = {
+                GRADIENT: self.receive_gradient,
+                JOIN: self.join,
+                LEAVE: self.leave,
+                BEGIN: self.begin,
+                STOP: self.stop,
+                STATE: self.restore,
+            }
+            _check_stamp(shard, sender, push.stamp)
+            if push.key not in answers:
+                raise MalformedError(
+                    f"server {shard.spec.number} knows no push of {push.key!r} ({sender}, step {push.stamp.step}). "
+                    "Install the same version of Gossamer everywhere"
+                )
+            return answers[push.key](shard, push)
+        except MalformedError as error:
+            return refusal(str(error))
+
+    def receive_gradient(self, shard: ServerShard, push: Push) -> Receipt:
+        """A gradient; a duplicate is answered as before."""
+        stamp = push.stamp
+        version = shard.answer_log.version_of(stamp)
+        if version is None:
+            if stamp.known > shard.public.version:  # the parameters that it was computed from came after the log's end
+                return forgot_push()
+            self._reopen(shard, stamp.worker)
+            version = LATE if stamp.worker in shard.missed else self.version_of(shard, stamp)
+            if version == LATE:
+                shard.drop(stamp)
+            else:
+                shard.take(stamp, version, push.about, push.payload)
+        return Receipt(version=version)
+
+    def join(self, shard: ServerShard, push: Push) -> Receipt:
+        """A worker contributes from stamp.step on; where that step is over, the receipt names the first open one.
+
+        stamp.known numbers its joins and leaves. One that missed the end comes to nothing; one that has ended begins
+        another run with what the servers have.
+        """
+        worker, step, announcements = push.stamp
+        _check_agreed(push.about, shard)
+        if worker in shard.missed:
+            return Receipt(version=shard.version)
+        self._reopen(shard, worker)
+        announced = shard.announced.get(worker, NEVER_ANNOUNCED)
+        if shard.members.get(worker) == step and announced == (step, announcements):  # a duplicate
+            return Receipt(version=shard.version)
+        open_step = announced[0] + (announced >= (step, announcements))
+        first_open_step = max(self.first_open_step(shard), shard.answer_log.last_step(worker) + 1, open_step)
+        if step < first_open_step:
+            return Receipt(version=LATE, about=json.dumps({"least": first_open_step}))
+        shard.join(push.stamp)
+        return Receipt(version=shard.version)
+
+    def _reopen(self, shard: ServerShard, worker: int) -> None:
+        if shard.missed and worker in shard.ended:
+            shard.reopen()
+
+    def leave(self, shard: ServerShard, push: Push) -> Receipt:
+        """Rounds do not wait for the worker any more. stamp: as in `join`."""
+        stamp = push.stamp
+        fresh = stamp.step > shard.answer_log.last_step(stamp.worker) and stamp.worker not in shard.missed
+        if fresh and (stamp.step, stamp.known) > shard.announced.get(stamp.worker, NEVER_ANNOUNCED):
+            shard.leave(stamp, ends=push.about == ENDS)
+        return Receipt(version=shard.version)
+
+    def begin(self, shard: ServerShard, push: Push) -> Receipt:
+        """The spec and initial parameters, which are here already: a duplicate, or the server was restored."""
+        _check_agreed(ShardSpec.from_json(push.about).agreed_settings(), shard)
+        return Receipt(version=shard.version)
+
+    def stop(self, shard: ServerShard, push: Push) -> Receipt:
+        """A worker wants the run to end: all hear of it with their next parameters."""
+        shard.stopping = True
+        return Receipt(version=shard.version)
+
+    def restore(self, shard: ServerShard, push: Push) -> Receipt:
+        """A piece of the state of another run's shard, which is taken up with the last one."""
+        state = shard.received.add(push.about, push.payload)
+        if state is not None:
+            shard.restore(state)
+        return Receipt(version=shard.version)
+
+    def lose(self, shard: ServerShard, peer: Peer) -> None:
+        """Rounds do not wait for a lost peer. Its asks are still answered: it may only have been silent."""
+        shard.lost.add(peer)
+        if peer.kind == WORKER and peer.number in shard.members:
+            shard.lose(peer.number)
+
+    def settle(self, shard: ServerShard) -> Iterator[Reply]:
+        """Apply contributions that are due and answer the pulls that waited for them."""
+        self._publish(shard)
+        while self.should_apply(shard) or (self._all_left(shard) and shard.pending):
+            if shard.due:
+                shard.apply(self.lr_factor(shard))
+            else:
+                shard.skip(shard.next_version)
+            self._publish(shard)
+        if self._all_left(shard):
+            shard.all_left()
+        answered = [each for each in shard.pending_pulls if self._is_answered(shard, each)]
+        if any(each.op.key == END and each.sender.number not in shard.missed | shard.released for each in answered):
+            shard.finish()
+        for each in answered:
+            shard.pending_pulls.remove(each)
+            answer = _pulled(shard, each.sender.number, each.op)
+            if each.op.key == END and each.sender.number in shard.missed:
+                shard.catch_up(each.sender.number)
+            yield Reply(token=each.token, answer=answer)
+
+    def _all_left(self, shard: ServerShard) -> bool:
+        """Whether all workers still there have announced that they leave."""
+        return bool(shard.leaving) and not shard.members
+
+    def _coming_back(self, shard: ServerShard) -> set[int]:
+        """The workers that have left, and not for good, and are heard."""
+        return {worker for worker in shard.left - shard.ended if (WORKER, worker) not in shard.lost}
+
+    def _is_answered(self, shard: ServerShard, each: PendingPull) -> bool:
+        if each.sender.number in shard.missed | shard.released and each.op.key != AGREED:
+            return True
+        match each.op.key:
+            case "end":
+                return each.sender.number in shard.left and not shard.members and not self._coming_back(shard)
+            case "left":
+                return each.sender.number in shard.left
+            case "state":
+                return True
+            case "together":
+                return not self._coming_back(shard)
+            case _:
+                return self.is_reached(shard, each.op)
+
+    def _publish(self, shard: ServerShard) -> None:
+        if self.should_publish(shard):
+            shard.publish()
+
+
+def _check_stamp(shard: ServerShard, sender: Peer, stamp: Stamp) -> None:
+    if not 0 <= stamp.worker < shard.spec.world or not 0 <= stamp.step < STEPS or stamp.known < 0:
+        raise MalformedError(
+            f"{sender} sent a push stamped {tuple(stamp)}, and server {shard.spec.number} knows workers 0 to "
+            f"{shard.spec.world - 1}, steps 0 to {STEPS - 1} and no negative version; it was not applied. Run the same "
+            "script with the same number of workers everywhere"
+        )
+
+
+def _check_agreed(agreed: str, shard: ServerShard) -> None:
+    if agreed != shard.spec.agreed_settings():
+        raise MalformedError(
+            f"it runs {agreed}, and the server was begun with {shard.spec.agreed_settings()}. Run the same script with "
+            "the same recipe on every worker"
+        )
+
+
+def _pulled(shard: ServerShard, worker: int, pull: Pull) -> Pulled:
+    missed = worker in shard.missed
+    if pull.key == PARAMETERS:
+        answer = shard.public.pulled_since(pull.known)
+        told = {"stop": True} if shard.stopping or missed else {}
+        return replace(answer, about=json.dumps({**json.loads(answer.about), **told})) if told else answer
+    if pull.key == STATE:
+        return _told(shard, pull.at_least)
+    if pull.key == SILENT:
+        silent = sorted(peer.number for peer in shard.lost if peer.kind == WORKER)
+        return Pulled(version=shard.version, about=json.dumps({"silent": silent}))
+    if pull.key in (AGREED, TOGETHER):
+        return Pulled(version=shard.version, about=shard.spec.agreed_settings())
+    about = {
+        "applied": shard.staleness.total(), "late": shard.dropped, "staleness": shard.staleness, "missed": missed,
+    }  # fmt: skip
+    values = tuple(block.flat.clone() for block in shard.blocks)
+    return Pulled(version=shard.version, payload=values, about=json.dumps(about))
+
+
+def _told(shard: ServerShard, index: int) -> Pulled:
+    """A piece of the shard's state, as it was when the first was asked for."""
+    if index <= 0 or not shard.told:
+        shard.told = file_of(shard.state_dict())
+    nbytes, told = len(shard.told), piece(shard.told, index)
+    if index + 1 >= count_of(nbytes):
+        shard.told = b""
+    return Pulled(version=shard.version, payload=(told,), about=json.dumps({"nbytes": nbytes}))
+
+
+def forgot(op: Push | Pull) -> Answer:
+    """The answer to an ask that supposes state this server has lost; the asker raises PeerLost."""
+    return forgot_push() if isinstance(op, Push) else Pulled(version=LATE, about=FORGOT)
+
+
+def forgot_push() -> Receipt:
+    return Receipt(version=LATE, about=FORGOT)
+
+
+def refusal(why: str) -> Receipt:
+    """An answer that the asker raises as an error."""
+    return Receipt(version=LATE, about=json.dumps({"refused": why}))

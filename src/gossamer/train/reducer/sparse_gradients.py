@@ -1,0 +1,188 @@
+"""Sparse gradients: averages the gradients of embeddings as rows, beside the buckets of dense ones.
+
+    counts   all-gather   [3, 0] on rank 0, [2, 4] on rank 1: the rows that each has of two tables
+    rows     all-gather   3 rows of the first table and 4 of the second from either, padded where it has fewer
+
+Both travel along with the report that ends a step. No compressor sees them: few rows are few bytes already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.functional import pad
+
+from gossamer.base.layout import accumulation_dtype, dtype_name
+from gossamer.base.ops import AllGather
+from gossamer.comm.runtime.comm_streams import use_on_current_stream
+from gossamer.errors import LayoutError, LoopError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a table whose other rows are zeros. `numbers` ascend, and none is there twice."""
+
+    numbers: Tensor  # (n,), int32 where that is enough
+    values: Tensor  # (n, ...), in the table's dtype
+
+    @classmethod
+    def none_of(cls, table: Tensor) -> Rows:
+        wide = len(table) > torch.iinfo(torch.int32).max
+        numbers = torch.empty(0, dtype=torch.int64 if wide else torch.int32, device=table.device)
+        return cls(numbers, table.new_empty((0, *table.shape[1:])))
+
+    @classmethod
+    def of(cls, gradient: Tensor, table: Tensor) -> Rows:
+        """gradient: in the layout sparse_coo, with one sparse dimension."""
+        summed = gradient.detach().coalesce()
+        return cls(summed.indices()[0].to(cls.none_of(table).numbers.dtype), summed.values())
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def scaled(self, factor: float) -> Rows:
+        return self if factor == 1.0 else Rows(self.numbers, self.values * factor)
+
+    def none(self) -> Rows:
+        return Rows(self.numbers[:0], self.values[:0])
+
+    def padded(self, count: int) -> tuple[Tensor, Tensor]:
+        """What travels: (count,) and (count, ...)."""
+        missing = count - len(self)
+        beside = (0, 0) * (self.values.dim() - 1)
+        return pad(self.numbers, (0, missing)), pad(self.values, (*beside, 0, missing)).contiguous()
+
+    def sparse(self, table: Tensor) -> Tensor:
+        """As a gradient of the table: coalesced."""
+        indices = self.numbers.to(torch.int64).unsqueeze(0)
+        return torch.sparse_coo_tensor(indices, self.values, table.shape, is_coalesced=True, check_invariants=False)
+
+
+def mean_rows(own: Sequence[Rows], world: int) -> Generator[AllGather, Any, list[Rows]]:
+    """All-gather rows of several tables; their means over the group, the same bits on every rank."""
+    lengths = torch.tensor([len(rows) for rows in own], dtype=torch.int64, device="cpu")
+    counts = [theirs.tolist() for (theirs,) in (yield AllGather((lengths,)))]
+    longest = [max(of_table) for of_table in zip(*counts, strict=True)]
+    payload = tuple(part for rows, most in zip(own, longest, strict=True) if most for part in rows.padded(most))
+    heard = (yield AllGather(payload)) if payload else [()] * world
+    parts = [iter(theirs) for theirs in heard]
+    means = []
+    for table, rows in enumerate(own):
+        if not longest[table]:
+            means.append(rows)
+            continue
+        ends = [theirs[table] for theirs in counts]
+        means.append(_mean([Rows(next(part)[:end], next(part)[:end]) for part, end in zip(parts, ends, strict=True)]))
+    return means
+
+
+def _mean(rows: Sequence[Rows]) -> Rows:
+    """Summed by rank order and divided once; half precision is summed in float32 and rounded once."""
+    dtype = rows[0].values.dtype
+    numbers, places = torch.unique(torch.cat([each.numbers for each in rows]), return_inverse=True)
+    total = rows[0].values.new_zeros((len(numbers), *rows[0].values.shape[1:]), dtype=accumulation_dtype(dtype))
+    for each, place in zip(rows, places.split([len(each) for each in rows]), strict=True):
+        total.index_add_(0, place, each.values.to(total.dtype))  # no row is there twice: an order nobody chooses
+    return Rows(numbers, total.div_(len(rows)).to(dtype))
+
+
+class SparseGradients:
+    """The parameters of one model whose gradients are sparse, and their means as the optimizer is shown them."""
+
+    def __init__(self, parameters: Mapping[str, Parameter]) -> None:
+        self.parameters = dict(parameters)
+        self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        self._shown: dict[str, Tensor] = {}  # means, by name
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    def rows(self) -> dict[str, Rows]:
+        """Of the gradients that are there. Raises LoopError for one that is dense, LayoutError for a resized table."""
+        return {name: self._rows(name, table) for name, table in self.parameters.items()}
+
+    def no_rows(self) -> dict[str, Rows]:
+        return {name: Rows.none_of(table) for name, table in self.parameters.items()}
+
+    def _rows(self, name: str, table: Parameter) -> Rows:
+        gradient = table.grad
+        if gradient is None:
+            return Rows.none_of(table)
+        if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
+            raise LoopError(
+                f'"{name}" belongs to a module built with sparse=True, and its gradient is not one of rows but '
+                f"{_told(gradient)}: something else uses it as well, such as an output layer that is tied to it. All "
+                "its rows would travel in every step. Build it with sparse=False."
+            )
+        if gradient.shape != self._shapes[name]:
+            raise LayoutError(
+                f'"{name}" was {tuple(self._shapes[name])} at attach and is {tuple(gradient.shape)} now, and other '
+                f'ranks would add its rows to other ones. Call session.reset("{name}") after resizing.'
+            )
+        return Rows.of(gradient, table)
+
+    # -- what the optimizer is shown -----------------------------------------------------------------------------------
+
+    def show(self, means: Mapping[str, Rows], used: Set[str], correction: float) -> None:
+        """Make means, times `correction`, the gradients of the `used` parameters; the others have none."""
+        self._shown = {}
+        for name, table in self.parameters.items():
+            table.grad = None
+            if name in used:
+                mean = means[name].scaled(correction)
+                use_on_current_stream([mean.numbers, mean.values])
+                table.grad = self._shown[name] = mean.sparse(table)
+
+    def show_infinite(self, used: Set[str]) -> None:
+        """A GradScaler learns from it that the step was skipped."""
+        ends = {
+            name: Rows(none.numbers.new_zeros(1), none.values.new_full((1, *none.values.shape[1:]), torch.inf))
+            for name, none in self.no_rows().items()
+        }
+        self.show(ends, used, 1.0)
+
+    def clear(self) -> None:
+        """Optimizers do nothing without gradients."""
+        self.show({}, set(), 1.0)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether there are gradients that are not the means shown."""
+        return any(table.grad is not None and table.grad is not self._shown.get(n) for n, table in self._tables)
+
+    @property
+    def still_shown(self) -> bool:
+        """Whether a mean is still some parameter's gradient."""
+        return any(table.grad is not None and table.grad is self._shown.get(name) for name, table in self._tables)
+
+    @property
+    def zeroed(self) -> bool:
+        """Whether zero_grad(set_to_none=False) has cleared what was shown; a new gradient may have come since."""
+        filled = sum(gradient._nnz() > 0 for gradient in self._shown.values())
+        return filled <= (len(self._shown) > 1)
+
+    @property
+    def _tables(self) -> list[tuple[str, Parameter]]:
+        return list(self.parameters.items())
+
+    def fingerprint(self) -> str:
+        """Names, shapes and dtypes, which are the same on every rank; empty where there are none."""
+        return "".join(
+            f";{name} by rows {tuple(table.shape)} {dtype_name(table.dtype)}" for name, table in self._tables
+        )
+
+
+def entries(gradient: Tensor) -> Tensor:
+    """The numbers that a gradient holds: itself, or the rows of a sparse one, as a view."""
+    return gradient._values() if gradient.layout == torch.sparse_coo else gradient
+
+
+def _told(gradient: Tensor) -> str:
+    if gradient.layout != torch.sparse_coo:
+        return "dense"
+    return f"sparse in {gradient.sparse_dim()} dimensions"

@@ -1,0 +1,148 @@
+"""Weight copies: tensors in which an optimizer holds its parameters again, such as fp32 masters of bf16 parameters.
+
+Such an optimizer computes its step from the copy and overwrites the parameter. So whatever else writes a parameter,
+such as a mean over workers, must move the copy as well, or the next step() undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gossamer.base.layout import accumulation_dtype
+
+NEAR = 0.5  # a copy is nearer to its parameter than this share of the parameter's norm; a moment is not
+DEEPEST = 3  # optimizers within optimizers, and lists within lists
+
+
+class _Copy(NamedTuple):
+    """A copy, which is read anew each time: an optimizer may replace the tensor in each step, and its state when it is
+    loaded."""
+
+    parameter: Tensor
+    read: Callable[[], object]
+
+    @property
+    def tensor(self) -> Tensor | None:
+        found = self.read()
+        return found if _fits(found, self.parameter) else None
+
+
+class WeightCopies:
+    """The copies that an optimizer, and those within it, keep of parameters: in its state, or in lists of its own.
+
+    They are found once, when a parameter is about to be written for the first time: that is after the first steps, so
+    that the optimizer's state is there.
+    """
+
+    def __init__(self, *optimizers: Optimizer) -> None:
+        self._optimizers = optimizers
+        self._found: Mapping[int, Sequence[_Copy]] | None = None  # by id of the parameter
+
+    @contextmanager
+    def following(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+        """Within the block `parameters` are written; their copies are moved as far as they were.
+
+        A copy m of a parameter x becomes m + (x' - x), and x' where that would be rounded to something else than x'.
+        What m holds beyond the precision of x stays, so that steps smaller than a rounding error add up.
+        """
+        if self._found is None:
+            self._found = self._look()
+        copies = (
+            [copy for parameter in parameters for copy in self._found.get(id(parameter), ())] if self._found else []
+        )
+        before = [copy.parameter.detach().clone() for copy in copies]
+        yield
+        with torch.no_grad():
+            for copy, old in zip(copies, before, strict=True):
+                if (tensor := copy.tensor) is not None:
+                    _move(tensor.detach(), old, copy.parameter.detach())
+
+    def _look(self) -> Mapping[int, Sequence[_Copy]] | None:
+        """None where no optimizer has made a step, so that there is nothing to be found yet."""
+        optimizers = [*_nested(self._optimizers)]
+        if not any(optimizer.state for optimizer in optimizers):
+            return None if optimizers else {}
+        found: dict[int, list[_Copy]] = {}
+        for group in (group for optimizer in optimizers for group in _candidates(optimizer)):
+            if _near(group):
+                for copy in group:
+                    found.setdefault(id(copy.parameter), []).append(copy)
+        return found
+
+
+def _nested(optimizers: Iterable[Optimizer], depth: int = DEEPEST) -> Iterator[Optimizer]:
+    """All of them, and those that they hold."""
+    for optimizer in optimizers:
+        yield optimizer
+        if depth:
+            within = [each for value in vars(optimizer).values() for each in _items(value)]
+            yield from _nested([each for each in within if isinstance(each, Optimizer)], depth - 1)
+
+
+def _items(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _candidates(optimizer: Optimizer) -> Iterator[list[_Copy]]:
+    """Tensors of the parameters' shapes, in groups that are copies or not: of one key in the state, or of one list."""
+    by_key: dict[object, list[_Copy]] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(parameter, Tensor) and _fits(value, parameter):
+                by_key.setdefault(key, []).append(_Copy(parameter, partial(_read, optimizer, parameter, key)))
+    yield from by_key.values()
+    groups = [group["params"] for group in optimizer.param_groups]
+    for parameters in groups if len(groups) == 1 else [*groups, list(chain.from_iterable(groups))]:
+        for values in _lists(
+            [value for name, value in vars(optimizer).items() if name not in ("param_groups", "state")]
+        ):
+            pairs = zip(values, parameters, strict=False)
+            if len(values) == len(parameters) and all(_fits(value, parameter) for value, parameter in pairs):
+                yield [_Copy(each, partial(values.__getitem__, place)) for place, each in enumerate(parameters)]
+
+
+def _read(optimizer: Optimizer, parameter: Tensor, key: object) -> object:
+    return optimizer.state.get(parameter, {}).get(key)
+
+
+def _lists(value: object, depth: int = DEEPEST) -> Iterator[list[Any]]:
+    if isinstance(value, list | tuple) and depth >= 0:
+        if isinstance(value, list) and value and isinstance(value[0], Tensor):
+            yield value
+        for each in value:
+            yield from _lists(each, depth - 1)
+
+
+def _fits(value: object, parameter: Tensor) -> TypeGuard[Tensor]:
+    if not isinstance(value, Tensor) or value is parameter or not value.is_floating_point():
+        return False
+    apart = value.data_ptr() != parameter.data_ptr()  # what shares the parameter's memory is written with it
+    return value.shape == parameter.shape and value.device == parameter.device and apart
+
+
+def _near(group: Sequence[_Copy]) -> bool:
+    """Whether these are copies: near their parameters, all together. Waits for the device."""
+    away, norm = [], []
+    for copy in group:
+        value, parameter = copy.tensor, copy.parameter.detach()
+        assert value is not None
+        dtype = accumulation_dtype(torch.promote_types(value.dtype, parameter.dtype))
+        away.append(torch.linalg.vector_norm(value.detach().to(dtype) - parameter.to(dtype)).double().cpu())
+        norm.append(torch.linalg.vector_norm(parameter.to(dtype)).double().cpu())
+    return bool(torch.stack(away).norm() < NEAR * torch.stack(norm).norm())
+
+
+def _move(copy: Tensor, old: Tensor, new: Tensor) -> None:
+    before, after = old.to(copy.dtype), new.to(copy.dtype)
+    moved = torch.where(copy == before, after, copy + (after - before))
+    if copy.dtype != new.dtype:
+        moved = torch.where(moved.to(new.dtype) == new, moved, after)
+    copy.copy_(moved)

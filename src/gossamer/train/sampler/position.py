@@ -1,0 +1,230 @@
+"""Position: how far a worker has come in its epoch, and where all stand once workers came or went."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gossamer.errors import CheckpointError, require
+from gossamer.train.sampler.deal import NO_PLACE, Deal
+
+State = Mapping[str, Any]
+UNKNOWN_TOTAL = sys.maxsize  # where only states are at hand, and not what they are positions in
+EPOCHS_APART = 1000  # in lock step workers are one batch apart
+
+
+@dataclass(kw_only=True, eq=False)
+class Position:
+    """One worker's place in its data. All of it is replaced at once, but for the draws that are counted."""
+
+    rank: int
+    size: int
+    epoch: int
+    deal: Deal
+    drawn: int = 0  # entries of the newest deal
+    in_last_batch: bool = False  # whether all is drawn, and the loop not told yet that the epoch is over
+    before: int = 0  # entries that this worker drew in the epoch under deals before
+    later: Mapping[int, Deal] = field(default_factory=dict)  # of epochs that some have begun and this worker has not
+    run: object = field(default_factory=object)  # the same object as long as iterators under way go on with it
+    changes: int = 0  # of the workers, since this one was started
+    trained: int | None = None  # of `drawn`: what had been trained on when that was noted last; None if it never was
+
+    @property
+    def over(self) -> bool:
+        """Whether the loop has come to the epoch's end."""
+        return self.drawn >= self.deal.part and not self.in_last_batch
+
+    @property
+    def begun(self) -> bool:
+        """Whether somebody has drawn in this epoch, as far as this worker knows."""
+        return self.drawn > 0 or bool(self.deal.drawn)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the deal is that of an epoch in which nobody comes or goes."""
+        return self.deal == Deal(total=self.deal.total, place=self.rank, places=self.size)
+
+    def deal_in(self, epoch: int) -> Deal | None:
+        """The newest deal of an epoch that this worker has not left behind."""
+        if epoch < self.epoch:
+            return None
+        plain = Deal(total=self.deal.total, place=self.rank, places=self.size)
+        return self.deal if epoch == self.epoch else self.later.get(epoch, plain)
+
+    def drawn_in(self, epoch: int) -> int:
+        return min(self.drawn, self.deal.part) if epoch == self.epoch else 0
+
+    def is_over(self, epoch: int) -> bool:
+        return self.over if epoch == self.epoch else epoch < self.epoch
+
+    def state(self, *, says_over: bool) -> dict[str, Any]:
+        """The state that a checkpoint holds; says_over: also whether the loop knows of the epoch's end."""
+        seen = replace(self)  # another thread may draw meanwhile
+        state: dict[str, Any] = {"epoch": self.epoch, "drawn": seen.drawn}
+        if not self.plain:
+            state |= _dealt_state(self.deal)
+        if says_over or seen.in_last_batch or not self.plain:
+            state["over"] = seen.over
+        if self.before:
+            state["before"] = self.before
+        if self.later:
+            state["later"] = {str(epoch): _dealt_state(deal) for epoch, deal in sorted(self.later.items())}
+        return state
+
+    @classmethod
+    def of(cls, state: State, *, total: int, rank: int, size: int) -> Position:
+        """The position of a state of one of `size` workers; `total`: entries of an epoch. Raises CheckpointError."""
+        try:
+            rank, size = state.get("own", (rank, size))  # with non_iid, whose samples they are
+            trained = int(state["trained"]) if "trained" in state else None
+            later = {int(epoch): _dealt(each, total, rank, size) for epoch, each in state.get("later", {}).items()}
+            deal, drawn = _dealt(state, total, rank, size), int(state["drawn"])
+            position = cls(
+                rank=rank, size=size, epoch=int(state["epoch"]), deal=deal, drawn=drawn, later=later,
+                before=int(state.get("before", 0)), trained=trained,
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{state!r} is no position of one of {size} workers in {total} samples ({error}), so nobody knows what "
+                "was drawn already. Give what Shard.state_dict() returned for the same data."
+            ) from None
+        nothing_was_dealt = drawn == 0 and deal.place != NO_PLACE and deal.left > 0
+        over = state.get("over", drawn >= deal.part and not nothing_was_dealt)
+        position.in_last_batch = drawn >= deal.part and not over
+        return position
+
+
+def regrouped(positions: Sequence[Position], *, rank: int, size: int, stayed: Sequence[int]) -> Position:
+    """Where the worker that is now `rank` of `size` goes on after `positions`, those of the workers before, by rank.
+
+    stayed: the ranks before of those who stayed, in the order of their new ranks, which are the first; all others are
+    newcomers. They begin in the epoch of the foremost that stayed, each with an equal part of what is left.
+    Workers whose loops were told that an epoch is over share nothing of it; where all were, what others had left of it
+    is left out.
+    """
+    if len({*stayed}) != len(stayed) or not {*stayed} <= {*range(len(positions))} or len(stayed) > size:
+        raise ValueError(
+            f"stayed={list(stayed)} are not different ranks of {len(positions)} workers, of whom {size} are there now, "
+            "so nobody knows who goes on where. Give the rank before of each that stayed, in the order of new ranks."
+        )
+    guides = [positions[old] for old in stayed] or positions
+    newest = max(each.epoch for each in guides)
+    mine = positions[stayed[rank]] if rank < len(stayed) else None
+    epoch = mine.epoch if mine else newest
+    last = max(epoch, *(each.epoch for each in positions), *(later for each in positions for later in each.later))
+    if last - epoch > EPOCHS_APART:
+        raise CheckpointError(
+            f"workers that trained together stand in epochs {epoch} to {last}, so these are no positions of one group "
+            "at one moment. Give those of the view before."
+        )
+    deals = {each: _deal_again(positions, each, newest, rank, size, stayed) for each in range(epoch, last + 1)}
+    deal = deals.pop(epoch)
+    plain = Deal(total=deal.total, place=rank, places=size)
+    position = Position(rank=rank, size=size, epoch=epoch, deal=deal)
+    position.later = {each: later for each, later in deals.items() if later != plain}
+    if all(each.is_over(epoch) for each in guides):  # as if nobody had ever come or gone
+        position.deal, position.drawn = plain, plain.part
+        return position
+    position.in_last_batch = deal.place != NO_PLACE and not deal.part
+    position.before = mine.before + mine.drawn if mine and deal != plain else 0
+    return position
+
+
+def supposed(known: Sequence[Position | None], *, total: int) -> list[Position]:
+    """Positions of all, those of lost workers of which nothing is known (None) as if they had kept up with the others.
+
+    That is right in lock step with batches of one size: who was lost had trained on as many as the foremost of the
+    others, or drawn as many, where these do not tell what they trained on. If it had on fewer, as many samples are left
+    out; if on more, as many are used twice.
+    """
+    there = [each for each in known if each is not None]
+    if not there:
+        raise CheckpointError(
+            "no worker's position is known, so nobody knows what was drawn already. Give the state_dict() of those who "
+            "stayed."
+        )
+    newest = max(each.epoch for each in there)
+    foremost = [each for each in there if each.epoch == newest]
+    drawn = max(each.drawn if each.trained is None else each.trained for each in foremost)
+    begun = {newest} | {epoch for each in there for epoch in each.later if epoch > newest}
+    unclaimed = {epoch: _unclaimed(there, epoch, len(known), total) for epoch in begun}
+    found = []
+    for rank, each in enumerate(known):
+        if each is None:
+            later = {epoch: deals.pop(0) for epoch, deals in unclaimed.items()}
+            each = Position(rank=rank, size=len(known), epoch=newest, deal=later.pop(newest), drawn=drawn, later=later)
+        found.append(each)
+    return found
+
+
+def _unclaimed(there: Sequence[Position], epoch: int, size: int, total: int) -> list[Deal]:
+    """The parts of an epoch that are of none of those who are there; at the end as many as anybody asks for of none."""
+    deals = [deal for each in there if (deal := each.deal_in(epoch)) is not None]
+    taken = {deal.place for deal in deals}
+    free = [place for place in range(deals[0].places) if place not in taken]
+    return [replace(deals[0], place=place, total=total) for place in (*free, *[NO_PLACE] * size)]
+
+
+def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
+    """The state with which one of `size` workers takes up a checkpoint of others, whose `states` are given by rank."""
+    if "source" in states[0]:
+        raise CheckpointError(
+            f"this position is in shards that {len(states)} workers have read, each its own files, so {size} workers "
+            f"cannot share what is left. Start {len(states)} workers again; streams whose items are counted, of a "
+            "torch.utils.data.IterableDataset of your own, can be shared anew."
+        )
+    positions = [Position.of(each, total=UNKNOWN_TOTAL, rank=old, size=len(states)) for old, each in enumerate(states)]
+    newest = max(each.epoch for each in positions)
+    deal = _deal_again(positions, newest, newest, rank, size, stayed=())
+    said = [state["over"] for state in states if state["epoch"] == newest and "over" in state]
+    return {
+        "epoch": newest,
+        "drawn": 0,
+        **(_dealt_state(deal) if deal.drawn else {}),
+        **({"over": all(said)} if said else {}),
+        **({"total": sum(map(sum, deal.drawn)) if all(said) else None} if "total" in states[0] else {}),
+    }
+
+
+def _deal_again(
+    positions: Sequence[Position], epoch: int, newest: int, rank: int, size: int, stayed: Sequence[int]
+) -> Deal:
+    """The deal of what is left of an epoch; `newest`: in which newcomers begin."""
+    known = [(each, deal) for each in positions if (deal := each.deal_in(epoch)) is not None]
+    total = max(deal.total for _, deal in known)  # of a stream only those know one who came to its end
+    before = replace(known[0][1], total=total)
+    counts = [before.count(place) for place in range(before.places)]  # whoever is in a later epoch drew all of its part
+    for each, deal in known:
+        if (deal.places, deal.drawn) != (before.places, before.drawn):
+            raise CheckpointError(
+                f"workers that trained together tell different deals of epoch {epoch}, {before} and {deal}, so nobody "
+                "knows what was drawn already. Give the positions of one group at one moment."
+            )
+        if deal.place != NO_PLACE:
+            counts[deal.place] = each.drawn_in(epoch)
+    sharers = [new for new, old in enumerate(stayed) if not positions[old].is_over(epoch)]
+    if epoch >= newest and (sharers or not stayed):
+        sharers += range(len(stayed), size)
+    return Deal(
+        total=total,
+        place=sharers.index(rank) if rank in sharers else NO_PLACE,
+        places=len(sharers),
+        drawn=(*before.drawn, tuple(counts)) if any(counts) else before.drawn,
+    )
+
+
+def _dealt_state(deal: Deal) -> dict[str, Any]:
+    return {"deals": [list(counts) for counts in deal.drawn], "place": deal.place, "places": deal.places}
+
+
+def _dealt(state: State, total: int, rank: int, size: int) -> Deal:
+    """The deal in a state. Raises ValueError where it cannot be."""
+    if "deals" not in state:
+        return Deal(total=total, place=rank, places=size)
+    deal = Deal(total=total, place=state["place"], places=state["places"], drawn=tuple(map(tuple, state["deals"])))
+    require(0 <= deal.places <= size and NO_PLACE <= deal.place < deal.places, f"place {deal.place} of {deal.places}")
+    require(all(count >= 0 for counts in deal.drawn for count in counts), "counts of draws below 0")
+    require(deal.left >= 0, f"{total - deal.left} were drawn")
+    return deal

@@ -1,0 +1,196 @@
+"""Shard: a sampler of this rank's indices, which a checkpoint resumes and a change of the workers deals out anew."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from gossamer.base import rng
+from gossamer.train.sampler.non_iid import OwnSamples
+from gossamer.train.sampler.position import Position, State
+from gossamer.train.sampler.progress import ShardProgress
+from gossamer.train.sampler.sources import Labels, classes_of, length_of
+
+
+class Shard(ShardProgress, Sampler[int]):
+    """This rank's indices: disjoint from the others', together covering all, sizes differing by at most one.
+
+    Every rank works them out from (seed, epoch, rank, size) alone. Each `iter` starts the next epoch,
+    reshuffled unless `shuffle` is False; the first is epoch 0. After `load_state_dict` the next `iter` goes on
+    where the saved one stood, so an epoch that was left early is first brought to its end. `stratify`: one label a
+    sample; the samples of a label are dealt out so that their number differs by at most one between ranks.
+    `non_iid`, with `labels`: every rank keeps samples of its own, in which few labels are frequent (see
+    `dirichlet_split`).
+
+    Given a sampler instead of a dataset, the ranks deal out what it yields. It draws under torch's global
+    generator, seeded for the purpose and restored; randomness of its own must be seeded alike on every rank.
+
+    Where workers come and go within an epoch, `regroup` deals out what nobody has drawn, and an iterator under way
+    goes on with it: every sample of the epoch is used once, whatever happens, but for those that the lost had drawn.
+
+    A worker that was lost and came back alone begins with an epoch that no worker has drawn: how far it had come is not
+    known, and the first samples again would count twice.
+
+    Positions count the indices drawn. A DataLoader with num_workers > 0 draws ahead of training, so a resumed
+    run would skip what was fetched and not yet trained on, and so would those who go on after a lost worker:
+    `session.track(loader)` then counts what the loop took.
+    """
+
+    def __init__(
+        self,
+        source: object,
+        *,
+        rank: int,
+        size: int,
+        stratify: Labels | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        labels: Labels | None = None,
+        non_iid: float | None = None,
+    ) -> None:
+        self._source, self._seed, self._shuffle = source, seed, shuffle
+        total = length_of(source)
+        if total < size:
+            raise ValueError(
+                f"{total} samples cannot be shared among {size} workers: some would have none. "
+                f"Start at most {total} workers, or bring more data."
+            )
+        super().__init__(rank, size)
+        self.drawn_ahead = False  # whether workers of a loader draw
+        self._classes = None if stratify is None else classes_of(stratify, source)
+        self._own = None if non_iid is None else OwnSamples(labels, source, non_iid, seed, rank, size)
+        if (labels is not None and non_iid is None) or (non_iid is not None and stratify is not None):
+            raise ValueError(
+                "labels say what non_iid makes unequal, and stratify makes equal, so one of them would be ignored. "
+                "Write world.shard(dataset, labels=labels, non_iid=0.5), or world.shard(dataset, stratify=labels)."
+            )
+
+    def _total(self) -> int:
+        return length_of(self._source)
+
+    def __len__(self) -> int:
+        """How many indices this rank has in the epoch under way, before and after changes; else in the next."""
+        at = self._at
+        if self._own is not None:
+            return len(self._own.samples)
+        if at.begun and not at.over:
+            return at.before + at.deal.part
+        return len(range(at.rank, length_of(self._source), at.size))
+
+    @property
+    def lap(self) -> int | None:
+        """None where all epochs have the same order, or ranks have samples of their own."""
+        if self._own is not None or not (self._shuffle or isinstance(self._source, Sampler)):
+            return None
+        at, total = self._at, length_of(self._source)
+        drawn = at.epoch * (total // at.size) + sum(map(sum, at.deal.drawn)) // at.size + at.drawn
+        return drawn // max(1, total // (2 * at.size))
+
+    # -- drawing -------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[int]:
+        self.drawn_ahead = _workers_draw()
+        at = self._entered()
+        if not at.begun:
+            at.deal = replace(at.deal, total=length_of(self._source))  # a dataset may have grown between epochs
+        order = self._order(at.epoch)
+        self._at, self._began = at, at.drawn
+        kept = order if isinstance(order, list) else None  # a sampler is asked once an epoch
+        return self._draw(at, self._indices(at, order), kept)
+
+    def _draw(self, at: Position, indices: list[int], order: list[int] | None) -> Iterator[int]:
+        place = at.drawn
+        while True:
+            now = self._at
+            if now is not at and now.run is at.run:  # workers came or went
+                at, place = now, now.drawn
+                indices = self._indices(at, self._order(at.epoch) if order is None else order)
+            if place >= len(indices):
+                break
+            self._continues, self._random_state = False, None  # not before: loaders ask for iterators they do not use
+            if not self._counted_by_loader:
+                at.drawn += 1
+            yield indices[place]
+            place += 1
+        if not self._counted_by_loader:
+            at.in_last_batch = False
+
+    def _order(self, epoch: int) -> Tensor | list[int]:
+        """What all ranks deal out in an epoch, in their common order."""
+        if isinstance(self._source, Sampler):
+            return self._sampled(self._source, epoch)
+        total = length_of(self._source)
+        if self._shuffle:
+            order = torch.randperm(total, generator=rng.generator("shard", self._seed, epoch), device="cpu")
+        else:
+            order = torch.arange(total, device="cpu")
+        return order if self._classes is None else order[self._classes[order].argsort(stable=True)]
+
+    def _sampled(self, sampler: Sampler[int], epoch: int) -> list[int]:
+        before = torch.get_rng_state()
+        try:
+            # Not torch.manual_seed, which would reseed the GPUs as well.
+            torch.default_generator.manual_seed(rng.address("shard", self._seed, epoch))
+            return list(sampler)
+        finally:
+            torch.set_rng_state(before)
+
+    def _indices(self, at: Position, order: Tensor | list[int]) -> list[int]:
+        """All of this rank's indices under the newest deal, in order."""
+        if self._own is not None:
+            return self._shuffled(self._own.samples, at.epoch, self._own.rank).tolist()
+        # A sampler may yield more or fewer than it said
+        deal = at.deal if at.deal.drawn else replace(at.deal, total=len(order))
+        if isinstance(order, list):
+            return [order[entry] for entry in deal.entries().tolist() if entry < len(order)]
+        if self._classes is None:
+            return order[deal.entries()].tolist()
+
+        # Dealt out class by class, then shuffled again: a rank would otherwise see its data in class order.
+        def arranged(entries: Tensor, deals_before: int, place: int) -> Tensor:
+            if not self._shuffle:
+                return entries[order[entries].argsort()]
+            return self._shuffled(entries, at.epoch, place, *([deals_before] if deals_before else []))
+
+        return order[deal.entries(arranged)].tolist()
+
+    def _shuffled(self, mine: Tensor, *address: int) -> Tensor:
+        if not self._shuffle:
+            return mine.sort().values
+        own = rng.generator("shard", self._seed, *address)
+        return mine[torch.randperm(len(mine), generator=own, device="cpu")]
+
+    # -- checkpoints, and changes of the workers, with samples of its own ----------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return state if self._own is None else self._own.noted(state)
+
+    def load_state_dict(self, state: State) -> None:
+        if self._own is None:
+            return super().load_state_dict(state)
+        state = self._own.taken_up(state)
+        self._take_up(self._position(state, self._own.rank, self._own.size))
+
+    def _regrouped(self, rank: int, size: int, positions: Sequence[State | None], stayed: Sequence[int]) -> Position:
+        if self._own is None:
+            return super()._regrouped(rank, size, positions, stayed)
+        return self._own.regrouped(self._at, positions, rank, stayed)
+
+
+def _workers_draw() -> bool:
+    """Whether a DataLoader asks for an index to hand it to its workers; nothing else tells a sampler."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _BaseDataLoaderIter.__module__:  # others' locals are left alone
+            return getattr(frame.f_locals.get("self"), "_num_workers", 0) > 0
+        frame = frame.f_back
+    return False

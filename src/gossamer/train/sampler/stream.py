@@ -1,0 +1,143 @@
+"""Stream shard: deals out an iterable dataset, of no known length, to ranks and to the workers of their loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as loader_worker
+
+from gossamer.errors import CheckpointError
+from gossamer.train.sampler.deal import NO_PLACE, Even, left_of, part_of
+from gossamer.train.sampler.position import UNKNOWN_TOTAL, Position, State
+from gossamer.train.sampler.progress import ShardProgress
+
+Item = TypeVar("Item", covariant=True)
+
+
+class StreamShard(ShardProgress, IterableDataset[Item]):
+    """This rank's items of a stream: every `size`-th, disjoint from the others', together all; for a DataLoader.
+
+    The source is an iterable dataset that yields the same items in every process, and again at each `iter`. Every rank
+    reads all of it and keeps its own items, and so does every worker of its DataLoader. Each `iter` is an epoch; a
+    source with `set_epoch` is told its number. Ranks' items differ in number by at most one; with `even` by none: the
+    last items are left out ("drop"), or the first of them repeated ("pad").
+
+    Positions count items, so that another number of workers goes on where all stood, also within a run: see Shard. To
+    go on, the source is read again from its beginning up to the position.
+
+    Workers of a DataLoader draw in processes of their own, so nobody here knows how far they came: `session.track(
+    loader)` counts what the loop took. Its batches are the same for every number of workers.
+    """
+
+    def __init__(self, source: IterableDataset[Item], *, rank: int, size: int, even: Even | None = None) -> None:
+        if even not in (None, "drop", "pad"):
+            raise ValueError(
+                f"even={even!r} is no way to give all ranks equally many items. Write even='drop', which leaves out "
+                "the last, or even='pad', which repeats one."
+            )
+        super().__init__(rank, size)
+        self._source, self._even = source, even
+        self._batch_size = 1
+        self._worker: Any = None  # of a loader, whose process this is
+        self._workers_drew = torch.zeros(1, dtype=torch.bool, device="cpu").share_memory_()
+
+    def _total(self) -> int:
+        return UNKNOWN_TOTAL
+
+    @property
+    def drawn_ahead(self) -> bool:
+        """Whether workers of a loader have drawn."""
+        return bool(self._workers_drew)
+
+    # -- drawing -------------------------------------------------------------------------------------------------------
+
+    def begin(self, batch_size: int) -> None:
+        self._at, self._batch_size = self._entered(), batch_size
+        self._began = self._at.drawn
+
+    def __iter__(self) -> Iterator[Item]:
+        # A source that splits itself by get_worker_info() would be split twice, and most of it lost.
+        worker = self._worker = self._worker or get_worker_info()
+        loader_worker._worker_info = None
+        if worker is None:
+            if not self._counted_by_loader:
+                self.begin(1)
+            return self._drawn_here()
+        self._workers_drew.fill_(True)
+        if not self._counted_by_loader:
+            self._random_state = None  # a worker has its own
+            self.begin(1)
+        return self._drawn_by(worker.id, worker.num_workers)
+
+    def _drawn_here(self) -> Iterator[Item]:
+        at, began = self._at, self._began
+        while True:
+            for item in self._from(at, began):
+                if self._moved(at):
+                    break
+                self._continues, self._random_state = False, None
+                if not self._counted_by_loader:
+                    at.drawn += 1
+                yield item
+            if not self._moved(at):
+                break
+            at, began = self._at, self._at.drawn
+        if not self._counted_by_loader:
+            self.finish()
+
+    def _moved(self, at: Position) -> bool:
+        """Whether workers came or went since."""
+        return self._at is not at and self._at.run is at.run
+
+    def _drawn_by(self, worker: int, workers: int) -> Iterator[Item]:
+        """Of this rank's batches those with numbers worker, worker + workers, ...: a loader takes them in turn."""
+        for number, item in enumerate(self._from(self._at, self._began)):
+            if number // self._batch_size % workers == worker:
+                self._continues = False
+                yield item
+        if not self._counted_by_loader:
+            self.finish()  # where it persists
+
+    def _from(self, at: Position, drawn: int) -> Iterator[Item]:
+        """This rank's items under its newest deal, without the first `drawn`."""
+        if at.deal.place == NO_PLACE:
+            return iter(())
+        if set_epoch := getattr(self._source, "set_epoch", None):
+            set_epoch(at.epoch)
+        left = left_of(self._source, at.deal.drawn)
+        part = part_of(left, at.deal.place, at.deal.places, self._even)
+        return (item for number, item in enumerate(part) if number >= drawn)
+
+    # -- positions -----------------------------------------------------------------------------------------------------
+
+    def take(self, count: int) -> None:
+        self._continues, self._random_state = False, None
+        super().take(count)
+
+    def finish(self) -> None:
+        """The loop was told that the epoch is over: so many items it had."""
+        at = self._at
+        if at.deal.place != NO_PLACE:
+            at.deal = replace(at.deal, total=sum(map(sum, at.deal.drawn)) + at.drawn * at.deal.places)
+        super().finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of a Shard; also how many items the epoch had, for all that this rank knows, once it is over."""
+        at = self._at
+        total = at.deal.total
+        return {**at.state(says_over=True), "total": None if total == UNKNOWN_TOTAL else total}
+
+    def _position(self, state: State, rank: int, size: int) -> Position:
+        if "total" not in state:
+            raise CheckpointError(
+                f"{dict(state)!r} is no position in a stream, so nobody knows what was drawn already. Make the same "
+                "calls of world.shard, in the same order, before loading."
+            )
+        at = Position.of(state, total=UNKNOWN_TOTAL, rank=rank, size=size)
+        if state["total"] is not None:
+            at.deal = replace(at.deal, total=int(state["total"]))
+        return at

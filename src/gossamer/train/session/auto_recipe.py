@@ -1,0 +1,192 @@
+"""Auto recipe: looks at all ranks' measurements every few steps, and switches the recipe as gossamer.train.auto says.
+
+A look is one small all-gather between two steps, after one that every rank has made: the step after which the next one
+comes follows from the numbers that all have heard, so all come to it, and all decide alike. Where steps suddenly wait,
+a rank asks for a look in the report that ends the next one, which all hear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer.algorithms.recipes.auto import Auto
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.errors import AttachError
+from gossamer.train.auto.decision import RungChange, decide
+from gossamer.train.auto.ladder import LadderRung, admitted, beginning, is_adaptive
+from gossamer.train.auto.measurement import Measurement
+from gossamer.train.auto.rule import Rule, RuleState
+from gossamer.train.auto.rung_cost import rung_costs
+from gossamer.train.auto.slowdown import asks_for_look, slow_steps
+from gossamer.train.reducer.model_buffers import moving_buffers
+from gossamer.train.session import lifecycle_events
+from gossamer.train.session.group_calls import GroupCalls
+from gossamer.train.session.residual_report import norm_of
+from gossamer.train.session.session_status import SessionStatus
+from gossamer.train.session.step_hooks import StepHooks
+from gossamer.train.session.validation import refuse_sparse_gradients, refuse_swapping
+from gossamer.train.synchronizers.base import Synchronizer
+
+PART = "recipe_choice"  # its name among a checkpoint's parts
+
+
+class ChosenSession(Protocol):
+    """What a choice reads and changes, of one session."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    recipe: Recipe
+    status: SessionStatus
+    _group: GroupCalls
+    _synchronizer: Synchronizer
+    _step_hooks: StepHooks
+
+    @property
+    def stopping(self) -> bool: ...
+    def switch(self, recipe: Recipe, *, reason: str = "") -> None: ...
+    def track(self, loader: None = None, /, **part: Any) -> Any: ...
+
+
+def refuse_fixed_choice(auto: Auto, global_batch: int | None) -> None:
+    """Raise AttachError where a recipe could not change."""
+    if is_elastic():
+        raise AttachError(
+            f"an elastic run cannot have the recipe {auto!r}: newcomers learn the recipe from their script, and would "
+            "not know which one is in force. Write one that stays, such as Int8(); or run a fixed number of workers: "
+            "gossamer run --workers 4."
+        )
+    if global_batch is not None:
+        raise AttachError(
+            f"{auto!r} takes recipes in turn that have no global batch, so {global_batch} samples would not stay. "
+            "Write "
+            f"EveryStep(global_batch={global_batch}, batch=...) + Int8(), or leave global_batch out."
+        )
+
+
+def first_recipe(auto: Auto, model: nn.Module, optimizer: Optimizer, workers: int) -> Recipe:
+    """The one to begin with, of those that serve this model."""
+    rungs = admitted(auto, adaptive=is_adaptive(optimizer))
+    return beginning([rung for rung in rungs if _serves(rung.recipe(workers), model, optimizer)]).recipe(workers)
+
+
+def choose_while_training(session: ChosenSession, auto: Auto, rule: Rule | None = None) -> None:
+    """Let a session that has just begun change its recipe from now on. Alone it has nothing to choose."""
+    if not session._group.alone:
+        choice = RecipeChoice(session, auto, rule or Rule())
+        session.track(**{PART: choice})
+        session._step_hooks.between_steps.append(choice.look)
+
+
+class RecipeChoice:
+    """One session's choice. Its state goes into checkpoints, so that a resumed run decides as this one would."""
+
+    def __init__(self, session: ChosenSession, auto: Auto, rule: Rule) -> None:
+        transport, adaptive = session._group.transport, is_adaptive(session.optimizer)
+        self._session, self._rule = session, rule
+        begun = session.recipe.strategy.steady_stage
+        period = begun.schedule.period if begun.local_parameters else 1
+        self._state = RuleState(next_look=max(period, RuleState.next_look))
+        parts = session.model, session.optimizer
+        rungs = [each for each in admitted(auto, adaptive=adaptive) if _serves(each.recipe(transport.world), *parts)]
+        self._recipes = [rung.recipe(transport.world) for rung in rungs]
+        self._costs = _costs(session, rungs, adaptive=adaptive)
+        self._look_seconds: float | None = None
+        self._exchange_seconds: float | None = None
+        self._looked_at = session.status.clock()
+        self._left = False  # the script has switched to another recipe
+
+    def look(self) -> None:
+        """A step is over. All ranks come to a look after the same one, or none does."""
+        session, synchronizer = self._session, self._session._synchronizer
+        asked, synchronizer.asked_to_look = synchronizer.look_asked, self._asks()
+        due = (asked or synchronizer.step >= self._state.next_look) and synchronizer.all_trained
+        if session.stopping or self._left or not due:
+            return
+        if session.recipe not in self._recipes:
+            self._left = True
+            return
+        begun = session.status.clock()
+        if self._exchange_seconds is None:  # the first decision must tell slow bytes from slow messages
+            self._told("")
+        heard = [Measurement.from_text(each) for each in self._told(self._measured().to_text())]
+        rung = self._recipes.index(session.recipe)
+        self._state, change = decide(self._rule, self._costs, replace(self._state, rung=rung), heard, synchronizer.step)
+        session.status.recent.clear()
+        synchronizer.asked_to_look = False
+        self._looked_at = session.status.clock()
+        self._look_seconds = self._looked_at - begun
+        if change is not None:
+            self._switch(change)
+
+    def _told(self, text: str) -> list[str]:
+        """What all ranks say; how long that takes is the time of a message there and back."""
+        says = self._session.status.clock()
+        heard = self._session._group.all_gather_text(text)
+        self._exchange_seconds = self._session.status.clock() - says
+        return heard
+
+    def _switch(self, change: RungChange) -> None:
+        self._session.switch(self._recipes[change.after], reason=change.reason)
+
+    def _asks(self) -> bool:
+        """Whether this rank wants a look. Local steps send no report, and their looks are at merges."""
+        status, state = self._session.status, self._state
+        rested = status.clock() - self._looked_at >= state.rest_seconds
+        return rested and asks_for_look([step for step, _ in status.recent], state.usual_step)
+
+    def _measured(self) -> Measurement:
+        session = self._session
+        recent = [*session.status.recent]
+        steps = [step for step, _ in recent]
+        slow = slow_steps(steps, self._state.usual_step)
+        stage = session.recipe.strategy.steady_stage
+        gradients = [] if stage.local_parameters else _gradients(session.optimizer)
+        unsent = [tensor for bucket in session._synchronizer.buckets for tensor in bucket.unsent]
+        rates = [float(group["lr"]) for group in session.optimizer.param_groups if "lr" in group]
+        return Measurement(
+            steps=slow or steps,
+            stands_for=len(slow) or session._synchronizer.step - self._state.looked_at,
+            bytes_sent=fmean(nbytes for _, nbytes in recent) if recent else 0.0,
+            look_seconds=self._look_seconds,
+            exchange_seconds=self._exchange_seconds,
+            learning_rate=max(rates, default=None),
+            gradient_norm=norm_of(gradients) if gradients else None,
+            residual_norm=norm_of(unsent) if unsent else None,
+        )
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state.to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._state = RuleState.from_json(state)
+        self._session.status.recent.clear()
+
+
+def _costs(session: ChosenSession, rungs: Sequence[LadderRung], *, adaptive: bool) -> Sequence[Any]:
+    transport, buckets = session._group.transport, session._synchronizer.buckets
+    model = lifecycle_events.begun(session.model, session.optimizer, session.recipe, [buckets], transport)
+    return rung_costs(rungs, model, transport.world, adaptive=adaptive, buffers=moving_buffers(session.model))
+
+
+def _serves(recipe: Recipe, model: nn.Module, optimizer: Optimizer) -> bool:
+    try:
+        refuse_sparse_gradients(model, recipe)
+        refuse_swapping(optimizer, recipe)
+    except AttachError:
+        return False
+    return True
+
+
+def _gradients(optimizer: Optimizer) -> list[Tensor]:
+    """As the optimizer has seen them; none where they were thrown away already."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return [parameter.grad for parameter in parameters if parameter.grad is not None and not parameter.grad.is_sparse]

@@ -1,0 +1,83 @@
+"""DDP guard: refuses DistributedDataParallel around parameters that a session averages.
+
+It would average every gradient as well, uncompressed, and overwrite what the recipe averaged. One that is made around
+an attached model is seen at once; one that was there before, in the first forward pass through it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.comm.runtime.open_sessions import open_sessions
+from gossamer.errors import AttachError
+
+KEEP_DDP = (
+    "Where DDP has to stay, as inside Lightning, Accelerate or a Trainer, leave gossamer.attach out and let DDP send "
+    "what a compressor makes: ddp.register_comm_hook(*gossamer.ddp_hook(ddp, 'TopK(0.01)'))."
+)
+
+
+class DdpGuard:
+    """Looks at the first forward pass of every module of a model that holds parameters; not into compiled ones."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+        self._model, self._recipe = model, recipe
+        self._hooks = {
+            module: module.register_forward_pre_hook(self._before_forward)
+            for module in model.modules()
+            if _is_called(module) and (module is model or any(True for _ in module.parameters(recurse=False)))
+        }
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        ddp = DistributedDataParallel._active_ddp_module
+        if ddp is not None and ddp.require_backward_grad_sync:
+            self.refuse(ddp.module, "is about to run this attached model")
+        elif not torch.compiler.is_compiling() and (hook := self._hooks.pop(module, None)) is not None:
+            hook.remove()
+
+    def refuse(self, wrapped: nn.Module, what: str) -> None:
+        """Raise AttachError where DDP wraps parameters of the model, while that is attached and no mere copy."""
+        attached = any(session.model is self._model for session in open_sessions())
+        mine = {id(parameter) for parameter in self._model.parameters()}
+        if attached and any(id(parameter) in mine for parameter in wrapped.parameters()):
+            raise AttachError(
+                f"DistributedDataParallel {what}, and would average every gradient itself, uncompressed, and overwrite "
+                f"what {self._recipe} averaged: paid for twice, to train as with DDP alone. Leave DDP out and call the "
+                f"attached model, which is ddp.module where it was wrapped before: loss = model(x). {KEEP_DDP}"
+            )
+
+    def remove(self) -> None:
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether forward passes come to it in Python."""
+    return not isinstance(module, torch.jit.ScriptModule)
+
+
+def guard_against_ddp(model: nn.Module, recipe: Recipe, world: int) -> tuple[DdpGuard | RemovableHandle, ...]:
+    """What watches until it is removed; alone nothing does, since DDP does no harm there."""
+    if world == 1:
+        return ()
+    guard = DdpGuard(model, recipe)
+    held = weakref.ref(guard)
+
+    def registered(holder: nn.Module, name: str, child: nn.Module) -> None:
+        if isinstance(holder, DistributedDataParallel) and (found := held()) is not None:
+            found.refuse(child, "was made around this attached model")
+
+    registration = register_module_module_registration_hook(registered)
+    weakref.finalize(guard, registration.remove)  # of a session that nobody closed
+    return guard, registration

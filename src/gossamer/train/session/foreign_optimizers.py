@@ -1,0 +1,239 @@
+"""Foreign optimizers: refuses optimizers' steps in parameters whose gradients would differ between ranks.
+
+One global hook runs before every optimizer's step in this process while sessions are open.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import GradientStage, Stage
+from gossamer.comm.runtime.open_sessions import open_sessions
+from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
+from gossamer.errors import LoopError
+from gossamer.events import notice
+from gossamer.train.moments.take_over import ownership
+from gossamer.train.session.gradient_guards import has_closure
+from gossamer.train.session.model_watch import ModelWatch
+
+NAMED = 3  # names in a message
+ADD = (
+    "Call session.add_parameters() on every rank, between two steps, once the optimizer has them: "
+    'optimizer.add_param_group({"params": new_parameters}).'
+)
+LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with gradients of its own"
+
+Watcher = Callable[[Optimizer, bool], None]  # whether its step has a closure
+_Watching = tuple[WorkerScope, weakref.WeakMethod[Watcher]]  # whose optimizers
+
+_lock = threading.Lock()
+_watchers: tuple[_Watching, ...] = ()  # replaced, never changed: steps read it in other threads
+_hook: RemovableHandle | None = None
+_told: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers of parameters that belong to no session
+
+
+class OptimizerStepHook:
+    """Calls `watcher`, a bound method that is held weakly, before every step of any optimizer of this worker."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        global _hook
+        self._watcher = (current_worker(), weakref.WeakMethod(watcher))
+        with _lock:
+            _keep(self._watcher)
+            if _hook is None:
+                _hook = register_optimizer_step_pre_hook(_before_any_step)
+
+    def remove(self) -> None:
+        global _hook
+        with _lock:
+            _keep(without=self._watcher)
+            if not _watchers and _hook is not None:
+                _hook.remove()
+                _hook = None
+
+
+def _keep(*more: _Watching, without: _Watching | None = None) -> None:
+    global _watchers
+    _watchers = (*(each for each in _watchers if each is not without and each[1]() is not None), *more)
+
+
+def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for worker, each in _watchers:
+        watcher = each() if worker is current_worker() else None
+        if watcher is not None:
+            watcher(optimizer, has_closure(args, kwargs))
+
+
+class ForeignOptimizerGuard:
+    """Guards the parameters of one session against other optimizers' steps.
+
+    Gradients that are averaged in every backward pass are so for any optimizer. Averaging around the attached
+    optimizer's steps does not happen around another's, and momentum that a compressor applies is the attached one's.
+
+    watch: knows what the model had at attach. before: parameters that were attached at some time, and may have left the
+    model. says: whether this rank tells the user of what is no error.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        attached: Optimizer,
+        recipe: Recipe,
+        parameters: Mapping[str, Parameter],
+        watch: ModelWatch | None = None,
+        before: WeakParameters | None = None,
+        *,
+        says: bool = False,
+    ) -> None:
+        self._model, self._attached, self._says = model, attached, says
+        self._watch, self._thread = watch or ModelWatch(model), threading.get_ident()
+        self._before = before or WeakParameters()
+        self._strangers = WeakParameters()  # other optimizers' that are not this model's
+        self._averaged = {id(parameter) for parameter in parameters.values()}
+        around = any(acts_around_steps(stage) for stage in recipe.strategy.stages)
+        reserved = parameters if around else ownership(recipe.compressor, parameters)
+        self._reserved = {id(parameters[name]) for name in reserved}
+        self._why = (
+            f"{recipe} acts around that one's steps: what this one changes would never reach the other workers"
+            if around
+            else f"{recipe} has put the momentum of the attached one into gradients: another's would come on top of it"
+        )
+
+    def refuse_gained(self) -> None:
+        """Raise LoopError where the model has gained trainable parameters since attach. Searches the model."""
+        if names := self._watch.gained():
+            raise LoopError(
+                f"the model has trainable parameters that it did not have at attach: {listed(names)}. Their gradients "
+                f"are not averaged, so each rank would train its own. {ADD}"
+            )
+
+    def refuse_unaveraged(self, attached: Optimizer) -> None:
+        """Raise LoopError where the attached optimizer trains a parameter that is not averaged."""
+        held = [p for group in attached.param_groups for p in group["params"] if p.requires_grad]
+        unknown = [p for p in held if id(p) not in self._averaged and (self._watch.knows(p) or p not in self._before)]
+        if not unknown:
+            return
+        names = _names(self._model, unknown)
+        if len(names) < len(unknown):
+            raise LoopError(
+                f"the optimizer was given a parameter of shape {tuple(unknown[0].shape)} that is not in the model, and "
+                "its gradient is not averaged. Let the model hold it, model.register_parameter(name, parameter), and "
+                "call session.add_parameters() on every rank, between two steps."
+            )
+        raise LoopError(
+            f"the optimizer trains parameters that were frozen at attach, or not there: {listed(names)}. Their "
+            f"gradients are not averaged, so each rank would train its own. {ADD}"
+        )
+
+    def check(self, other: Optimizer, *, local: bool) -> None:
+        """Raise LoopError where `other` is about to make a step that would not reach the other ranks, or not rightly.
+
+        local: the gradients are those of this rank, since nothing was averaged after a backward pass in no_sync().
+        """
+        if other is self._attached:
+            return
+        held = [parameter for group in other.param_groups for parameter in group["params"]]
+        if any(id(parameter) in self._reserved for parameter in held):
+            self._refuse_unless_wrapped(other, self._why)
+        elif local and any(id(parameter) in self._averaged for parameter in held):
+            self._refuse_unless_wrapped(other, LOCAL)
+        elif unknown := [p for p in held if self._is_news(p)]:
+            self._refuse_unknown(other, unknown)
+
+    def _is_news(self, parameter: Parameter) -> bool:
+        """Whether this is trained, not averaged, and was not looked at yet."""
+        trained = parameter.requires_grad and parameter.grad is not None and id(parameter) not in self._averaged
+        return trained and parameter not in self._strangers
+
+    def shares(self, other: Optimizer) -> bool:
+        """Whether `other` itself changes parameters that are averaged, and not through the attached one."""
+        held = (parameter for group in other.param_groups for parameter in group["params"])
+        return any(id(parameter) in self._averaged for parameter in held) and not steps_through(other, self._attached)
+
+    def _refuse_unless_wrapped(self, other: Optimizer, why: str) -> None:
+        if steps_through(self._attached, other) or steps_through(other, self._attached):
+            return
+        raise LoopError(
+            f"{type(other).__name__} is about to change parameters that are attached with another optimizer, "
+            f"{type(self._attached).__name__}, and {why}. "
+            "Call session.close() and gossamer.attach(model, new_optimizer, ...) before training goes on with a new "
+            "one. Two at a time, such as Muon for matrices and AdamW for the rest, can share gradients that are "
+            "averaged in backward(), as by EveryStep() + Dense(); else make one of both, whose step() makes theirs, "
+            "and attach it: class Both in examples/muon.py."
+        )
+
+    def _refuse_unknown(self, other: Optimizer, unknown: Sequence[Parameter]) -> None:
+        if names := _names(self._model, unknown):
+            raise LoopError(
+                f"{type(other).__name__} trains parameters that were frozen at attach, or not there: {listed(names)}. "
+                f"Their gradients are not averaged, so each rank would train its own. {ADD}"
+            )
+        self._strangers.add(*unknown)
+        sessions = open_sessions()
+        nowhere = [p for p in unknown if not any(_names(session.model, [p]) for session in sessions)]
+        here = self._says and threading.get_ident() == self._thread  # other threads step other ranks' modules
+        if nowhere and here and other not in _told:
+            _told.add(other)
+            several = len(nowhere) > 1
+            shapes = ", ".join(str(tuple(p.shape)) for p in nowhere[:NAMED]) + ", ..." * (len(nowhere) > NAMED)
+            notice(
+                f"{type(other).__name__} trains {len(nowhere)} parameter{'s' * several} of shape {shapes} that "
+                f"belong{'s' * (not several)} to no session: {'their gradients are' if several else 'its gradient is'} "
+                "not averaged, and each rank trains its own. To average, attach a model that holds all parameters, "
+                "model.register_parameter(name, parameter) before gossamer.attach, with an optimizer of all of them."
+            )
+
+
+class WeakParameters:
+    """A set of parameters by identity, which keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, weakref.ref[Parameter]] = {}
+
+    def add(self, *parameters: Parameter) -> None:
+        self._held |= {id(parameter): weakref.ref(parameter) for parameter in parameters}
+
+    def __contains__(self, parameter: Parameter) -> bool:
+        reference = self._held.get(id(parameter))
+        return reference is not None and reference() is parameter
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of several names, in quotes."""
+    more = len(names) - NAMED
+    return ", ".join(f'"{name}"' for name in names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _names(model: nn.Module, parameters: Sequence[Parameter]) -> list[str]:
+    """The names of those of `parameters` that are the model's."""
+    wanted = {id(parameter) for parameter in parameters}
+    return [name.replace("_orig_mod.", "") for name, each in model.named_parameters() if id(each) in wanted]
+
+
+def acts_around_steps(stage: Stage) -> bool:
+    """Whether something other than gradients is agreed upon."""
+    return not isinstance(stage, GradientStage)
+
+
+def steps_through(outer: Optimizer, inner: Optimizer, depth: int = 3) -> bool:
+    """Whether `outer` wraps `inner`, as SAM or Lookahead do: its steps are the inner one's."""
+    return any(part is inner or (depth > 0 and steps_through(part, inner, depth - 1)) for part in _parts(outer))
+
+
+def _parts(optimizer: Optimizer) -> Iterator[Optimizer]:
+    for value in vars(optimizer).values():
+        several = value if isinstance(value, (list, tuple)) else [value]
+        yield from (each for each in several if isinstance(each, Optimizer))

@@ -1,0 +1,313 @@
+"""Group changes: move one session along when workers of an elastic run are lost, and when newcomers are let in.
+
+All of it happens on the communication thread, while the training thread waits for an exchange; the loop hears of it
+after its step, by `session.on_change`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gossamer import events
+from gossamer.algorithms.strategies import GradientStage
+from gossamer.comm.elastic.change import Change
+from gossamer.comm.elastic.transport import ElasticTransport
+from gossamer.comm.runtime.comm_thread import CommThread
+from gossamer.errors import GossamerError, LoopError
+from gossamer.train import checkpoint
+from gossamer.train.checkpoint.state import Stateful
+from gossamer.train.session.preemption import PreemptionHandler
+from gossamer.train.session.residual_report import ResidualReport, norm_of
+from gossamer.train.session.schedule_functions import explained
+from gossamer.train.session.tensor_hash import tensor_hashes
+from gossamer.train.session.tracked_parts import TrackedParts
+from gossamer.train.synchronizers.base import Synchronizer
+from gossamer.train.synchronizers.stages import StageSequence
+
+
+class ShardedWorld(Stateful, Protocol):
+    """The world, whose shards follow the number of workers."""
+
+    def move(
+        self,
+        rank: int,
+        size: int,
+        positions: Sequence[Sequence[Mapping[str, Any] | None]],
+        *,
+        stayed: Sequence[int] = (),
+    ) -> None: ...
+
+    def note_trained(self) -> None:
+        """What was drawn so far was trained on."""
+
+    def watch(self, progress: Callable[[], object], /) -> None:
+        """progress: returns another value after each step of the session."""
+
+    def enter_epoch(self) -> None:
+        """session.epoch() begins."""
+
+    def entered_epochs(self) -> list[int]:
+        """For each shard the newest epoch of which this rank has drawn."""
+
+    def leave_epoch(self, entered: Sequence[Sequence[int]], /) -> None:
+        """session.epoch() ends. entered: entered_epochs() of all ranks that come to an epoch's end together."""
+
+    @property
+    def lap(self) -> int:
+        """The position of this rank in its data, in half epochs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldChange:
+    """Another set of workers, as a training loop is told of it: session.on_change(callback)."""
+
+    size: int  # workers, now
+    size_before: int
+    rank: int  # this worker's, now
+    lost: tuple[int, ...]  # ranks before of the workers that are gone
+    joined: int  # workers that are new
+    step: int  # the last step that all have made
+
+
+class ChangingSession(Protocol):
+    """What follows the group, of one session."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    _tracked: TrackedParts
+    _world: ShardedWorld
+    _synchronizer: Synchronizer
+    _stages: StageSequence
+
+    def _saved(self) -> Mapping[str, Stateful]: ...
+    def _enter_stage(self, passes: int) -> None: ...
+    def ask_to_stop(self) -> None: ...
+
+
+class GroupChanges:
+    """One session's part in changes of its group: a Trainee of gossamer.comm.elastic.
+
+    group: None for a fixed one, in which nothing changes. session: a proxy, or it would never be collected.
+    """
+
+    def __init__(self, group: ElasticTransport | None, session: ChangingSession, comm_thread: CommThread) -> None:
+        self._group, self._session, self._comm_thread = group, session, comm_thread
+        self._untold: list[WorldChange] = []
+        self._listeners: list[Callable[[WorldChange], None]] = []
+        self.mine: Mapping[str, Any] = {}  # what the loop saved or loaded of its own, for the loops of newcomers
+        self.handed_over = False  # whether this newcomer was given everything, and has made no step since
+        self._residual = ResidualReport(comm_thread)
+        self._preemption = PreemptionHandler(self._leave, lambda: session.ask_to_stop())
+        if group is not None:
+            group.serve(self)
+            group.on_over = self._look
+
+    @property
+    def joins(self) -> bool:
+        """Whether the others train already, and this worker is to be let in by them."""
+        return self._group is not None and self._group.is_newcomer
+
+    def begin(self, fingerprint: Mapping[str, str]) -> None:
+        """The synchronizer is there: be let in where others train already, else tell what newcomers must be like."""
+        self._session._world.watch(_progress_of(self._session))
+        if self._group is None:
+            return
+        # The optimizer's state is handed over
+        alike = {**fingerprint, "optimizer": _kind(self._session.optimizer), **self._session._tracked.functions()}
+        text = json.dumps(alike)
+        if self.joins:
+            with explained():
+                self._group.join(text)
+            self._untold.clear()  # the loop has not begun
+        else:
+            self._group.attached(text)
+        self._preemption.install()
+
+    def listen(self, listener: Callable[[WorldChange], None]) -> None:
+        self._listeners.append(listener)
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.leave()
+
+    def leave_if_asked(self) -> None:
+        """Between two steps: raise Stopped where this worker was asked to leave."""
+        self._preemption.look()
+
+    def ended(self, how: events.Ended) -> events.Ended:
+        """How the run ended here: with all others where it has finished, and not where this worker has left them."""
+        released = self._group is not None and self._group.released
+        return "interrupted" if self._preemption.left or released else how
+
+    def farewell(self) -> None:
+        """All is done here: leave once it is for all."""
+        if self._group is not None:
+            with suppress(GossamerError):  # who goes on hears that this worker has left
+                self._comm_thread.exchange(self._group.farewell).wait()
+
+    def tell(self) -> None:
+        """Tell the loop's callbacks of changes since the last call, on the training thread."""
+        if self._group is not None:
+            self._session._world.note_trained()
+            self._residual.look(self._session._synchronizer)
+        if self.handed_over:
+            self._session._tracked.compare_rates()
+        self.handed_over = False
+        untold, self._untold = self._untold, []
+        for change in untold:
+            for listener in self._listeners:
+                listener(change)
+
+    # -- Trainee -------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self._group is not None:
+            with suppress(LoopError):  # the session is closed
+                self._comm_thread.submit(self._group.look)
+
+    @property
+    def _parts(self) -> Mapping[str, Stateful]:
+        """Model, optimizer and scaler: all but the world."""
+        return {name: part for name, part in self._session._saved().items() if name != "world"}
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self._group is None else self._group.rank
+
+    def park(self) -> None:
+        self._comm_thread.waiters.await_one()
+
+    def standing(self) -> Any:
+        unsent = [tensor for bucket in self._session._synchronizer.buckets for tensor in bucket.unsent]
+        return {"shards": self._session._world.state_dict().get("shards", []), "unsent": norm_of(unsent)}
+
+    def moved(self, change: Change) -> None:
+        told = [change.standings.get(number) for number in change.before]
+        known = next(each for each in told if each)
+        shards = [[each and each["shards"][place] for each in told] for place in range(len(known["shards"]))]
+        stayed = [change.before.index(number) for number in change.now if number in change.before]
+        rank = self._rank
+        self._session._world.move(rank, len(change.now), shards, stayed=stayed)
+        step = self._session._synchronizer.step
+        if change.replaces and self._untold:
+            self._untold.pop()
+        if change.before != change.now:
+            self._untold.append(
+                WorldChange(
+                    size=len(change.now),
+                    size_before=len(change.before),
+                    rank=rank,
+                    lost=change.lost,
+                    joined=change.joined,
+                    step=step,
+                )
+            )
+        events.emit(
+            events.GroupChanged(
+                step=step,
+                view=change.number,
+                world=len(change.now),
+                lost=change.lost,
+                joined=change.joined,
+                seconds=change.seconds,
+                finished=change.finished,
+            )
+        )
+        if rank == 0:
+            events.notice(_told(change, step))
+            stage = self._session._stages.now
+            if isinstance(stage, GradientStage) and (said := stage.crowded(len(change.now))):
+                events.notice(said)
+
+    def rescale(self, before: int, now: int) -> None:
+        self._session._synchronizer.rescale(now / before)
+
+    def hand_over(self) -> tuple[Any, Any]:
+        own = {
+            "buffers": self._buffers(),
+            "tracked": self._session._tracked.state_dict(),
+            "functions": self._session._tracked.functions(),
+            "mine": dict(self.mine),
+            "synchronizer": self._session._synchronizer.handed_over(),
+            "passes": self._session._synchronizer.passes,
+        }
+        if self._session._stages.now.local_parameters:
+            return None, _packed({**own, "alike": self._alike()})
+        return _packed(self._alike()), _packed(own)
+
+    def _buffers(self) -> dict[str, Any]:
+        """Those that are saved. Within a step each worker has its own, until it ends with those of one."""
+        names = {name for name, _ in self._session.model.named_buffers(remove_duplicate=False)}
+        return {name: tensor for name, tensor in self._session.model.state_dict().items() if name in names}
+
+    def _alike(self) -> dict[str, Any]:
+        """What all workers in lock step have the same of, also within a step."""
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        moving = self._buffers()
+        return {**parts, "model": {name: each for name, each in parts["model"].items() if name not in moving}}
+
+    def take_over(self, alike: Any, own: Any) -> None:
+        found = _unpacked(own)
+        self._session._enter_stage(found["passes"])
+        parts = found["alike"] if alike is None else _unpacked(alike)
+        parts["model"] |= found["buffers"]
+        for name, part in self._parts.items():
+            part.load_state_dict(parts[name])
+        self._session._tracked.take_up(found["tracked"], found["functions"])
+        with torch.no_grad():
+            self._session._synchronizer.take_up(found["synchronizer"])
+        self.mine, self.handed_over = dict(found["mine"]), True
+
+    def state_hash(self) -> str:
+        synchronizer, local = self._session._synchronizer, self._session._stages.now.local_parameters
+        held = synchronizer.agreed if local else checkpoint.flatten(self._alike())[1]
+        tensors = [each for _, each in sorted((held or self._session.model.state_dict()).items())]
+        return " ".join(tensor_hashes([each for each in tensors if isinstance(each, torch.Tensor)]))
+
+
+def _kind(optimizer: Optimizer) -> str:
+    sizes = ", ".join(str(len(group["params"])) for group in optimizer.param_groups)
+    return f"{type(optimizer).__name__} with groups of {sizes} parameters"
+
+
+def _progress_of(session: ChangingSession) -> Callable[[], object]:
+    def progress() -> object:
+        with suppress(ReferenceError):  # the session is collected
+            return session._synchronizer.step, session._synchronizer.passes
+        return None
+
+    return progress
+
+
+def _packed(tree: Any) -> list[Any]:
+    text, tensors = checkpoint.flatten(tree)
+    names = sorted(tensors)
+    return [text, json.dumps(names), tuple(tensors[name].detach() for name in names)]
+
+
+def _unpacked(packed: Any) -> Any:
+    text, names, tensors = packed
+    return checkpoint.unflatten(text, dict(zip(json.loads(names), tensors, strict=True)))
+
+
+def _told(change: Change, step: int) -> str:
+    size = len(change.now)
+    if change.joined:
+        who = "a worker" if change.joined == 1 else f"{change.joined} workers"
+        return f"{who} joined after step {step}, in {change.seconds:.2f} s: {size} train now"
+    if not change.lost:
+        return f"the workers' connections broke after step {step} and were made again in {change.seconds:.2f} s"
+    who = f"rank{'s' * (len(change.lost) > 1)} {', '.join(map(str, change.lost))} of {len(change.before)}"
+    how = "the exchange under way was finished" if change.finished else "the exchange under way was made again"
+    return (
+        f"{who} {'were' if len(change.lost) > 1 else 'was'} lost after step {step}; {how} by the {size} that are left, "
+        f"{change.seconds:.2f} s later. What a lost worker had still to send is lost with it"
+    )

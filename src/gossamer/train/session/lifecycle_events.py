@@ -1,0 +1,122 @@
+"""Lifecycle events: builds Attached, StepEnded and Closed, of which a run's record is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import assert_never
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer import events
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import (
+    NEVER,
+    AveragingStage,
+    FederatedStage,
+    GossipStage,
+    GradientStage,
+    ServerStage,
+    Stage,
+)
+from gossamer.base.transport import Transport
+from gossamer.train import checkpoint
+from gossamer.train.reducer.averaged_state import averaged_bytes, averaged_keys
+from gossamer.train.reducer.bucket import Bucket, layouts
+from gossamer.train.reducer.frozen_parameters import FrozenParameters, flags_bytes
+from gossamer.train.reducer.model_buffers import ModelBuffers, moving_bytes
+from gossamer.train.reducer.parameter_views import state_of, trainable
+from gossamer.train.reducer.step_report import control_bytes
+from gossamer.train.session.tensor_hash import tensor_hashes
+from gossamer.train.sharding.local_shards import local_part
+from gossamer.train.synchronizers.base import Synchronizer
+from gossamer.train.synchronizers.gossip_round import HEADER_BYTES
+
+
+def begun(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    recipe: Recipe,
+    fragments: Sequence[Sequence[Bucket]],
+    transport: Transport,
+) -> events.Attached:
+    stage = recipe.strategy.steady_stage
+    buckets = [bucket for each in fragments for bucket in each]
+    tensors = len(trainable(model))
+    groups = len(ModelBuffers(model))
+    return events.Attached(
+        recipe=repr(recipe),
+        layouts=tuple(layouts(buckets)),
+        fragments=tuple(place for place, each in enumerate(fragments) for _ in each),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        buffer_bytes=moving_bytes(model) if stage.averages_gradients_at_once else 0,
+        rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if stage.scheduled else (),
+        control_bytes=round_control_bytes(stage, tensors, groups, len(FrozenParameters(model))),
+        site_control_bytes=0 if stage.per_site is None else control_bytes(tensors, groups),
+        rank=transport.rank,
+        world=transport.world,
+        period=stage.schedule.period if stage.local_parameters and transport.world > 1 else 1,
+    )
+
+
+def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int, frozen: int = 0) -> int:
+    """Payload bytes of the report that ends a round; a merge reports neither gradients nor buffers, and its poll tells
+    which of the model's `frozen` parameters have moved."""
+    match stage:
+        case GradientStage():
+            return control_bytes(parameter_tensors, 0 if stage.scheduled else buffer_groups)
+        case AveragingStage():
+            return control_bytes(0) + flags_bytes(frozen)
+        case GossipStage():
+            return HEADER_BYTES
+        case ServerStage():
+            return 0
+        case FederatedStage() as stage:
+            stage.refuse()
+        case _:
+            assert_never(stage)
+
+
+def _rider_bytes(
+    model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
+) -> tuple[float, ...]:
+    """Bytes of the state averaged with each fragment, in float32 or wider: in a round, on average."""
+    buffers = list(ModelBuffers(model).averaged().values())
+    moments = stage.strategy.moments if isinstance(stage, AveragingStage) and optimizer is not None else NEVER
+    rounds = averaged_keys(optimizer, moments) if optimizer is not None else {}
+
+    def mean_bytes(along: Sequence[Tensor], fragment: Sequence[Bucket]) -> float:
+        parameters = [p for bucket in fragment for p in bucket.parameters.values()]
+        due = [sum((turn + 1) % each == 0 for each in rounds.values()) for turn in range(moments.cycle)]
+        return fmean(averaged_bytes([*along, *(count * parameters)]) for count in due)
+
+    return tuple(mean_bytes(() if place else buffers, each) for place, each in enumerate(fragments))
+
+
+def ended(
+    model: nn.Module,
+    steps: int,
+    synchronizer: Synchronizer,
+    how: events.Ended = "finished",
+) -> events.Closed:
+    """The digest is of all tensors that model.state_dict() has, or this rank's shards of them, as the recipe merges
+    them."""
+    agreed, buckets = synchronizer.agreed or {}, synchronizer.buckets
+    held = {name: local_part(tensor) for name, tensor in state_of(model, saved=True).items()}
+    merged = {name: agreed.get(name, own) for name, own in held.items()}
+    return events.Closed(
+        steps=steps,
+        ended=how,
+        digest=checkpoint.digest(merged[name] for name in sorted(merged)),
+        tensors=dict(zip(merged, tensor_hashes(merged.values()), strict=True)) if buckets else {},
+        holds_merged=_holds(held, agreed),
+        residual_bytes=sum(bucket.residual_bytes for bucket in buckets),
+        bucket_bytes=sum(bucket.flat.nbytes for bucket in buckets),
+    )
+
+
+def _holds(own: Mapping[str, Tensor], agreed: Mapping[str, Tensor]) -> bool:
+    """Whether the model's own tensors are those that were agreed on, as it would hold them."""
+    return all(torch.equal(own[name], merged.to(own[name].dtype)) for name, merged in agreed.items() if name in own)

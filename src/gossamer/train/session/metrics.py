@@ -1,0 +1,141 @@
+"""Metrics over all workers: gossamer.mean and gossamer.gather for numbers, texts and small tensors, with or without a
+session. They travel as JSON and as bytes of tensors; nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
+from math import isfinite
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.base.bounded_mean import mean_of, tensor_mean
+from gossamer.base.ops import AllGather, CollectiveOp
+from gossamer.train.session.average import CallLane
+from gossamer.train.session.named_values import (
+    Header,
+    Named,
+    Scalar,
+    check_alike,
+    described,
+    flat_bytes,
+    form_of,
+    gathered,
+    opened,
+    shown,
+    survivor_calls,
+)
+from gossamer.train.world import current
+
+LARGEST_INTEGER = int(sys.float_info.max)
+T = TypeVar("T", bound=Scalar | Tensor | Named)
+
+
+def gather(value: T) -> list[T]:
+    """`value` of every worker, by rank: a number, a text, a tensor, or a dict of these by name.
+
+    Every rank must call it at the same place. Tensors have the same shape and dtype on every rank; they come back on
+    the device of this rank's own. Under a recipe that outlives the loss of a worker (parameter servers of their own,
+    pairwise gossip) the list is of the workers that are left, without those that are lost: gossamer.gather(world.rank)
+    names them. Raises MismatchError on every rank where they differ, TypeError for other types.
+    """
+    return _everyones(value, "gather")
+
+
+@overload
+def mean(value: float) -> float: ...
+@overload
+def mean(value: Tensor) -> Tensor: ...
+@overload
+def mean(value: Mapping[str, float | Tensor]) -> dict[str, Any]: ...
+def mean(value: float | Tensor | Mapping[str, float | Tensor]) -> float | Tensor | dict[str, Any]:
+    """The mean over all workers of a number, a tensor elementwise, or each entry of a dict; all workers count alike.
+
+    Numbers give a float, tensors one of their shape: of their dtype, or the default one where they hold integers. All
+    ranks get the same bits. Where ranks saw different numbers of samples, take the mean of sums and of counts:
+
+        found = gossamer.mean({"correct": correct, "seen": seen})
+        accuracy = found["correct"] / found["seen"]
+
+    Every rank must call it at the same place. Under a recipe that outlives the loss of a worker (parameter servers of
+    their own, pairwise gossip) the mean is over the workers that are left, and a notice names the missing ranks once.
+    For large tensors there is `average_`. Raises MismatchError on every rank where names, shapes or dtypes differ,
+    TypeError for what has no mean, ValueError for an integer beyond float64.
+    """
+    for name, each in _named(value).items():
+        if isinstance(each, str):
+            raise TypeError(f"{shown(name)}{each!r} is a text and has no mean: write gossamer.gather({each!r})")
+        if type(each) is int and abs(each) > LARGEST_INTEGER:
+            raise ValueError(
+                f"{shown(name)}an integer of {each.bit_length()} bits is too large for the mean, which is a float64. "
+                "Write a smaller unit, such as gossamer.mean(count / 1e9)."
+            )
+    heard = _everyones(value, "mean")
+    if isinstance(value, Mapping):
+        return {name: _mean([each[name] for each in heard]) for name in value}
+    return _mean(heard)
+
+
+def _mean(values: Sequence[Any]) -> float | Tensor:
+    if not isinstance(values[0], Tensor):
+        numbers = [float(each) for each in values]
+        plain = sum(numbers) / len(numbers)
+        return plain if isfinite(plain) else mean_of(numbers)
+    kind = values[0].dtype
+    wide = torch.complex128 if kind.is_complex else torch.float64
+    exact = tensor_mean(torch.stack([each.cpu().to(wide) for each in values]))
+    kept = kind.is_floating_point or kind.is_complex
+    return exact.to(device=values[0].device, dtype=kind if kept else torch.get_default_dtype())
+
+
+def _everyones(value: Any, caller: str) -> list[Any]:
+    named = {name: _checked(name, each, caller) for name, each in _named(value).items()}
+    found: list[Any] = [named]
+    if (world := current()).size > 1:
+        if (calls := survivor_calls(world)) is not None:
+            found = gathered(calls, caller, named)
+        else:
+            headers, parts = CallLane.of_this_process(caller).run(partial(exchange, named))
+            check_alike(dict(enumerate(headers)), caller)
+            found = [opened(header, flat, named) for header, flat in zip(headers, parts, strict=True)]
+    return found if isinstance(value, Mapping) else [each[""] for each in found]
+
+
+def _named(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {"": value}
+
+
+def _checked(name: str, value: Any, caller: str) -> Scalar | Tensor:
+    """A detached tensor or a scalar of Python's own. Raises TypeError."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) not in (bool, int, float, str) or type(name) is not str:
+        raise TypeError(
+            f"gossamer.{caller} takes numbers, tensors{', texts' * (caller == 'gather')} and dicts of them by name, "
+            f"and {shown(name)}{type(value).__name__} is none: other objects would have to be unpickled where they "
+            "arrive. Pass what they consist of."
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def exchange(
+    named: Mapping[str, Scalar | Tensor],
+) -> Generator[CollectiveOp, Any, tuple[list[Header], list[Tensor]]]:
+    """Every rank's scalars and forms of tensors, and the bytes of its tensors, if all have the same forms."""
+    said = described(named)
+    lengths = [int(length) for (length,) in (yield AllGather((torch.tensor([len(said)], device="cpu"),)))]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
+    padded[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+    heard = yield AllGather((padded,))
+    headers = [json.loads(bytes(text[:length].tolist())) for (text,), length in zip(heard, lengths, strict=True)]
+    flat = flat_bytes(named)
+    if not len(flat) or any(form_of(header) != form_of(headers[0]) for header in headers):
+        return headers, [flat] * len(headers)
+    return headers, [part.clone() for (part,) in (yield AllGather((flat,)))]

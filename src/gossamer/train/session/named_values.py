@@ -1,0 +1,125 @@
+"""Named values: numbers, texts and tensors by name, as JSON and bytes that travel between ranks without pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.base.layout import dtype_name, dtype_of
+from gossamer.comm.environment.roll_call import RollCall
+from gossamer.comm.environment.survivor_calls import process_calls
+from gossamer.errors import MismatchError
+from gossamer.train.session.group_calls import newest_group
+from gossamer.train.world import World
+
+Scalar = bool | int | float | str
+Named = Mapping[str, Scalar | Tensor]
+Header = dict[str, Any]  # by name: the scalar itself, or [dtype, shape] of a tensor
+LENGTH = struct.Struct("!Q")
+
+
+def survivor_calls(world: World) -> RollCall | None:
+    """Where calls outside of steps travel while the recipe outlives the loss of a rank; None: the group's collectives.
+
+    Raises ConnectError where the launcher's store does not answer.
+    """
+    group = newest_group()
+    return process_calls(world.rank, world.size) if group is None else group.roll_call()
+
+
+def gathered(calls: RollCall, caller: str, named: Named) -> list[dict[str, Any]]:
+    """Values of the ranks that are left, by rank, on this rank's devices. Raises as RollCall.gather, and MismatchError
+    where names, shapes or dtypes differ."""
+    said, flat = described(named), flat_bytes(named)
+    form = hashlib.sha256(json.dumps(form_of(json.loads(said))).encode()).hexdigest()
+    told = calls.gather(f"gossamer.{caller}", form, b"".join((LENGTH.pack(len(said)), said, flat.numpy().tobytes())))
+    split = {rank: _split(content) for rank, content in told.items()}
+    check_alike({rank: header for rank, (header, _) in split.items()} | {calls.rank: json.loads(said)}, caller)
+    return [opened(header, part, named) for header, part in split.values()]
+
+
+def _split(content: bytes) -> tuple[Header, Tensor]:
+    (length,) = LENGTH.unpack_from(content)
+    end = LENGTH.size + length
+    return json.loads(content[LENGTH.size : end]), _as_tensor(content[end:])
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    if not content:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def described(named: Named) -> bytes:
+    """The header of these values, in the order of names."""
+    return json.dumps({name: _header(named[name]) for name in sorted(named)}).encode()
+
+
+def flat_bytes(named: Named) -> Tensor:
+    """All tensors side by side, in the order of names: (n,) of uint8, on the CPU."""
+    tensors = [each for _, each in sorted(named.items()) if isinstance(each, Tensor) and each.numel()]
+    return torch.cat([_bytes(each) for each in tensors]) if tensors else _as_tensor(b"")
+
+
+def _header(value: Scalar | Tensor) -> Any:
+    return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, Tensor) else value
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def form_of(header: Header) -> dict[str, Any]:
+    """What has to be the same on every rank: the names, and dtypes and shapes of tensors."""
+    return {name: each if isinstance(each, list) else None for name, each in header.items()}
+
+
+def check_alike(headers: Mapping[int, Header], caller: str) -> None:
+    """Raises MismatchError where ranks gave other names, dtypes or shapes than the first of them."""
+    leader = min(headers)
+    first = form_of(headers[leader])
+    for rank, header in headers.items():
+        other = form_of(header)
+        differing = [name for name in sorted({*first, *other}) if first.get(name, ...) != other.get(name, ...)]
+        if differing:
+            name = differing[0]
+            raise MismatchError(
+                f"gossamer.{caller} was given {shown(name)}{_told(headers[leader], name)} on rank {leader} and "
+                f"{_told(header, name)} on rank {rank}, which do not fit together. Give the same names, shapes and "
+                "dtypes on every rank: where they saw different numbers of samples, sums and counts."
+            )
+
+
+def _told(header: Header, name: str) -> str:
+    if name not in header:
+        return "nothing"
+    each = header[name]
+    return f"a tensor of shape {tuple(each[1])} and {each[0]}" if isinstance(each, list) else repr(each)
+
+
+def shown(name: object) -> str:
+    return f'"{name}": ' if name != "" else ""
+
+
+def opened(header: Header, flat: Tensor, own: Mapping[str, Scalar | Tensor]) -> dict[str, Any]:
+    """One rank's values, in this rank's order of names and on this rank's devices."""
+    found: dict[str, Any] = {}
+    begin = 0
+    for name, each in header.items():
+        if isinstance(each, list):
+            kind, shape = dtype_of(each[0]), each[1]
+            end = begin + prod(shape) * kind.itemsize
+            mine = own[name]
+            assert isinstance(mine, Tensor)  # or its form would be another
+            found[name] = flat[begin:end].clone().view(kind).view(shape).to(mine.device)
+            begin = end
+        else:
+            found[name] = each
+    return {name: found[name] for name in own}

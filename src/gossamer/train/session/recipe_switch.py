@@ -1,0 +1,318 @@
+"""Recipe switch: lets a session go on with another recipe between two steps, and loses nothing that was owed.
+
+law:  sum of what was sent + mean residual + owed = sum of what was given, also across the switch
+
+Gradients that the recipe before has not sent go on in the residuals of the one that follows, by parameter name and bit
+for bit; what parts of the group owe each other, and means that were on their way, go there as well. A tensor for which
+the recipe that follows remembers nothing gets them in its next step: where all make that step together, each adds the
+mean over the ranks, sent once and dense; where workers train apart, each adds its own to its own gradient, as it would
+have if it had trained apart when it was computed. Where workers have trained apart, their parameters have another unit
+than gradients: so everything that they owe is paid there and then, into a dense mean that all go on from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gossamer import events
+from gossamer.algorithms.compressors.hierarchical import Hierarchical
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.strategies import AveragingStage, GossipStage, GradientStage
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import accumulation_dtype
+from gossamer.comm.mesh.collective_preference import prefer_collective
+from gossamer.comm.mesh.collective_selector import requested_collective
+from gossamer.errors import CheckpointError, GossamerError, LoopError, MismatchError, RecipeError
+from gossamer.train.checkpoint import reshard
+from gossamer.train.moments.take_over import ownership
+from gossamer.train.reducer.averaged_state import averaged_keys
+from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.reducer.optimizer_settings import by_value
+from gossamer.train.reducer.parameter_views import copy_parameters
+from gossamer.train.reducer.step_report import Presence
+from gossamer.train.reducer.unsent_gradients import Owed, owed_gradients, take_up
+from gossamer.train.session import session_checkpoint
+from gossamer.train.session.global_batch import refuse_small_batch
+from gossamer.train.session.group_calls import GroupCalls
+from gossamer.train.session.local_merge import all_means, merge_parameters, merge_state
+from gossamer.train.session.loop_state import LoopingSession, loop_state
+from gossamer.train.session.owed_gradients import add_owed, on_their_way
+from gossamer.train.session.recipe_choice import Written
+from gossamer.train.session.validation import refuse_sparse_gradients, refuse_swapping
+from gossamer.train.synchronizers.base import Synchronizer
+from gossamer.train.synchronizers.stages import StageSequence
+
+
+class SwitchingSession(LoopingSession, Protocol):
+    """What a switch reads and replaces, of one session."""
+
+    optimizer: Optimizer
+    recipe: Recipe
+    _attached: Recipe  # the one it began with
+    _parameters: dict[str, Parameter]
+    _group: GroupCalls
+    _seed: int
+    _stages: StageSequence
+    _synchronizer: Synchronizer
+    _layout: str
+    _passes_before: int
+    _muted_at: int
+
+    def _at(self) -> AggregationContext: ...
+
+
+@dataclass(frozen=True)
+class Following:
+    """A recipe that can be attached, laid out, which nothing runs by yet."""
+
+    stages: StageSequence
+    fragments: Sequence[Sequence[Bucket]]
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.stages.recipe
+
+
+def switch(session: SwitchingSession, wanted: Written, reason: str) -> None:
+    """Go on with `wanted`, as Session.switch says."""
+    refuse_within_step(session)
+    if session._synchronizer.stopping:
+        return
+    following, refusal = _try(lambda: _prepared(session, wanted))
+    held = _agreed(session, following, refusal)
+    assert following is not None
+    if following.recipe != session.recipe:
+        before = session.recipe
+        _tell(session, before, reason, _change(session, following, held))
+
+
+def refuse_within_step(session: SwitchingSession) -> None:
+    """Raise LoopError where gradients were computed that no optimizer has used yet."""
+    synchronizer = session._synchronizer
+    if synchronizer.muted or session._muted_at == synchronizer.passes:
+        raise LoopError(
+            "session.switch() within or after session.no_sync(): gradients that add up on this rank would be those of "
+            "neither recipe. Call it after the optimizer.step() that uses them."
+        )
+    if not synchronizer.between_steps:
+        raise LoopError(
+            "session.switch() between backward() and optimizer.step(), or while the passes of a step accumulate: "
+            "gradients that were averaged by one recipe would be used under another. Call it right after "
+            "optimizer.step(), where session.accumulating is False."
+        )
+
+
+def _try(prepare: Callable[[], Following]) -> tuple[Following | None, GossamerError | None]:
+    """Every rank comes to the exchange that follows, also with a recipe that it refuses."""
+    try:
+        return prepare(), None
+    except GossamerError as refusal:
+        return None, refusal
+
+
+# -- what can be switched to -------------------------------------------------------------------------------------------
+
+
+def _prepared(session: SwitchingSession, wanted: Written) -> Following:
+    """Raises RecipeError or AttachError; nothing has changed then."""
+    recipe = resolve(wanted, session._transport.world)
+    if recipe == session.recipe:
+        return Following(session._stages, ())
+    if not session._group.comm_thread.is_fixed:
+        raise RecipeError(
+            "the recipe of an elastic run cannot change: newcomers learn it from their script. Write it at attach, or "
+            "run a fixed number of workers: gossamer run --workers 4."
+        )
+    for each in (session.recipe, recipe):
+        _refuse_unswitchable(session, each)
+    return laid_out(session, recipe, session._synchronizer.step)
+
+
+def laid_out(session: SwitchingSession, recipe: Recipe, since: int) -> Following:
+    """The stages and buckets of a recipe that goes on from the step `since`. Raises where it cannot be attached."""
+    refuse_sparse_gradients(session.model, recipe)
+    refuse_swapping(session.optimizer, recipe)
+    refuse_small_batch(recipe, session._transport.world)
+    group, transport = session._group, session._transport
+    if not group.alone:
+        for stage in recipe.strategy.stages:
+            match stage:
+                case AveragingStage(strategy=strategy):
+                    averaged_keys(session.optimizer, strategy.moments)
+                    if stage.per_site is not None:
+                        stage.site_size(transport.world)
+                case GossipStage(strategy=strategy):
+                    strategy.rule(recipe.compressor).check(recipe.topology, transport.world, session._seed)
+    stages = StageSequence(
+        recipe, session.optimizer, transport, group.comm_thread, loop_state(session), session._seed, since
+    )
+    return Following(stages, stages.fragments(session._parameters))
+
+
+def _refuse_unswitchable(session: SwitchingSession, recipe: Recipe) -> None:
+    if not all(stage.in_lock_step for stage in recipe.strategy.stages):
+        raise RecipeError(
+            f"with {recipe.strategy!r} workers do not move in step, so there is no step after which all of them could "
+            "change their recipe. Train with it from the beginning: gossamer.attach(model, optimizer, "
+            f"{str(recipe)!r})."
+        )
+    if ownership(recipe.compressor, session._parameters) and not session._group.alone:
+        raise RecipeError(
+            f"{recipe.compressor!r} keeps a part of the optimizer's state, which the optimizer could not take back in "
+            "mid-run nor hand over. Switch between recipes that leave momentum to it, such as TopK(density=0.01) or "
+            f"Int8(), or train with it from the beginning: gossamer.attach(model, optimizer, {str(recipe)!r})."
+        )
+    if sum(isinstance(term, Hierarchical) for term in recipe.compressor.held()) > 1:
+        raise RecipeError(
+            f"{recipe.compressor!r} has nodes within nodes, and what each of them owes cannot be told apart. Write one "
+            "Hierarchy(per_node=...)."
+        )
+
+
+# -- all ranks together ------------------------------------------------------------------------------------------------
+
+
+def _agreed(session: SwitchingSession, following: Following | None, refusal: GossamerError | None) -> list[str]:
+    """Compare what all ranks ask for; returns the names of gradients that some of them hold back from an earlier
+    switch. Raises on all ranks where they differ, or where the recipe is refused."""
+    group, synchronizer = session._group, session._synchronizer
+    if not group.alone:
+        synchronizer.meet_to_save(Presence.SWITCHING)  # LoopError on all ranks where some train on
+    asked = "" if following is None else repr(following.recipe)
+    mine = {"asked": asked, "step": synchronizer.step, "held": sorted(session._step_hooks.owed.state())}
+    told = [json.loads(text) for text in group.all_gather_text(json.dumps(mine))]
+    if refusal is not None:
+        raise refusal
+    if len({each["asked"] for each in told}) > 1:
+        raise MismatchError(
+            "the ranks ask for different recipes: "
+            + by_value([each["asked"] or "one that it refuses" for each in told])
+            + ". Nothing was changed. Call session.switch with the same recipe on every rank: decide on one, or by "
+            "numbers that all of them have."
+        )
+    if len({each["step"] for each in told}) > 1:
+        raise LoopError(
+            f"the ranks call session.switch() after different steps: {by_value([str(each['step']) for each in told])}. "
+            "Nothing was changed. Call it on every rank after the same step."
+        )
+    return sorted({name for each in told for name in each["held"]})
+
+
+@torch.no_grad()
+def _change(session: SwitchingSession, following: Following, held: Sequence[str]) -> float:
+    """Every rank calls it after the same step; returns the bytes that this rank has sent for it."""
+    before, stage, nbytes, owed = session._synchronizer, session._stages.now, 0.0, dict[str, Tensor]()
+    if not session._group.alone:
+        before.flush()
+        compressor, at, following_copies = (
+            session.recipe.compressor,
+            session._at(),
+            session._stages.loop.copies.following,
+        )
+        match stage:
+            case GradientStage():
+                owed = owed_gradients(before.buckets, compressor, at)
+                add_owed(owed, on_their_way(before))
+            case AveragingStage():
+                with following_copies(session._parameters.values()):
+                    nbytes += merge_parameters(stage, before.buckets, compressor, at, session._group)
+            case GossipStage():
+                with following_copies(session._parameters.values()):
+                    copy_parameters(before.merge() or {}, {name: p.detach() for name, p in session._parameters.items()})
+        if stage.local_parameters:
+            scalers = [*session._loop_scaler.parts.values()]
+            averaged = list(session._buffers.averaged().values())
+            nbytes += merge_state(
+                session.model, session.optimizer, session._parameters, averaged, scalers, session._group
+            )
+    add_owed(owed, session._step_hooks.owed.take())
+    enter(session, following)
+    following_stage = following.stages.now
+    if isinstance(following_stage, GradientStage):
+        owed = take_up(owed, session._synchronizer.buckets)
+    if not following_stage.local_parameters:
+        owed, spent = _mean(session, owed, held)
+        nbytes += spent
+    session._step_hooks.owed.put(owed)
+    return nbytes
+
+
+def enter(session: SwitchingSession, following: Following) -> None:
+    """Let what follows take the place of the synchronizer before, which owes nothing any more."""
+    before, since = session._synchronizer, following.stages.since
+    passes = before.passes
+    before.close()
+    prefer_collective(session._transport, requested_collective(following.recipe.topology.collective))
+    for parameter in session._parameters.values():
+        parameter.grad = None  # they lie in buckets that go
+    now = following.stages.begin(session._parameters, following.fragments)
+    now.continue_from(before)
+    now.begin_at(since)
+    now.reference = None  # a weight counts as one of another kind: of a batch, or of all since the last round
+    session._layout = following.stages.layout_text(session._parameters, following.fragments)
+    session._stages, session._synchronizer = following.stages, now
+    session.recipe = session.status.recipe = following.recipe
+    session._step_hooks.switch(following.recipe, session._transport)
+    session._passes_before += now.passes - passes
+    session._muted_at = -1
+
+
+def _mean(session: SwitchingSession, owed: Owed, held: Sequence[str]) -> tuple[Owed, float]:
+    """The mean over all ranks of what has found no place; a rank may hold nothing of some names in `held`."""
+    names = sorted({*owed, *held})
+    if session._group.alone or not names:
+        return owed, 0.0
+    whole = [owed.get(name, _nothing(session._parameters[name])).contiguous() for name in names]
+    means, nbytes = all_means([each.view(-1) for each in whole], session._group)
+    return {name: mean.view(each.shape) for name, mean, each in zip(names, means, whole, strict=True)}, nbytes
+
+
+def _nothing(parameter: Parameter) -> Tensor:
+    return torch.zeros_like(parameter, dtype=accumulation_dtype(parameter.dtype))
+
+
+def _tell(session: SwitchingSession, before: Recipe, reason: str, nbytes: float) -> None:
+    step, after = session._synchronizer.step, session.recipe
+    events.emit(
+        events.RecipeSwitched(step=step, before=repr(before), after=repr(after), reason=reason, bytes_sent=nbytes)
+    )
+    if session._transport.rank == 0 and not session._group.alone:
+        because = f": {reason}" if reason else ""
+        events.notice(f"after step {step} the recipe {before} was switched to {after}{because}")
+        if caution := after.strategy.caution(after.compressor):
+            events.notice(caution)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def follow(session: SwitchingSession, states: Sequence[Mapping[str, Any]]) -> None:
+    """Before a checkpoint is taken up: be in the recipe that was in force when it was written, where the run that wrote
+    it began with this session's recipe; and owe what is owed in it."""
+    transport = session._transport
+    own = session_checkpoint.own_state(states, transport)
+    attached, since = own.get("attached", own["recipe"]), own.get("since", 0)
+    in_force = own["recipe"], since
+    switched = in_force != (attached, 0) or session._stages.since
+    began_alike = reshard.alike(attached, repr(session._attached)) or own["recipe"] == repr(session._attached)
+    if switched and began_alike and in_force != (repr(session.recipe), session._stages.since):
+        if not session._group.comm_thread.is_fixed:
+            raise CheckpointError(
+                f"this checkpoint was written under {own['recipe']!r}, after session.switch(), and newcomers of an "
+                "elastic run learn their recipe from the script. Go on with a fixed number of workers: "
+                "gossamer run --workers 4."
+            )
+        before = session.recipe
+        enter(session, laid_out(session, resolve(own["recipe"], transport.world), since))
+        if session.recipe != before:
+            _tell(session, before, "the checkpoint was written under it", 0.0)
+    writers = [own] if own["world"] == transport.world else states
+    session._step_hooks.owed.resume([each["state"] for each in writers])

@@ -1,0 +1,403 @@
+"""Session: attaches a model, an optimizer and a recipe to a group, and serves the training loop from then on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from gossamer import events
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.transport import Transport
+from gossamer.comm.elastic.transport import elastic
+from gossamer.comm.runtime import open_sessions
+from gossamer.comm.runtime.comm_thread import CommThread
+from gossamer.errors import Stopped
+from gossamer.train.checkpoint.state import Stateful
+from gossamer.train.reducer.model_buffers import ModelBuffers
+from gossamer.train.reducer.optimizer_settings import settings, with_weights
+from gossamer.train.reducer.parameter_check import ParameterCheck, Verify, check_verify
+from gossamer.train.reducer.step_report import Presence
+from gossamer.train.session import lifecycle_events, recipe_switch, session_checkpoint, uneven_inputs
+from gossamer.train.session.checkpointing import SessionCheckpoints, StrPath
+from gossamer.train.session.ddp_guard import guard_against_ddp
+from gossamer.train.session.deferred_metrics import DeferredMetrics
+from gossamer.train.session.first_batch import NO_BATCH, FirstBatch
+from gossamer.train.session.gradient_guards import NonFiniteMonitor, Scaler, StepGuards
+from gossamer.train.session.group_calls import GroupCalls, leave
+from gossamer.train.session.group_changes import GroupChanges, ShardedWorld, WorldChange
+from gossamer.train.session.layout_change import LayoutChanges
+from gossamer.train.session.loop_state import loop_state
+from gossamer.train.session.model_parts import ModelParts
+from gossamer.train.session.parameter_form import ParameterForm
+from gossamer.train.session.recipe_choice import Written
+from gossamer.train.session.scalars import named_metrics, sample_weight
+from gossamer.train.session.session_status import SessionStatus
+from gossamer.train.session.startup_checks import check_ranks_alike, fingerprint
+from gossamer.train.session.step_hooks import StepHooks
+from gossamer.train.session.stop_blocks import StopBlocks
+from gossamer.train.session.tracked_parts import TrackedParts
+from gossamer.train.sharding.local_shards import WholeParameters
+from gossamer.train.synchronizers.base import NonFiniteOrigin, Synchronizer
+from gossamer.train.synchronizers.solo import SoloSynchronizer
+from gossamer.train.synchronizers.stages import StageSequence
+
+
+class Session(LayoutChanges):
+    """Trains `model` with `optimizer` together with the other workers of `transport`, as `recipe` says.
+
+    Made by gossamer.attach. Raises MismatchError where ranks are not alike.
+    """
+
+    @torch.inference_mode(False)
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        recipe: Recipe,
+        transport: Transport,
+        *,
+        world: ShardedWorld,
+        scaler: Scaler | None = None,
+        clip_norm: float | None = None,
+        seed: int = 0,
+        verify: Verify = "warn",
+        verify_every: int | None = None,
+        parts: ModelParts | None = None,
+        scheduler: Stateful | None = None,
+    ) -> None:
+        check_verify(verify, verify_every)
+        self.model, self.optimizer, self.recipe, self.clip_norm = model, optimizer, recipe, clip_norm
+        self._attached, self._verify_every = recipe, verify_every  # `recipe` is the one in force
+        self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
+        self._tracked = TrackedParts(model, optimizer, scheduler, says=transport.rank == 0)
+        self._parts = parts or ModelParts(model)
+        guards = StepGuards(scaler, clip_norm, self._parts.total_norm)
+        self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, guards)
+        self._loop_scaler = self._step_hooks.loop_scaler
+        self._adopt(self._parts.views)
+        recovery, devices = elastic(transport), [each.device for each in self._parameters.values()]
+        comm_thread = CommThread(devices, transport.make_progress, recovery)
+        self._group, self._metrics = GroupCalls(transport, comm_thread), DeferredMetrics(comm_thread)
+        transports = (transport, *self._parts.transports)
+        self._leave = weakref.finalize(self, leave, comm_thread, transports, self._group.pid)  # at exit, too
+        self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
+        self.status, self._muted_at = SessionStatus(recipe, transport, lambda: self.steps), -1
+        job = self._parts.job(self._group, comm_thread)
+        self._checkpoints = SessionCheckpoints(job, self.status, model, optimizer, self._tracked, self._saved)
+        self._passes_before = 0  # this epoch
+        self._stop, self._weighs = StopBlocks(self.close, says=transport.rank == 0), False  # no weight was said yet
+        self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
+        self._stages = StageSequence(recipe, optimizer, transport, comm_thread, loop_state(self), seed)
+        fragments = self._stages.fragments(self._parameters)
+        self._layout = self._stages.layout_text(self._parameters, fragments)
+        events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
+        self._changes = GroupChanges(recovery, weakref.proxy(self), comm_thread)
+        try:
+            if not self._changes.joins and not self._group.alone:
+                check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
+                self._buffers.see_constants()
+            if not self._group.alone:
+                self._step_hooks.manual_updates.install(self._parameters.values())
+            self._synchronizer = self._stages.begin(self._parameters, fragments)
+            self._synchronizer.muted = self._parts.staged
+            self._changes.begin(fingerprint(optimizer=None, **self._about()))
+        except BaseException:
+            comm_thread.close()
+            self._parts.remove()
+            raise
+        self._hooks = [
+            self._first_batch.watch(model),
+            *guard_against_ddp(model, recipe, transport.world),
+            *self._step_hooks.install(self._group),
+            *self.status.watch(model, optimizer),
+        ]
+        open_sessions.register(self)
+        self._group.publish(lambda: self._synchronizer.roll_call)
+
+    def __repr__(self) -> str:
+        return self.status.text(self._parameters.values())
+
+    # -- beginning -------------------------------------------------------------------------------------------------
+
+    def _at(self) -> AggregationContext:
+        return AggregationContext(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
+
+    def _settings(self) -> str:
+        """Settings that must be alike in lock step. Under local training, one rank's scheduler may be a step behind."""
+        alike = f"{settings(self.optimizer)}; loss scale={self._loop_scaler.scale()}"
+        return with_weights("" if self._stages.now.local_parameters else alike, said=self._weighs)
+
+    def _about(self) -> dict[str, str]:
+        scaled, clipped = self._loop_scaler.scale() is not None, self.clip_norm
+        verify = f"{self._verify}, {self._verify_every}"
+        options = f"clip_norm={clipped}, scaler={scaled}, seed={self._seed}, verify={verify}"
+        return {"recipe": repr(self.recipe), "layout": self._layout, "options": options}
+
+    def _adopt(self, views: WholeParameters) -> None:
+        parameters = views.parameters
+        self._parameters, self._form = parameters, ParameterForm(parameters)
+        rank, every = self._transport.rank, self._verify_every
+        self._check = ParameterCheck(self.model, parameters, self._verify, rank, every=every)
+        self._step_hooks.adopt(views, self._transport)
+
+    # -- in the loop -----------------------------------------------------------------------------------------------
+
+    @property
+    def scaler(self) -> Scaler | None:
+        """The loop's GradScaler, if any."""
+        return self._loop_scaler.scaler
+
+    @property
+    def steps(self) -> int:
+        """Steps so far: exchanges that were committed, or steps of the optimizer while workers train apart."""
+        return self._synchronizer.step
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether more backward passes make this step: schedulers and a GradScaler are not to step before the last."""
+        return self._synchronizer.accumulating
+
+    def weight(self, weight: float) -> None:
+        """Say how much this rank's batch counts, usually len(batch), before backward; stays until said again.
+
+        The mean gradient is then sum(w g) / sum(w). Every rank says it, or none: MismatchError at the next exchange.
+        """
+        self._synchronizer.weight, self._weighs = sample_weight(weight), True
+
+    def log(self, metrics: Mapping[str, float | Tensor] | None = None, /, **more: float | Tensor) -> None:
+        """Write numbers into the run's record: session.log(loss=loss), or session.log({"loss": loss}). Tensors of one
+        entry as well, on a GPU, too: then nothing waits for them here."""
+        self._metrics.log(self.steps, named_metrics(metrics, more))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up on this rank; the next backward outside sends the sum."""
+        before, self._synchronizer.muted, self._muted_at = self._synchronizer.muted, True, self._synchronizer.passes
+        try:
+            yield
+        finally:
+            self._synchronizer.muted = before
+
+    @contextmanager
+    def epoch(self) -> Iterator[None]:
+        """Let ranks run out of data at different times within the block, on every rank once per epoch.
+
+        A rank that is done keeps the others company with weight 0 until all are; then it takes over the parameters,
+        buffers, optimizer and tracked schedulers from one that made every step. Draws outside of the block that nothing
+        was trained on do not count. Where training is stopped, the block ends early, and no other epoch begins.
+        """
+        self._refuse_pass()
+        self._step_hooks.refuse_gained()
+        self._world.enter_epoch()
+        self._passes_before = self._synchronizer.passes
+        with self._stop.epoch():
+            yield
+        self._step_hooks.manual_updates.settle()
+        missed = 0 if self.stopping else self._synchronizer.end_epoch()
+        while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
+            self._enter_next_stage(missed)
+            missed = self._synchronizer.end_epoch()
+        self._stop.over = self._synchronizer.stopping
+        if self._synchronizer.in_step:
+            self._catch_up(missed)
+        uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
+
+    def _enter_next_stage(self, missed: int = 0) -> None:
+        self._catch_up(missed)  # so that all ranks enter it with the same parameters
+        self._enter_stage(self._synchronizer.passes)
+
+    def _enter_stage(self, passes: int) -> None:
+        self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
+
+    def _catch_up(self, missed: int) -> None:
+        beside = (*self._loop_scaler.parts.values(), *self._tracked.schedulers())
+        parts = [self._parts.optimizer_state(self.optimizer), *beside]
+        self._group.together(partial(uneven_inputs.catch_up, self.model, parts, missed, self._group))
+
+    @contextmanager
+    def merged(self, model: nn.Module) -> Iterator[nn.Module]:
+        """Evaluate and save what the workers agree on: within the block, `model` (or one with the same names) has
+        the merged parameters, buffers and frozen parameters that the script changes. close() leaves each rank its own.
+
+        That is the model as it is in lock step; the mean over workers, for which every rank must come, with Gossip in
+        lock step, or DelayedAveraging and a compressor; else the servers', or the last mean.
+        """
+        with self._parts.swapped_in(self._synchronizer.merge() or {}, model, self.steps):
+            yield model
+
+    # -- between steps ---------------------------------------------------------------------------------------------
+
+    def _refuse_pass(self) -> None:
+        """Another pass, step or epoch begins."""
+        self._changes.leave_if_asked()
+        self._stop.leave_if_over()
+        self._form.refuse_cast()
+
+    def _step_over(self) -> None:
+        self._changes.tell()
+        self._stop.over = self._synchronizer.stopping
+        if not self.stopping and self._stages.over(self._synchronizer.passes):
+            self._enter_next_stage()
+
+    def _judge(self, what: str, blame: NonFiniteOrigin | None) -> None:
+        mine = blame is not None and blame[0] == self._transport.rank
+        known = mine and (what == "pass" or self._synchronizer.judges_latest_pass)
+        batch = self._synchronizer.passes - self._passes_before - 1 if known else None
+        self._nonfinite.judge(what, blame, self.steps, scaled=self.scaler is not None, batch=batch)
+
+    def on_change(self, callback: Callable[[WorldChange], None]) -> None:
+        """Let `callback` hear of an elastic run's workers that came or went, after the step in which they did."""
+        self._changes.listen(callback)
+
+    @torch.inference_mode(False)  # what is made here is trained with
+    def switch(self, recipe: Written, *, reason: str = "") -> None:
+        """Go on with another recipe; every rank calls it after the same step, with the same recipe.
+
+        Nothing that was owed is lost: what compressors have not sent goes on in the residuals of `recipe`, or in the
+        gradients of the next step where it keeps none; workers that trained apart go on from the mean of their
+        parameters, with all that they owed in it, and of their optimizers' moments. Schedules and warm-ups count from
+        here, and gradients are gone, as after zero_grad(). Checkpoints remember the recipe in force. `reason` goes into
+        the record. With the recipe that is in force, nothing happens.
+
+        Raises RecipeError or AttachError for one that cannot be attached or switched to, LoopError within a step or
+        where some ranks train on, and MismatchError where ranks ask for different ones: all go on as before then.
+        """
+        self._parts.refuse("session.switch()")
+        recipe_switch.switch(self, recipe, reason)
+
+    # -- saving and ending -----------------------------------------------------------------------------------------
+
+    def ask_to_stop(self) -> None:
+        """End training cleanly, on every rank after the same step, once the next exchange has landed: `stopping`."""
+        self._synchronizer.asked_to_stop = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether training is over, on every rank after the same step: `if session.stopping: break`. A loop that goes
+        on leaves the block of its epoch, or else `with gossamer.attach(...)`, or else the script, with exit code 0.
+        """
+        return self._stop.over
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part of what the recipe remembers, by parameter name. Never communicates."""
+        return session_checkpoint.session_state(
+            self.recipe,
+            self._layout,
+            self._transport,
+            self._synchronizer,
+            owed=self._step_hooks.owed.state(),
+            attached=repr(self._attached),
+            since=self._stages.since,
+            shards=self._parts.shards,
+        )
+
+    @torch.inference_mode(False)
+    def load_state_dict(self, *states: Mapping[str, Any]) -> None:
+        """Take up what state_dict() of the same rank, recipe and layout gave; or, where another number of workers had
+        them, all of their states in order of rank: each worker then begins with the mean of what they had to send.
+        """
+        passes = session_checkpoint.own_state(states, self._transport)["passes"]
+        recipe_switch.follow(self, states)
+        self._enter_stage(passes)
+        session_checkpoint.restore(states, self.state_dict(), self._transport, self._synchronizer)
+
+    def track(self, loader: DataLoader[Any] | None = None, /, **part: Any) -> Any:
+        """Let checkpoints hold one more part, before `load`, which restores it; returns what the loop should use:
+        session.track(scheduler=scheduler), or anything else with state_dict() and load_state_dict(); loader =
+        session.track(DataLoader(..., num_workers=4)), which counts batches that are used, not those fetched ahead.
+        """
+        return self._tracked.track(loader, part)
+
+    def save(
+        self, directory: StrPath, *, keep: int = 2, replicas: int = 0, asynchronous: bool = False, **mine: Any
+    ) -> None:
+        """Write everything that a bit-exact resume needs into `directory`, one file a rank; every rank must call it.
+
+        Model, optimizer, scaler, what is tracked, what the recipe remembers, positions of the world's shards, random
+        states, and `mine`: numbers, text, tensors, containers of them, and whatever has a state_dict(). The newest
+        `keep` stay. Where the directory holds steps of a run that this one did not load, they are set aside.
+        asynchronous: return once all is copied in memory, and write it beside the next steps; the next save, load or
+        close waits for the rest, and raises what went wrong. replicas: other machines that keep each part, too, where
+        `directory` is one of each machine's own; `load` fetches what a machine lacks. With parameter servers of their
+        own nothing is saved once a worker is lost: a notice says so, and training goes on.
+        """
+        if self._group.lacks_ranks("session.save"):
+            return
+        self._step_hooks.manual_updates.settle()
+        self._synchronizer.meet_to_save()
+        if self._synchronizer.in_step and not self._stages.now.local_parameters:
+            session_checkpoint.compare_parameters(self._check, self._group, self.steps)
+        save = partial(self._checkpoints.save, directory, keep=keep, replicas=replicas, asynchronous=asynchronous)
+        self._group.whole(lambda: save(self.state_dict(), mine))
+        self._changes.mine = mine
+
+    @torch.inference_mode(False)
+    def load(self, directory: StrPath) -> dict[str, Any]:
+        """Resume from the newest checkpoint in `directory` that is complete on every rank; returns what was saved as
+        `mine`, or {} where there is none. Every rank must call it.
+
+        Another number of workers may have written it, where all their files are there: one line then says what became
+        of what they remembered. A damaged one is passed over for the one before it, and a line says so. A newcomer to
+        an elastic run has everything already: here it is told what the others saved, or loaded, as `mine`.
+        """
+        if self._changes.handed_over:
+            return dict(self._changes.mine)
+        if self._synchronizer.in_step:
+            self._synchronizer.meet_to_save(Presence.LOADING)  # LoopError on all ranks where some do not load
+        self._step_hooks.manual_updates.forget()
+        if (found := self._checkpoints.load(directory)) is None:
+            return {}
+        if self._group.is_detached:  # the servers have what was learned since, and are not put back
+            return dict(found.tree["mine"])
+        self._parts.refuse_other_shards(found)
+        with self._checkpoints.taking_up(directory, found) as put_back_parts:
+            self.load_state_dict(*found.sessions)
+            put_back_parts()
+            here = self._parameters, self._stages.loop, self._synchronizer
+            session_checkpoint.restart_resharded(found, *here, self._transport.rank)
+        self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
+        return dict(found.tree["mine"])
+
+    def _saved(self) -> dict[str, Stateful]:
+        """The parts of a checkpoint besides the session's own, by their names in it; all but the world are alike."""
+        parts = self._parts.saved(self.model, self.optimizer)
+        return {**parts, **self._loop_scaler.parts, "world": self._world}
+
+    def close(self) -> None:
+        """Leave the loop as it was found; the model and the optimizer stay as they are."""
+        self._end("finished")
+
+    def _end(self, how: events.Ended) -> None:
+        if self._group.forked or not open_sessions.unregister(self):
+            return
+        with self._checkpoints.ended(how := self._changes.ended(how)):
+            for hook in (*self._hooks, self._parts):
+                hook.remove()
+            self._step_hooks.momentum.after()
+            self._metrics.finish()
+            if how == "finished":
+                self._synchronizer.end_run()
+                self._changes.farewell()
+            self._synchronizer.close()
+            closed = lifecycle_events.ended(self.model, self.steps, self._synchronizer, how)
+            events.emit(self._parts.whole(closed, self._transport))
+            self._leave()
+
+    def __enter__(self) -> Self:
+        self._stop.blocks += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        """Where this session was asked to stop, the script goes on after the block, on every rank."""
+        self._stop.blocks -= 1
+        self._end(events.ended_by(kind))
+        return kind is not None and issubclass(kind, Stopped) and self.stopping

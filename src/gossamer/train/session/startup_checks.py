@@ -1,0 +1,144 @@
+"""Startup checks: compares fingerprints of all ranks before the first step, and hands out rank 0's parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer.base import rng
+from gossamer.errors import MismatchError
+from gossamer.train.reducer.optimizer_settings import by_value
+from gossamer.train.session.group_calls import GroupCalls
+from gossamer.train.session.tensor_hash import tensor_hashes
+from gossamer.train.sharding.local_shards import local_part, local_parts
+from gossamer.version import __version__
+
+HOST = "host"  # told along, and never compared
+MEANING = {
+    "gossamer": "Gossamer's version (install the same one everywhere)",
+    "torch": "torch's version (install the same one everywhere)",
+    "python": "Python's version (use the same one everywhere)",
+    "byte order": "the order of bytes in numbers (use machines of one kind: numbers travel as they lie in memory)",
+    "nccl": "NCCL's version (install the same one everywhere)",
+    "script": "a hash of the script (copy the same file everywhere)",
+    "recipe": "the recipe (pass the same one everywhere)",
+    "layout": "a hash of the parameters' names, shapes and dtypes (build the same model everywhere)",
+    "options": "what else attach was given (pass the same everywhere)",
+    "optimizer": "a hash of the optimizer's state and settings (load its state on every rank, before attach)",
+}
+
+
+def check_ranks_alike(model: nn.Module, optimizer: Optimizer, group: GroupCalls, **about: str) -> None:
+    """Compare the fingerprints of all ranks, then give them rank 0's parameters and buffers. about: see fingerprint."""
+    compare(
+        group.all_gather_text(json.dumps({**fingerprint(optimizer=optimizer, **about), HOST: socket.gethostname()}))
+    )
+    hand_out([*model.parameters(), *model.buffers()], group.all_gather_text, group.broadcast_)
+
+
+def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None, options: str = "") -> dict[str, str]:
+    """Versions, script, recipe, layout, options and optimizer, which must be alike on every rank."""
+    return {
+        "gossamer": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "byte order": sys.byteorder,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "none",
+        "script": _script_hash(),
+        "recipe": recipe,
+        "layout": layout,
+        "options": options,
+        "optimizer": "none" if optimizer is None else optimizer_digest(optimizer),
+    }
+
+
+def compare(texts: Sequence[str]) -> None:
+    """Refuse fingerprints (as JSON, by rank) that differ, naming each value and the ranks that hold it."""
+    prints: list[Mapping[str, str]] = [json.loads(text) for text in texts]
+    differing = [key for key in prints[0] if key != HOST and len({each.get(key) for each in prints}) > 1]
+    if differing:
+        hosts = [each.get(HOST, "") for each in prints]
+        machines = f". Their machines are {by_value(hosts)}" if len({*hosts}) > 1 else ""
+        lines = [
+            f"{MEANING.get(key, key)}: {by_value([each.get(key, 'none') for each in prints])}" for key in differing
+        ]
+        raise MismatchError(
+            "the ranks are not alike, so their parameters would drift apart without a word. They differ in "
+            + "; in ".join(lines)
+            + machines
+        )
+
+
+def hand_out(
+    tensors: Sequence[Tensor], tell: Callable[[str], list[str]], broadcast: Callable[[Sequence[Tensor], int], None]
+) -> None:
+    """Broadcast rank 0's values of the tensors that differ between ranks. tell: all-gathers a text.
+
+    Hashes are compared first: a script that seeds every rank alike, or loads one file, has nothing to send.
+    """
+    mine = local_parts(tensors)
+    forms, *hashes = zip(*(text.split() for text in tell(_described(mine))), strict=False)
+    if len({*forms}) > 1:
+        raise MismatchError(
+            "the ranks' models have other buffers or frozen parameters: their number, shapes or dtypes differ, so "
+            "nobody could have what rank 0 has. Build the same model everywhere, buffers included, before attach."
+        )
+    unlike = [_once(tensor) for tensor, by_rank in zip(mine, hashes, strict=True) if len({*by_rank}) > 1]
+    if unlike:
+        broadcast(unlike, 0)
+
+
+def _described(tensors: Sequence[Tensor]) -> str:
+    """A hash of all shapes and dtypes, then one of each tensor's values."""
+    form = repr([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+    return " ".join([f"{rng.address(form):x}", *tensor_hashes(tensors)])
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Without the repetitions of `expand`, which cannot be written to."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _script_hash() -> str:
+    script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
+    if script is None or not script.is_file():
+        return "none"
+    return hashlib.blake2b(script.read_bytes(), digest_size=8).hexdigest()
+
+
+def optimizer_digest(optimizer: Optimizer) -> str:
+    """A hash of every tensor and number in the optimizer's state."""
+    state = optimizer.state_dict()
+    tensors: list[Tensor] = []
+    numbers: list[str] = []
+    for path, value in _leaves(state, ""):
+        if isinstance(value, Tensor):
+            tensors.append(local_part(value))
+            numbers.append(f"{path}:{tuple(value.shape)}")
+        else:
+            numbers.append(f"{path}={value!r}")
+    return hashlib.blake2b(";".join([*tensor_hashes(tensors), *numbers]).encode(), digest_size=8).hexdigest()
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}.{key}")
+    elif isinstance(tree, (list, tuple)):
+        for place, value in enumerate(tree):
+            yield from _leaves(value, f"{path}.{place}")
+    else:
+        yield path, tree

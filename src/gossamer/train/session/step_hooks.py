@@ -1,0 +1,184 @@
+"""Step hooks: guard and synchronize attached parameters around every optimizer step of the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.transport import Transport
+from gossamer.comm.runtime.graph_capture import refuse_capture
+from gossamer.errors import LoopError
+from gossamer.train.moments.take_over import take_over
+from gossamer.train.reducer.parameter_check import ParameterCheck
+from gossamer.train.session import step_spans
+from gossamer.train.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook, WeakParameters
+from gossamer.train.session.gradient_guards import GradientClip, StepGuards, has_closure, scaler_of_parts
+from gossamer.train.session.group_calls import GroupCalls
+from gossamer.train.session.loop_scaler import LoopScaler
+from gossamer.train.session.manual_updates import ManualUpdates
+from gossamer.train.session.model_watch import ModelWatch
+from gossamer.train.session.owed_gradients import OwedGradients
+from gossamer.train.session.tracked_parts import TrackedParts
+from gossamer.train.session.untold_scaler import refuse_late, show_overflow
+from gossamer.train.sharding.local_shards import WholeParameters
+from gossamer.train.synchronizers.base import Synchronizer
+from gossamer.train.synchronizers.solo import SoloSynchronizer
+from gossamer.train.synchronizers.stages import StageSequence
+
+
+class SteppedSession(Protocol):
+    """What a step is made of, of one session."""
+
+    _synchronizer: Synchronizer
+    _stages: StageSequence
+    _check: ParameterCheck
+    _muted_at: int
+
+    def _refuse_pass(self) -> None: ...
+    def _step_over(self) -> None: ...
+
+
+class StepHooks:
+    """One session's hooks of its optimizer, of all others, and of the loop's GradScaler."""
+
+    def __init__(
+        self,
+        session: SteppedSession,
+        model: nn.Module,
+        optimizer: Optimizer,
+        recipe: Recipe,
+        tracked: TrackedParts,
+        guards: StepGuards,
+    ) -> None:
+        self._session, self._model, self._optimizer, self._recipe = session, model, optimizer, recipe
+        self._tracked, self._guards = tracked, guards
+        self._clip = GradientClip(guards.clip_norm, lambda: self.loop_scaler.scale(), guards.total_norm)
+        self.watch = ModelWatch(model)
+        self._attached_before = WeakParameters()  # all that were attached at some time
+        self.between_steps: list[Callable[[], None]] = []  # what is to be done after each, on every rank
+        self.owed = OwedGradients()
+        self.manual_updates = ManualUpdates(optimizer, lambda: self._recipe, lambda: session._synchronizer.use())
+        self.loop_scaler = LoopScaler(guards.scaler, optimizer, self._step_skipped, self._take_up_scaler)
+
+    def adopt(self, views: WholeParameters, transport: Transport) -> None:
+        """From now on these are the attached parameters. Raises AttachError where the compressor cannot have their
+        momentum."""
+        self._views, self._parameters = views, views.parameters
+        self._attached_before.add(*views.own.values())
+        self.manual_updates.forget()
+        self.watch.remove()
+        self.watch = ModelWatch(self._model)
+        self._guard(transport)
+
+    def _guard(self, transport: Transport) -> None:
+        self._foreign_guard = ForeignOptimizerGuard(
+            self._model, self._optimizer, self._recipe, self._views.own, self.watch, self._attached_before,
+            says=transport.rank == 0,
+        )  # fmt: skip
+        compressor, norm = self._recipe.compressor, self._clip.norm
+        self.momentum = take_over(self._optimizer, compressor, self._parameters, transport, norm)
+
+    def switch(self, recipe: Recipe, transport: Transport) -> None:
+        """The same parameters are attached under another recipe."""
+        self._recipe = recipe
+        self._guard(transport)
+
+    def refuse_gained(self, *, searches: bool = True) -> None:
+        """Raise LoopError where the model has trainable parameters that were not there at attach. searches: also where
+        nothing has marked the model as changed. FSDP2 itself puts other parameters into a model and takes them out."""
+        if (searches or self.watch.changed) and not self._views.sharded:
+            self._foreign_guard.refuse_gained()
+
+    def remove(self) -> None:
+        """Stop watching the model."""
+        self.watch.remove()
+        self.manual_updates.remove()
+
+    def install(self, group: GroupCalls) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler | StepHooks]:
+        """What calls the hooks, until it is removed. To be exhausted."""
+        self._group = group
+        yield from step_spans.hooks(self._model, self._optimizer, self._before_step, self._after_step)
+        yield OptimizerStepHook(self._before_any_step)
+        yield self
+        yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
+
+    def _refuse_within_backward(self, optimizer: Optimizer) -> None:
+        """Raise LoopError where a hook of the loop steps an optimizer before gradients are averaged."""
+        if not self._group.alone and torch._C._current_graph_task_id() != -1:
+            raise LoopError(
+                f"{type(optimizer).__name__} makes a step within backward(), by a hook, where gradients are those of "
+                "this rank alone: the ranks would part. Remove the hook, attach one optimizer of all parameters, and "
+                "call optimizer.step() after loss.backward() has returned."
+            )
+
+    def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
+        self._tracked.see(optimizer)
+        if optimizer is self._optimizer or self._group.forked:
+            return
+        synchronizer = self._session._synchronizer
+        if not self._group.alone:
+            if self._foreign_guard.shares(optimizer):
+                self._refuse_within_backward(optimizer)
+            self._foreign_guard.check(optimizer, local=self._session._muted_at == synchronizer.passes)
+        if self._foreign_guard.shares(optimizer):
+            self.refuse_gained(searches=False)
+            self.manual_updates.remove()
+            synchronizer.use()
+            self.owed.pay(optimizer, self._parameters, closure=closure)
+            self._clip.before(optimizer, self._parameters.values(), closure=closure)
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._group.forked:
+            return
+        if not self._group.alone:
+            refuse_capture("optimizer.step()")
+        self._session._refuse_pass()
+        self._refuse_within_backward(optimizer)
+        self.refuse_gained(searches=False)
+        self.manual_updates.remove()
+        self._foreign_guard.refuse_unaveraged(optimizer)
+        closure, synchronizer = has_closure(args, kwargs), self._session._synchronizer
+        if not self._group.alone:
+            self._session._check.look(synchronizer.step)
+        self._views.collect()
+        synchronizer.before_step(closure=closure)
+        self._views.show()
+        touched = self.loop_scaler.scaler is None and synchronizer.touched
+        self.owed.pay(optimizer, self._parameters, closure=closure)
+        self._clip.before(optimizer, self._parameters.values(), closure=closure)
+        self.momentum.before(synchronizer.step, closure=closure, touched=touched)  # may move parameters
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._group.forked:
+            return
+        self.momentum.after()
+        self._session._synchronizer.after_step()
+        self._over()
+
+    def _step_skipped(self) -> None:
+        """The scaler has left out the optimizer's step, of which no hook of the optimizer's tells."""
+        if not self._group.forked:
+            self._session._refuse_pass()
+            self.manual_updates.remove()
+            self._session._synchronizer.step_skipped()
+            self._over()
+
+    def _over(self) -> None:
+        self._session._step_over()
+        for act in self.between_steps:
+            act()
+
+    def _take_up_scaler(self, optimizer: Optimizer) -> bool:
+        if self._group.forked or not (optimizer is self._optimizer or self._foreign_guard.shares(optimizer)):
+            return False
+        if self._guards.total_norm is not None:
+            raise scaler_of_parts()
+        refuse_late(self._recipe, self._session._stages.now, self._session._synchronizer.buckets)
+        show_overflow(self._parameters.values())
+        return True

@@ -1,0 +1,63 @@
+"""Uneven inputs: copies parameters and optimizer state to ranks that ran out of data early, at an epoch's end, and
+agrees on the number of the next epoch.
+
+Until then such a rank shadows the others' collectives with weight 0: `end_epoch` of its synchronizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.base.layout import dtype_name, dtype_of
+from gossamer.train import checkpoint
+from gossamer.train.checkpoint.state import Stateful
+from gossamer.train.session.group_calls import GroupCalls
+from gossamer.train.session.group_changes import ShardedWorld
+from gossamer.train.sharding.local_shards import local_parts
+
+
+def catch_up(model: nn.Module, parts: Sequence[Stateful], missed: int, group: GroupCalls) -> None:
+    """Give ranks that missed steps the parameters, buffers and `parts` (optimizer, scaler) of the first rank that
+    missed none."""
+    missed_by_rank = [int(text) for text in group.all_gather_text(str(missed))]
+    if not any(missed_by_rank):
+        return
+    take_over(model, parts, missed_by_rank.index(0), group)
+
+
+def leave_epoch(world: ShardedWorld, group: GroupCalls, *, together: bool) -> None:
+    """Agree on the number of the epoch that comes next, where all ranks come to an epoch's end together."""
+
+    def entered() -> list[list[int]]:
+        return [json.loads(text) for text in group.all_gather_text(json.dumps(world.entered_epochs()))]
+
+    world.leave_epoch(group.together(entered) if together and not group.alone else [world.entered_epochs()])
+
+
+def take_over(model: nn.Module, parts: Sequence[Stateful], source: int, group: GroupCalls) -> None:
+    """Give all ranks the parameters, buffers and `parts` of rank `source`."""
+    rank = group.transport.rank
+    text, tensors = checkpoint.flatten([part.state_dict() for part in parts])
+    specs = {key: _spec(tensor) for key, tensor in tensors.items()}
+    theirs = json.loads(group.all_gather_text(json.dumps({"tree": text, "tensors": specs}))[source])
+    if rank != source:
+        tensors = {key: _blank(spec) for key, spec in theirs["tensors"].items()}
+    own = local_parts([*model.parameters(), *model.buffers()])
+    group.broadcast_([*own, *(tensors[key] for key in sorted(tensors))], source)
+    if rank != source:
+        for part, state in zip(parts, checkpoint.unflatten(theirs["tree"], tensors), strict=True):
+            part.load_state_dict(state)
+
+
+def _spec(tensor: Tensor) -> list[Any]:
+    return [list(tensor.shape), dtype_name(tensor.dtype), str(tensor.device.type)]
+
+
+def _blank(spec: list[Any]) -> Tensor:
+    shape, dtype, device = spec
+    return torch.empty(shape, dtype=dtype_of(dtype), device=device)

@@ -1,0 +1,167 @@
+"""Local shards: make this rank's part of each DTensor a parameter of its own, whose gradient comes and goes with it.
+
+FSDP2 and tensor parallelism leave a model whose parameters are DTensors: each rank holds its local tensor. What
+synchronizers average is that tensor, as a leaf that shares its memory. When a backward pass of the model is over, the
+engine has put gradients into the DTensors; a second, trivial backward pass hands their local tensors to these leaves,
+so all that hears of gradients hears of them there. What the leaves' gradients then are, the DTensors' become.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeGuard, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from gossamer.errors import LayoutError
+from gossamer.train.reducer.backward_hooks import BackwardMonitor
+from gossamer.train.reducer.parameter_views import trainable
+
+
+class WholeParameters:
+    """Trainable parameters that lie on one rank each: what is averaged are they themselves.
+
+    parameters: by name, as synchronizers see them; own: as the model and the optimizer hold them.
+    """
+
+    sharded = False
+
+    def __init__(self, own: Mapping[str, Parameter]) -> None:
+        self.own = dict(own)
+        self.parameters = self.own
+
+    def collect(self) -> None:
+        """Before an optimizer's step: see the gradients as the loop has left them."""
+
+    def show(self) -> None:
+        """Let the optimizer see the gradients as they are now."""
+
+    def gather(self) -> None:
+        """Parameters are about to be written, or were: forget copies that an engine has made of them."""
+
+    def close(self) -> None:
+        """Leave the model."""
+
+
+class LocalShards(WholeParameters):
+    """The local tensors of a model's trainable parameters, some of which are DTensors."""
+
+    sharded = True
+
+    def __init__(self, model: nn.Module, own: Mapping[str, Parameter]) -> None:
+        self._model = model
+        self.own = dict(own)
+        self.parameters = {name: _leaf(parameter) for name, parameter in own.items()}
+        self._monitor = BackwardMonitor(self.own.values(), self._pass_over)
+
+    def _pass_over(self) -> None:
+        fresh = self._take()
+        if fresh:
+            torch.autograd.backward([leaf for leaf, _ in fresh], [gradient for _, gradient in fresh])
+        self.show()
+
+    def collect(self) -> None:
+        for leaf, gradient in self._take(held=False):
+            leaf.grad = gradient
+
+    def _take(self, *, held: bool = True) -> list[tuple[Parameter, Tensor]]:
+        """(leaf, what a pass has added to its gradient). held: zeros, too, for gradients that it added to in place."""
+        fresh: list[tuple[Parameter, Tensor]] = []
+        for name, parameter in self.own.items():
+            leaf, gradient = self.parameters[name], _local_gradient(parameter)
+            _refuse_moved(name, leaf, parameter)
+            if gradient is not None and leaf.grad is not None and _same_memory(leaf.grad, gradient):
+                if held:
+                    fresh.append((leaf, torch.zeros_like(gradient)))
+                continue
+            leaf.grad = None
+            if gradient is not None:
+                fresh.append((leaf, gradient))
+        return fresh
+
+    @torch.no_grad()
+    def show(self) -> None:
+        for name, parameter in self.own.items():
+            gradient = self.parameters[name].grad
+            parameter.grad = None if gradient is None else like(gradient, parameter)
+
+    def gather(self) -> None:
+        for module in self._model.modules():
+            reshard = getattr(module, "reshard", None)  # of FSDP2's modules: their own parameters only
+            if callable(reshard):
+                reshard()
+
+    def close(self) -> None:
+        self._monitor.close()
+
+
+def parameters_of(model: nn.Module) -> WholeParameters:
+    """The trainable parameters of a model, or this rank's shards of them."""
+    own = trainable(model)
+    return LocalShards(model, own) if sharded_parameters(model) else WholeParameters(own)
+
+
+def sharded_parameters(model: nn.Module) -> dict[str, Any]:
+    """Trainable parameters that are DTensors, by name."""
+    return {name: parameter for name, parameter in trainable(model).items() if is_sharded(parameter)}
+
+
+def is_sharded(tensor: Tensor | None) -> TypeGuard[Any]:
+    """Whether this is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # takes half a second to import; without it there is none
+    kind = getattr(module, "DTensor", None)  # another thread may be importing it
+    return kind is not None and isinstance(tensor, kind)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in the memory where it lies."""
+    with torch.no_grad():  # else a DTensor gives a view that autograd knows
+        part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return part.detach()
+
+
+def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [local_part(tensor) for tensor in tensors]
+
+
+def like(part: Tensor, tensor: Tensor) -> Tensor:
+    """A local part as what `tensor` is: a DTensor of the same mesh and placements, or itself."""
+    if not is_sharded(tensor):
+        return part
+    whole: Any = tensor
+    made: Tensor = type(whole.data).from_local(
+        part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+    return made
+
+
+def _leaf(parameter: Parameter) -> Parameter:
+    """A leaf in the memory of the local tensor, with its count of writes: nn.Parameter would begin another."""
+    return cast(Parameter, local_part(parameter).requires_grad_())
+
+
+@torch.no_grad()
+def _local_gradient(parameter: Parameter) -> Tensor | None:
+    """Sums that tensor parallelism has left to be made are made: a collective of its mesh, on all of its ranks."""
+    gradient, whole = parameter.grad, cast(Any, parameter)
+    if not is_sharded(gradient):
+        return gradient
+    summed: Tensor = gradient.redistribute(placements=whole.placements).to_local()
+    return summed
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
+
+
+def _refuse_moved(name: str, leaf: Tensor, parameter: Parameter) -> None:
+    now = local_part(parameter)
+    if not _same_memory(leaf, now) or leaf.dtype != now.dtype:
+        raise LayoutError(
+            f'the shard of "{name}" lies elsewhere in memory than at attach, as after model.to(...) or '
+            "load_state_dict(..., assign=True), and what is averaged would not reach it. Call session.close() and "
+            "gossamer.attach(...) again after it."
+        )

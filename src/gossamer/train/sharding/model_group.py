@@ -1,0 +1,98 @@
+"""Model group: the ranks that hold one replica of a model together, which skip the same steps and clip by one norm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.base.ops import AllGather
+from gossamer.base.transport import Transport
+from gossamer.train.reducer.sparse_gradients import entries
+from gossamer.train.reducer.step_report import NonFiniteOrigin
+from gossamer.train.sharding.local_shards import WholeParameters
+
+ELSEWHERE: NonFiniteOrigin = None, "another part of the model"
+
+
+@dataclass
+class ModelGroup:
+    """A replica of the model that lies on the ranks of `training`, in parts.
+
+    training, rounds, job: transports of those ranks for the training thread and for the communication thread, and one
+    of all ranks of the job. shards: which ranks hold the same part, as text that checkpoints compare.
+    """
+
+    training: Transport
+    rounds: Transport
+    job: Transport
+    shards: str
+    staged: bool = field(init=False, default=False)  # some of them hold other layers
+    _copies: dict[int, int] = field(init=False, default_factory=dict)  # by id of a parameter
+
+    def hold(self, views: WholeParameters) -> None:
+        """From now on these are this rank's part of the model. Every rank must call it."""
+        told = self.training.all_gather_text(json.dumps([_ranks(each) for each in views.own.values() if _ranks(each)]))
+        mine = _connected(self.training.rank, _job_ranks(self.training, self.job), map(json.loads, told))
+        self.staged = mine < self.training.world
+        self._copies = {
+            id(views.parameters[name]): mine * _replicated(each) // (len(_ranks(each)) or 1)
+            for name, each in views.own.items()
+        }
+
+    def agree(self, blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
+        """On the training thread: what was not finite here, or on another rank of the replica; None where all was."""
+        return _agreed(self.training, blame)
+
+    def agree_in_round(self, blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
+        """The same on the communication thread."""
+        return _agreed(self.rounds, blame)
+
+    def total_norm(self, graded: Iterable[Any]) -> Tensor:
+        """The norm of the whole model's gradients: a parameter that several ranks hold alike counts once."""
+        squared = sum(
+            float(torch.linalg.vector_norm(entries(each.grad), dtype=torch.float64)) ** 2 / self._copies[id(each)]
+            for each in graded
+        )
+        heard = self.training.answer(AllGather((torch.tensor([squared], dtype=torch.float64),)))
+        return torch.tensor(sqrt(sum(float(theirs) for (theirs,) in heard)))
+
+    @property
+    def transports(self) -> Sequence[Transport]:
+        return self.training, self.rounds, self.job
+
+
+def _agreed(transport: Transport, blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
+    heard = transport.answer(AllGather((torch.tensor([blame is not None], dtype=torch.uint8),)))
+    return blame if blame is not None or not any(bool(theirs) for (theirs,) in heard) else ELSEWHERE
+
+
+def _job_ranks(training: Transport, job: Transport) -> list[int]:
+    """The ranks in the job of those that hold the replica, by their rank in it."""
+    return [int(text) for text in training.all_gather_text(str(job.rank))]
+
+
+def _connected(rank: int, job_ranks: Sequence[int], meshes: Iterable[Sequence[Sequence[int]]]) -> int:
+    """How many ranks of the replica are connected to `rank` by the meshes of parameters: with those it shares the
+    parameters that are in no mesh, as under tensor parallelism; other ranks hold other layers."""
+    found, joined = {job_ranks[rank]}, [{*ranks} for theirs in meshes for ranks in theirs]
+    while more := [ranks for ranks in joined if ranks & found and not ranks <= found]:
+        found = found.union(*more)
+    return len(found & {*job_ranks})
+
+
+def _ranks(parameter: Any) -> list[int]:
+    """The ranks over which a parameter is a DTensor; none for one that lies here whole."""
+    mesh = getattr(parameter, "device_mesh", None)
+    return [] if mesh is None else sorted(mesh.mesh.flatten().tolist())
+
+
+def _replicated(parameter: Any) -> int:
+    """On how many ranks of its own mesh each entry of a parameter lies."""
+    placements: Mapping[int, Any] = dict(enumerate(getattr(parameter, "placements", ())))
+    return prod(parameter.device_mesh.size(dim) for dim, placement in placements.items() if placement.is_replicate())

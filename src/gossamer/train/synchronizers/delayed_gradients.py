@@ -1,0 +1,90 @@
+"""Delayed gradients: the optimizer uses the mean of gradients computed some steps ago, which travels meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.errors import LoopError
+from gossamer.train.reducer.averaged_state import AveragedState
+from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.reducer.step_report import Flags, Presence
+from gossamer.train.synchronizers.base import LoopState
+from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
+from gossamer.train.synchronizers.round_task import RoundTask, taken_along
+
+
+class DelayedGradients(RoundTask):
+    """Offers the gradients of every backward pass, and puts the mean of earlier ones in their place."""
+
+    in_backward = keeps_alike = True
+
+    def __init__(self, buckets: Sequence[Bucket], loop: LoopState) -> None:
+        self._buckets, self._loop = buckets, loop
+        self._names = [name for bucket in buckets for name in bucket.layout.names]
+
+    def check_pass(self, *, counted: bool) -> None:
+        self._loop.begins()
+        if counted:
+            raise LoopError(
+                "a second backward() before optimizer.step() would send once more, among its own gradients, the mean "
+                "that arrived with the first. Accumulate with `with session.no_sync():` around all but the last "
+                "backward(), or use EveryStep(accumulate=...). Write the same around a backward() whose gradients are "
+                "thrown away, as a GAN's generator's for its discriminator: the first was such a one, if no step "
+                "followed it."
+            )
+
+    def check_step(self, *, closure: bool) -> None:
+        if closure:
+            raise LoopError(
+                "gradients that arrive late are those of an earlier step, and a closure computes gradients that are "
+                "used at once. Use EveryStep() with such an optimizer."
+            )
+
+    @torch.no_grad()
+    def offer(self, bucket: Bucket, presence: Presence) -> Tensor:
+        """A copy: more than one is under way, and the loss scale may have changed before it lands."""
+        flat = torch.zeros_like(bucket.flat)
+        pairs = [
+            (slot.view(flat), parameter.grad)
+            for slot in bucket.layout
+            if (parameter := bucket.parameters[slot.name]).grad is not None and presence == Presence.TRAINING
+        ]
+        if pairs:
+            views, gradients = zip(*pairs, strict=True)
+            torch._foreach_copy_(views, gradients)
+        return flat.div_(self._loop.scale() or 1.0)
+
+    def averaged_state(self, number: int, landed: InFlightRound | None = None) -> AveragedState:
+        return AveragedState.of(taken_along(self._loop.averaged(), landed))
+
+    def used(self, buckets: Sequence[Bucket], presence: Presence) -> Flags:
+        graded = [p.grad is not None for bucket in buckets for p in bucket.parameters.values()]
+        return np.array(graded) & (presence == Presence.TRAINING)
+
+    def apply(self, landed: InFlightRound, result: RoundResult) -> None:
+        used = {name for name, someone in zip(self._names, result.used, strict=True) if someone}
+        self._show([mean.mul_(self._loop.scale() or 1.0) for mean in result.means], used)
+        if result.averaged_state is not None:
+            self.averaged_state(landed.number, landed).replace(result.averaged_state, 0.0, landed.sent)
+
+    def revert(self, landed: InFlightRound) -> None:
+        self.nothing_landed()
+
+    def nothing_landed(self) -> None:
+        """No rank makes a step; a GradScaler learns it from gradients that are infinite, and refuses to find none."""
+        infinite = [torch.full_like(bucket.flat, torch.inf) for bucket in self._buckets]
+        self._show(infinite, set(self._names) if self._loop.scale() is not None else set())
+
+    def _show(self, flats: Sequence[Tensor], used: Set[str]) -> None:
+        """Unlike a gradient of zeros, none lets an optimizer do nothing."""
+        for place, bucket in enumerate(self._buckets):
+            for slot in bucket.layout:
+                bucket.parameters[slot.name].grad = slot.view(flats[place]) if slot.name in used else None
+
+    def end_epoch(self, missed: int) -> int:
+        self._show((), set())
+        return missed

@@ -1,0 +1,283 @@
+"""Gossip averaging: each worker averages parameters with its neighbors in a topology, in lock step."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import events
+from gossamer.algorithms.gossip.rules import MASS
+from gossamer.algorithms.strategies import GossipStrategy, SyncRound
+from gossamer.algorithms.topologies import Topology
+from gossamer.base.layout import FlatTensors, Layout, first_nonfinite
+from gossamer.base.ops import AllReduceMean, Coalesced, Payload, Script
+from gossamer.base.runner import run_script
+from gossamer.comm.runtime.comm_streams import use_on_current_stream
+from gossamer.errors import GossamerError
+from gossamer.train.checkpoint.state import AGREED_KEY
+from gossamer.train.reducer.averaged_state import AveragedState
+from gossamer.train.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.train.reducer.frozen_parameters import gather_moved
+from gossamer.train.reducer.reduction import sum_costs
+from gossamer.train.reducer.step_report import Presence, gather_first_batches
+from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer
+from gossamer.train.synchronizers.gossip_round import MixedTensors, NeighborGraph, RoundHeader, gossip_round
+from gossamer.train.synchronizers.local_steps import LocalSteps
+
+PREFIX = "mixing."  # of a rule's keys in checkpoints, beside a compressor's
+BUFFERS = "buffers"
+
+
+class GossipAveraging(Synchronizer):
+    """Mixes parameters with neighbors after the optimizer's own step, every so many of them.
+
+    A round is one neighbor all-gather. Only every `rounds_apart` rounds an all-gather among all workers goes with it:
+    a rank that is out of data takes part in its neighbors' rounds until then, and a run that is to stop goes on until
+    then. A rank that needs all workers at the same step (to save, to merge) reports so in the place of a round, in
+    which nothing is mixed; a neighbor that goes on training raises LoopError.
+    """
+
+    def __init__(
+        self,
+        strategy: GossipStrategy,
+        topology: Topology,
+        buckets: Sequence[Bucket],
+        context: SyncContext,
+        start: int = 0,
+    ) -> None:
+        super().__init__()
+        self.step = self._start = start
+        self._strategy, self._topology, self._rule = strategy, topology, strategy.rule(context.compressor)
+        self._buckets, self._context, self._loop, self._transport = buckets, context, context.loop, context.transport
+        self._rule.check(topology, self._transport.world, context.seed)
+        self._number, self._looked = 0, -1
+        self._merged: dict[str, Tensor] | None = None
+        self._begin_anew()
+        rank, comm_thread = self._transport.rank, context.comm_thread
+        self._local = LocalSteps(self.controls, self._loop, rank, buckets, self._count, comm_thread=comm_thread)
+
+    def _begin_anew(self) -> None:
+        """All workers have the same parameters and buffers."""
+        self._memory = {bucket: self._rule.begin(bucket.gather_parameters()) for bucket in self._buckets}
+        self._begin_state()
+
+    def _begin_state(self) -> None:
+        numbers = self._averaged_state().numbers()
+        self._along = {} if numbers is None else self._rule.along.begin(numbers)
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        return self._buckets
+
+    @property
+    def between_steps(self) -> bool:
+        return self._local.between_steps
+
+    @property
+    def agreed(self) -> Mapping[str, Tensor] | None:
+        return self._merged
+
+    def _averaged_state(self) -> AveragedState:
+        return AveragedState.of(self._loop.averaged())
+
+    def _look(self) -> None:
+        """Before some rounds all ranks compare the frozen parameters; those that have moved are mixed from then on."""
+        frozen = self._loop.frozen
+        if not frozen.looked_at(self._number) or self._looked == self._number:
+            return
+        self._looked, before = self._number, frozen.names
+        gather = partial(run_script, gather_moved(frozen.moved()), self._transport)
+        frozen.average(self._context.comm_thread.exchange(gather).wait().result, says=self._transport.rank == 0)
+        if frozen.names != before:
+            self._begin_state()
+
+    # -- local steps ---------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        self.step += 1
+        self._merged = None
+        if self._loop.scale() is None:
+            self._local.drop_nonfinite()
+
+    def before_step(self, *, closure: bool) -> None:
+        self._local.before_step(closure=closure)
+
+    def after_step(self) -> None:
+        self._local.after_step()
+        self._mix_due()
+        self._local.report()
+
+    @property
+    def _next(self) -> SyncRound:
+        fragment, launch, landing = self._strategy.schedule.sync_round(self._number)
+        return SyncRound(fragment, launch + self._start, landing + self._start)
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def _mix_due(self) -> None:
+        while self._next.launch <= self.step and not self.stopping:
+            self._mix(Presence.TRAINING)
+
+    @torch.no_grad()
+    def _mix(self, presence: Presence) -> bool:
+        """Make a round; whether a rank goes on training, as far as this one knows."""
+        self._look()
+        parts = self._parts()
+        nonfinite, headers = self._run(self._told_round(parts, presence))
+        for part in parts:
+            assert part.mixed is not None
+            use_on_current_stream([part.mixed])
+            if part.bucket is None:
+                self._averaged_state().replace(part.mixed, 0.0)
+            else:
+                with self._loop.copies.following(part.bucket.parameters.values()):
+                    part.bucket.scatter_parameters(part.mixed)
+        self._number += 1
+        self._merged = None
+        self.stopping = self.stopping or any(header.stop for header in headers)
+        self._loop.judged(None if nonfinite is None else (self._transport.rank, nonfinite))
+        return not headers or any(header.presence == Presence.TRAINING for header in headers)
+
+    @torch.no_grad()
+    def _meet(self, call: Presence) -> None:
+        """Check that all ranks make the same call now. Raises LoopError where some do not."""
+        self._look()
+        self._run(self._round(self._parts(), call))
+
+    def _parts(self) -> list[MixedTensors]:
+        parts = [
+            MixedTensors(
+                self._rule, FlatTensors(bucket.gather_parameters(), bucket.layout), self._memory[bucket], bucket
+            )
+            for bucket in self._buckets
+        ]
+        numbers = self._averaged_state().numbers()
+        if numbers is not None:
+            parts.append(
+                MixedTensors(self._rule.along, FlatTensors(numbers, Layout.of({BUFFERS: numbers})), self._along)
+            )
+        return parts
+
+    def _run(self, script: Script) -> Any:
+        with self._local.waiting():
+            performed = self._context.comm_thread.exchange(partial(run_script, script, self._transport)).wait()
+        self._local.add(False, sum_costs([performed]))
+        return performed.result
+
+    def _told_round(
+        self, parts: Sequence[MixedTensors], presence: Presence
+    ) -> Generator[Any, Any, tuple[str | None, Sequence[RoundHeader]]]:
+        """The tensor that was not finite before the round, and all headers: here, since the host waits for a GPU."""
+        nonfinite = next(filter(None, (first_nonfinite(part.x) for part in parts)), None)
+        return nonfinite, (yield from self._round(parts, presence))
+
+    def _round(self, parts: Sequence[MixedTensors], presence: Presence) -> Generator[Any, Any, Sequence[RoundHeader]]:
+        all_meet = self._strategy.rounds_apart(self._transport.world)
+        if self.reference is None:
+            self._loop.warn((yield from gather_first_batches(self._loop.batch(), self.weight)))
+            self.reference = 1.0
+        at = self._context.aggregation(self._number)
+        header = RoundHeader(self._number, self.step, presence, self.asked_to_stop)
+        due = (self._number + 1) % all_meet == 0
+        return (yield from gossip_round(parts, header, NeighborGraph(self._topology, at), all_meet=due))
+
+    # -- all workers together ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def merge(self) -> Mapping[str, Tensor]:
+        """The exact mean over all workers; their distance to it goes into the run's record."""
+        if self._merged is None:
+            self._meet(Presence.MERGING)
+            self._merged, distance = self._run(self._mean())
+            use_on_current_stream(self._merged.values())
+            events.emit(events.Logged(step=self.step, values={"consensus_distance": distance}))
+        return self._merged
+
+    def _mean(self) -> Generator[Any, Any, tuple[dict[str, Tensor], float]]:
+        agreed: dict[str, Tensor] = {}
+        away = torch.zeros(1, dtype=torch.float64, device=self._buckets[0].flat.device)
+        for bucket in self._buckets:
+            mine = bucket.gather_parameters()
+            shares = self._rule.shares(mine, self._memory[bucket])
+            means = yield Coalesced(tuple(AllReduceMean(share.clone()) for share in shares))
+            mean = self._rule.whole(tuple(means)).to(mine.dtype)
+            away += (mine - mean).double().square().sum()
+            agreed |= {slot.name: slot.view(mean) for slot in bucket.layout}
+        state = self._averaged_state()
+        if (numbers := state.numbers()) is not None:
+            means = yield Coalesced(tuple(AllReduceMean(each.clone()) for each in self._shares_of_state(numbers)))
+            agreed |= state.named(self._rule.along.whole(tuple(means)))
+        squared: Tensor = yield AllReduceMean(away)
+        return agreed, sqrt(squared.item())
+
+    def _shares_of_state(self, numbers: Tensor) -> Payload:
+        return self._rule.along.shares(numbers, self._along)
+
+    def end_run(self) -> None:
+        with suppress(GossamerError):
+            self.merge()
+
+    def end_epoch(self) -> int:
+        """Make the neighbors' rounds until all workers know that none trains; all then stand at the same pass."""
+        training = True
+        while training and not self.stopping:
+            self.step = max(self.step, self._next.launch)
+            training = self._mix(Presence.OUT_OF_DATA)
+            self._local.report()
+        return 0
+
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
+        self._meet(call)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def remembered(self) -> NamedState:
+        """With the shares whose mean another number of workers would begin with."""
+        found = state_by_name(self._buckets)
+        for bucket, memory in self._memory.items():
+            share, *_ = self._rule.shares(bucket.gather_parameters(), memory)
+            for name, view in FlatTensors(share, bucket.layout).items():
+                found.setdefault(name, {})[AGREED_KEY] = view
+            for key, tensor in memory.items():
+                of_all = dict.fromkeys(bucket.layout.names, tensor)
+                views = of_all if key == MASS else dict(FlatTensors(tensor, bucket.layout).items())
+                for name, view in views.items():
+                    found[name][PREFIX + key] = view
+        return found
+
+    def progress(self) -> dict[str, Any]:
+        place = {"step": self.step, "round": self._number, "reference": self.reference}
+        state = {"frozen": self._loop.frozen.names, "agreed_state": self._averaged_state().held()}
+        return {**place, "along": dict(self._along), **state}
+
+    def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.step, self._number, self.reference = progress["step"], progress["round"], progress["reference"]
+        self._loop.frozen.resume(progress.get("frozen", ()))
+        self._begin_state()
+        saved = progress["along"]
+        if all(saved[key].shape == tensor.shape for key, tensor in self._along.items()):  # else an earlier version's
+            self._along = {key: saved[key].clone() for key in self._along}
+        self._local.rest()
+        self._merged = None
+        copy_state(remembered, self.remembered())
+
+    def begin_at(self, step: int) -> None:
+        self.step, self._number = step, (step - self._start) // self._strategy.period
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        self._begin_anew()
+
+    def take_over_from(self, before: Synchronizer) -> None:
+        super().take_over_from(before)
+        assert isinstance(before, GossipAveraging)
+        self._number, self._along = before._number, before._along
+
+    def close(self) -> None:
+        self._local.close()

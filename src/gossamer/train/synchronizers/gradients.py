@@ -1,0 +1,399 @@
+"""Gradient synchronizer: averages gradients, which leave as soon as they are there, when backward returns.
+
+A step is a transaction. Hooks hand full buckets to the communication thread while backward goes on; compressors stage
+what they would remember; the step's last operation tells every rank what happened on the others; then all of them
+commit, or none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gossamer.algorithms.strategies import GradientStage
+from gossamer.base import flight_recorder, rng
+from gossamer.base.tracing import active
+from gossamer.base.tracing.record_format import SpanKind
+from gossamer.comm.runtime.pipeline_tuner import PipelineTuner
+from gossamer.errors import LoopError
+from gossamer.events import notice
+from gossamer.train.reducer.accumulation import SUM, GradientAccumulator, kept_gradients
+from gossamer.train.reducer.backward_hooks import OutermostBackward
+from gossamer.train.reducer.bucket import Bucket, copy_state, refuse_late_part
+from gossamer.train.reducer.kept_inputs import KeptInputs
+from gossamer.train.reducer.model_buffers import BufferVersions
+from gossamer.train.reducer.participation import refuse_apart
+from gossamer.train.reducer.pending_reduction import PendingReduction
+from gossamer.train.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer, unsampled
+from gossamer.train.reducer.sparse_gradients import SparseGradients
+from gossamer.train.reducer.step_report import Presence, StepDecision, StepReport
+from gossamer.train.synchronizers.admission_gate import AdmissionGate
+from gossamer.train.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
+
+MANY_DROPPED = 10
+AT_ONCE = GradientStage(0)
+
+
+class GradientPhase(Enum):
+    """What became of the gradients since the last step of the optimizer."""
+
+    WAITING = auto()  # nothing yet
+    FINISHED = auto()  # a pass was accumulated, or its reduction skipped
+    AVERAGED = auto()  # they are the mean, and no optimizer step has used them
+
+
+class GradientSynchronizer(Synchronizer):
+    """Averages the gradients in `buckets`, and `sparse` ones beside them, over a transport's group, once per backward
+    passes of a step, as `stage` says; sparse ones in every pass."""
+
+    judges_latest_pass = True
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        sparse: SparseGradients,
+        context: SyncContext,
+        stage: GradientStage = AT_ONCE,
+        controls: LoopControls | None = None,
+    ) -> None:
+        super().__init__(controls)
+        self._buckets, self._sparse, self._passes = buckets, sparse, 0
+        self._parts: Sequence[Bucket | SparseGradients] = (*buckets, sparse)
+        self.phase, self.in_optimizer = GradientPhase.WAITING, False
+        self._stage, self._admission = stage, AdmissionGate(context, gates=stage.accumulates)
+        self._sums = GradientAccumulator(buckets, self._due if stage.accumulates else 1)
+        self.names = [name for part in self._parts for name in part.parameters]
+        self._context, self._loop = context, context.loop
+        self._backward = OutermostBackward(self._pass_began, self._pass_ended)
+        self._seen_pass = False  # whether a whole one showed which gradients come in parts
+        self._pending: PendingReduction | None = None
+        # What it tries follows from the number of exchanges, which newcomers have not made
+        self._tuner = PipelineTuner() if context.comm_thread.is_fixed else None
+        self._versions = BufferVersions(context.loop.buffers)
+        self._unused, self._dropped = 0, 0  # averages that add up and no optimizer has used; drops in a row
+        self._seen: list[int] = []  # versions of some parameters when that average was shown
+        self._trained: Sequence[int] = self._members  # who did in the exchange before
+        self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, name))
+            for bucket in buckets
+            for name, parameter in bucket.parameters.items()
+        ]
+        self._hooks += [p.register_post_accumulate_grad_hook(self._sparse_ready) for p in sparse.parameters.values()]
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        return self._buckets
+
+    @property
+    def passes(self) -> int:
+        return self._passes
+
+    @property
+    def accumulating(self) -> bool:
+        return self._sums.made > 0
+
+    @property
+    def between_steps(self) -> bool:
+        return not self.accumulating and self.phase is GradientPhase.WAITING
+
+    @property
+    def _members(self) -> Sequence[int]:
+        return self._context.comm_thread.members(self._context.transport.world)
+
+    def _due(self) -> int:
+        return self._stage.passes((at := self._context.aggregation(self.step)).world, at.step)[at.rank]
+
+    def _ready(self, bucket: Bucket, name: str, parameter: Tensor) -> None:
+        """A gradient is there, or a part of it. Runs once per parameter, so it does as little as it can."""
+        backward = self._backward
+        if self.controls.muted or (torch._C._current_graph_task_id() != backward.task and not backward.enter()):
+            return
+        bucket.arrive(name)
+        if self._pending is None:
+            return
+        if name in bucket.early:
+            bucket.take(name, parameter)
+        if bucket.in_parts:
+            refuse_late_part(bucket, name, self._buckets[: self._pending.sent])
+        elif self._seen_pass and not bucket.missing:
+            while (sent := self._pending.sent) < len(self._buckets) and self._buckets[sent].complete:
+                self._send(self._pending, Presence.TRAINING)
+
+    def _sparse_ready(self, parameter: Tensor) -> None:
+        """Rows leave when the pass is over: few are worth no message of their own."""
+        if not self.controls.muted and torch._C._current_graph_task_id() != self._backward.task:
+            self._backward.enter()
+
+    def _pass_began(self) -> None:
+        self._loop.begins()
+        if self._pending is not None and self._pending.sent:
+            raise LoopError(
+                "the backward pass before this one did not finish, and part of its gradients is on its way already, so "
+                "the ranks are out of step. Go on from the last checkpoint, as gossamer run --max-restarts 1 does."
+            )
+        self._expect_all()
+        self._drop_thrown_away()
+        self._admission.let_in()
+        if self._sums.complete:
+            self._begin(self._sums.weight + self.controls.weight)
+
+    def _begin(self, weight: float, presence: Presence = Presence.TRAINING) -> PendingReduction:
+        """See the loop as it is now; what must be known before the first bucket travels during backward."""
+        taken = self._loop.step_context()
+        if self._pending is not None:
+            self._pending.taken = taken
+            return self._pending
+        at = (context := self._context).aggregation(self.step, taken.moments)
+        compressor, transport = context.compressor, context.transport
+        if self._kept is not None:
+            self._kept.clear()
+        reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
+        reduction.kept, reduction.sampler, reduction.since = self._kept, self._loop.tensors, context.since
+        flight_recorder.current.buckets = len(self._buckets)
+        admits = presence == Presence.TRAINING and not self._admission.gates
+        self._pending = PendingReduction(reduction, self._buckets, self._sparse, context.comm_thread, taken, admits)
+        self._pending.begin(self._loop.warn, self._trained, self._loop.check())
+        return self._pending
+
+    def _send(self, pending: PendingReduction, presence: Presence) -> None:
+        """Let the next bucket leave; the last one takes this rank's report along, unless sparse gradients will."""
+        bucket = self._buckets[pending.sent]
+        last = bucket is self._buckets[-1] and not self._sparse
+        fresh = self._input(pending, bucket) if presence == Presence.TRAINING else NO_INPUT
+        pending.send(fresh, self._trailer(pending, presence) if last else None)
+
+    def _input(self, pending: PendingReduction, bucket: Bucket) -> BucketInput:
+        new, held = bucket.new_gradients()
+        if bucket.state and self.phase is GradientPhase.AVERAGED and (self.in_optimizer or held):
+            raise LoopError(
+                "a second backward() before optimizer.step() would send what was averaged already once more, and "
+                f"{self._context.compressor!r} would remember it wrongly. Accumulate with `with session.no_sync():` "
+                "around all but the last backward(), or use Dense(). Gradients that nobody is to use, as those of a "
+                "GAN's generator for its discriminator, are thrown away by zero_grad() before the next backward(). An "
+                "optimizer that calls backward() within its step, such as LBFGS, needs Dense()."
+            )
+        return self._sums.join(self._buckets.index(bucket), new, self.controls.weight, pending.taken.scale or 1.0)
+
+    def _trailer(self, pending: PendingReduction, presence: Presence) -> StepTrailer:
+        training, check, settings = presence == Presence.TRAINING, self._loop.check(), pending.taken.settings
+        report = StepReport(
+            weight=pending.reduction.weight,
+            presence=presence,
+            settings=rng.address(settings),
+            steps=self.step,
+            stop=self.asked_to_stop,
+            lap=self._loop.lap(),
+            look=self.asked_to_look,
+            used=np.array([name in self._sums.used or p.grad is not None for name, p in self._named()]) & training,
+            moved=self._versions.moved() & training,
+        )
+        sample, buffers = partial(check.sample, self.step) if training else unsampled, self._loop.buffers()
+        return StepTrailer(report=report, settings=settings, check=check, buffers=buffers, sample=sample)
+
+    def _named(self) -> Iterator[tuple[str, Parameter]]:
+        return chain.from_iterable(part.parameters.items() for part in self._parts)
+
+    # -- when backward is over -----------------------------------------------------------------------------------------
+
+    def _pass_ended(self) -> None:
+        self._seen_pass = True
+        self._over()
+
+    def _over(self) -> None:
+        self._admission.let_in()
+        if self._sums.complete:
+            self.finish()
+            return
+        self._sums.add(self.controls.weight, self._loop.scale() or 1.0)
+        self._passes += 1
+        if self.phase is GradientPhase.WAITING:
+            self.phase = GradientPhase.FINISHED
+        self._expect_all()
+
+    def _expect_all(self) -> None:
+        for bucket in self._buckets:
+            bucket.expect_all()
+
+    def finish(self, presence: Presence = Presence.TRAINING) -> StepDecision:
+        """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide. A rank
+        that is not training has no data and only takes part in the others' operations."""
+        training = presence == Presence.TRAINING
+        self._admission.let_in(admits=False)  # still awaited: this rank has made no pass, and has no data
+        pending = self._pending or self._begin(self._sums.weight + self.controls.weight if training else 0.0, presence)
+        for bucket in self._buckets[pending.sent :]:
+            if not training:
+                bucket.flat.zero_()
+            self._send(pending, presence)
+        if self._sparse:
+            rows = self._sparse.rows() if training else self._sparse.no_rows()
+            pending.send_rows(rows, self._trailer(pending, presence))
+        asked = time.perf_counter()
+        decision = pending.wait()
+        if training:
+            self._sums.clear()
+        answered = time.perf_counter()
+        if active.recorder is not None:
+            active.recorder.add(SpanKind.WAITING, asked, answered)
+        return self._settle(pending, decision, answered - asked)
+
+    def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
+        self._pending = None
+        self._admission.note()
+        self.stopping, self.all_trained, self.look_asked = decision.stop, decision.all_trained, decision.look
+        refuse_apart(decision.presences)
+        if decision.parted:
+            self._context.compare_parameters(decision.parted, self.step)
+        elif decision.presences[self._context.transport.rank] == Presence.TRAINING and decision.in_step:
+            self._loop.check().note_alike(self.step)
+        blame, self.reference = pending.commit(decision), pending.reduction.reference
+        if decision.presences[self._context.transport.rank] == Presence.OUT_OF_DATA:
+            self._passes -= max(0, self.step - pending.reduction.at.step)  # averages that the others have dropped
+            self._unused = 0
+        self.step = max(pending.reduction.at.step, *decision.steps.values(), 0) + pending.committed
+        self._versions.note()
+        self._expect_all()
+        if decision.active:
+            self._trained = [self._members[rank] for rank in decision.active]
+            self._unused = self._unused + 1 if pending.committed and not self.in_optimizer else 0
+            self._seen = self._parameter_versions()
+            self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
+            self._passes += 1
+            self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
+            self._loop.judged(blame)
+        pending.refuse_shortage()
+        return decision
+
+    # -- averages that no optimizer uses -------------------------------------------------------------------------------
+
+    def use(self) -> None:
+        self._unused, self._dropped = 0, 0
+
+    def _drop_thrown_away(self) -> None:
+        """Discard an average that nothing used and whose gradients are gone: a generator's pass, a saliency map."""
+        parts = self._parts if self._left_unused() else ()
+        if not any(part.still_shown for part in parts) or all(part.zeroed for part in parts):
+            self._drop_unused()  # else this pass accumulates upon it
+
+    def _left_unused(self) -> bool:
+        """Whether the last average was not used. Parameters that were written since have used it: by hand."""
+        if self._unused and self._seen != self._parameter_versions():
+            self.use()
+        return self._unused > 0
+
+    def _drop_unused(self) -> None:
+        """Take back what compressors remember of an average that was not used: it would go along with the next."""
+        if not self._left_unused():
+            return
+        for bucket in self._buckets:
+            bucket.roll_back()
+        self.step, self._passes = self.step - self._unused, self._passes - self._unused
+        self._unused, self._dropped = 0, self._dropped + 1
+        self.rest()
+        if self._dropped == MANY_DROPPED and self._context.transport.rank == 0:
+            notice(
+                f"{MANY_DROPPED} backward passes in a row were averaged and no optimizer has used any: they left no "
+                "trace. Call optimizer.step() after backward()."
+            )
+
+    def _parameter_versions(self) -> list[int]:
+        """Of the first parameter of every part: counts how often it was written to."""
+        return [next(iter(part.parameters.values()))._version for part in self._parts if part.parameters]
+
+    # -- around the optimizer, and the epoch ---------------------------------------------------------------------------
+
+    def before_step(self, *, closure: bool) -> None:
+        if self.phase is GradientPhase.WAITING and not closure:
+            if not any(part.has_new for part in self._parts):
+                self._loop.check().note_missing_pass()
+            self._over()  # no gradient hook fired here: the others wait for this rank
+        self.in_optimizer = True
+        self.use()
+
+    def end_epoch(self) -> int:
+        self._drop_unused()
+        missed = 0
+        while self.passes != self.last_pass and (decision := self.finish(Presence.OUT_OF_DATA)).active:
+            missed += 1
+            if decision.stop:
+                return missed
+        for part in self._parts:
+            part.clear()
+        self.rest()
+        return missed
+
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
+        with kept_gradients([p for _, p in self._named()]):
+            if self._left_unused():
+                for bucket in self._buckets:
+                    bucket.keep_before()
+            self.finish(call)  # ranks that train on would not hear of it otherwise
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def remembered(self) -> NamedState:
+        found: NamedState = {}
+        for bucket in self._buckets:
+            found |= bucket.state_by_name(rolled_back=self._unused > 0)
+        for name, total in self._sums.state():
+            found.setdefault(name, {})[SUM] = total
+        return found
+
+    def progress(self) -> dict[str, Any]:
+        return {
+            "step": self.step - self._unused,
+            "passes": self._passes - self._unused,
+            "reference": self.reference,
+            "accumulated": self._sums.progress(),
+        }
+
+    def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.step, self._passes, self.reference = progress["step"], progress["passes"], progress["reference"]
+        self._sums.resume(progress["accumulated"])
+        self._unused, self._trained = 0, self._members
+        self.rest()
+        copy_state(remembered, self.remembered())
+
+    def handed_over(self) -> dict[str, Any]:
+        state = {
+            name: {key: tensor for key, tensor in kept.items() if key != SUM}
+            for name, kept in without_unsent(self.remembered()).items()
+        }
+        sums = {"made": 0, "weight": 0.0, "used": []}  # they are each worker's own, and a newcomer makes all its passes
+        progress = {**self.progress(), "passes": self._passes - self._sums.made, "accumulated": sums}
+        return {"progress": progress, "state": state, "trained": list(self._trained)}
+
+    def take_up(self, handed: Mapping[str, Any]) -> None:
+        super().take_up(handed)
+        self._trained = handed["trained"]
+        self._admission.joined()
+
+    def begin_at(self, step: int) -> None:
+        self.step = self._passes = step
+
+    def take_over_from(self, before: Synchronizer) -> None:
+        super().take_over_from(before)
+        self._passes = before.passes
+
+    @property
+    def touched(self) -> bool:
+        return any(bucket.touched for bucket in self._buckets)
+
+    def rest(self) -> None:
+        """What comes next is a new step."""
+        self.phase, self.in_optimizer = GradientPhase.WAITING, False
+
+    after_step = rest
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()

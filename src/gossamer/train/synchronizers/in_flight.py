@@ -1,0 +1,203 @@
+"""Sync rounds in flight: what leaves of a fragment, its reduction on the communication thread, and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import hypot
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.algorithms.strategies import SyncRound
+from gossamer.base.aggregation import AggregationContext, State
+from gossamer.base.kernels import all_finite
+from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.base.runner import ScriptCost
+from gossamer.comm.runtime.comm_thread import Work
+from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.reducer.kept_inputs import KeptInputs
+from gossamer.train.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own, without_own
+from gossamer.train.reducer.step_report import Agreement, StepDecision, unchanged
+from gossamer.train.synchronizers.base import NonFiniteOrigin, StepCosts, SyncContext
+
+
+@dataclass
+class Fragment:
+    """Parameters that leave together."""
+
+    buckets: Sequence[Bucket]
+    weight: float = 0.0  # of all samples since its last round
+
+    @property
+    def names(self) -> list[str]:
+        return [name for bucket in self.buckets for name in bucket.layout.names]
+
+
+@dataclass(frozen=True)
+class OutgoingBucket:
+    """Numbers that leave in a bucket's layout, compressed with its state."""
+
+    bucket: Bucket
+    flat: Tensor
+    keeps: bool  # they are needed again when the mean is there
+
+    @property
+    def packed(self) -> FlatTensors:
+        return FlatTensors(self.flat, self.bucket.layout)
+
+    @property
+    def layout(self) -> Layout:
+        return self.bucket.layout
+
+    @property
+    def state(self) -> State:
+        return self.bucket.state
+
+    @property
+    def mean_buffer(self) -> Tensor | None:
+        return None if self.keeps else self.flat
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundResult:
+    """What a sync round came to; means, owns and averaged state only where it was committed."""
+
+    committed: bool = False
+    means: Sequence[Tensor] = ()  # by outgoing bucket
+    owns: Sequence[Tensor | None] = ()  # this rank's own contributions to them, where the strategy asks for those
+    averaged_state: Tensor | None = None
+    used: Sequence[bool] = ()  # by parameter: some rank had a gradient
+    blame: NonFiniteOrigin | None = None
+    active: bool = True  # some rank goes on training
+    all_trained: bool = False  # every rank does
+    stop: bool = False  # the run ends
+    lag: float | None = None  # what this rank has still to send over what it offered, where that was asked for
+    parted: tuple[int, ...] = ()  # ranks whose parameters were found not to be the same
+    awaited: bool = False  # newcomers wait to be let in
+    shortage: str = ""  # where memory ran out, so that no rank uses it
+    costs: StepCosts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutgoingRound:
+    """One sync round as the training thread hands it over; its methods run on the communication thread."""
+
+    buckets: Sequence[OutgoingBucket]
+    averaged_state: Tensor | None
+    trailer: StepTrailer
+    weight: float  # of this rank's samples since the fragment's last round
+    at: AggregationContext
+    first_batch: int  # a hash
+    measures_lag: bool = False
+    agree: Agreement = unchanged  # on what was not finite, with those that hold other parts of the model
+
+    def reduction(
+        self,
+        context: SyncContext,
+        participants: ScriptCost,
+        reference: float | None,
+        kept: KeptInputs | None = None,
+    ) -> StepReduction:
+        """Among the ranks that take part. Where offers are kept, all count alike: what was sent must mean the same in
+        every round, or taking it back would leave some."""
+        keeps = self.buckets[0].keeps
+        return StepReduction(
+            context.compressor,
+            context.transport,
+            [name for outgoing in self.buckets for name in outgoing.layout.names],
+            replace(self.at, rank=context.transport.rank, world=context.transport.world),
+            reference,
+            weight=1.0 if keeps else self.weight,
+            total=float(context.transport.world) if keeps else participants.result.weight,
+            keep=with_own if keeps else without_own,
+            spent=[participants],
+            kept=kept,
+            sampler=context.loop.tensors,
+        )
+
+    def run(self, reduction: StepReduction, *, active: bool) -> RoundResult:
+        """Reduce all buckets, and commit what the ranks agree on, before the next round leaves."""
+        *before, last = self.buckets
+        offered = _norm([outgoing.flat for outgoing in self.buckets]) if self.measures_lag else 0.0
+        for outgoing in before:
+            reduction.exchange(outgoing, NO_INPUT, 1.0)
+        mean = None if self.averaged_state is None else reduction.average(self.averaged_state)
+        decision = reduction.close(last, NO_INPUT, 1.0, self.trailer)
+        blame = reduction.blame(decision, self.buckets)
+        if blame is None and mean is not None and not all_finite(mean):
+            blame = None, "buffers"
+        blame = self.agree(blame)
+        result = RoundResult(
+            blame=blame,
+            active=active,
+            all_trained=decision.all_trained,
+            stop=decision.stop,
+            parted=decision.parted,
+            shortage=reduction.shortage,
+            costs=reduction.costs(),
+        )
+        if blame is not None or decision.short or not reduction.total:
+            return result
+        return replace(self._commit(result, reduction, decision, mean), lag=self._lag(offered))
+
+    def _lag(self, offered: float) -> float | None:
+        unsent = [tensor for outgoing in self.buckets for tensor in outgoing.bucket.unsent]
+        return _norm(unsent) / offered if offered and unsent else None
+
+    def _commit(
+        self, result: RoundResult, reduction: StepReduction, decision: StepDecision, mean: Tensor | None
+    ) -> RoundResult:
+        staged = reduction.staged
+        for outgoing, each in zip(self.buckets, staged, strict=True):
+            outgoing.bucket.state = each.next_state.after(outgoing.bucket.state)
+        return replace(
+            result,
+            committed=True,
+            means=[each.mean for each in staged],
+            owns=[each.own if self.buckets[0].keeps else None for each in staged],
+            averaged_state=mean,
+            used=decision.used.tolist(),
+        )
+
+
+@dataclass(frozen=True)
+class InFlightRound:
+    """A sync round that has left and was not applied."""
+
+    number: int
+    sync_round: SyncRound
+    outgoing: Sequence[OutgoingBucket]
+    work: Work[RoundResult]
+    along: Sequence[str] | None = None  # names of the model's state that it took along; None: of an earlier version
+    sent: Mapping[str, Tensor] = field(default_factory=dict)  # of that, what goes on changing until it lands
+
+    def written(self) -> dict[str, Any]:
+        """What must be known to apply it later, once it has arrived."""
+        result = self.work.wait()
+        return {
+            "number": self.number,
+            "along": None if self.along is None else list(self.along),
+            "sent": dict(self.sent),
+            "committed": result.committed,
+            "stop": result.stop,
+            "riders": result.averaged_state,
+            "used": list(result.used),
+            "means": list(result.means),
+            "owns": [own for own in result.owns if own is not None],
+            "offers": [outgoing.flat for outgoing in self.outgoing if outgoing.keeps],
+        }
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    """Of all of them together."""
+    return hypot(*(float(torch.linalg.vector_norm(each, dtype=accumulation_dtype(each.dtype))) for each in tensors))
+
+
+def read_result(written: Mapping[str, Any]) -> RoundResult:
+    """The result of a round that `written` describes."""
+    means = [mean.clone() for mean in written["means"]]
+    owns = [own.clone() for own in written["owns"]] or [None] * len(means)
+    about = {key: written[key] for key in ("committed", "stop", "used")}
+    return RoundResult(means=means, owns=owns, averaged_state=written["riders"], **about)

@@ -1,0 +1,267 @@
+"""Pairwise gossip: each worker averages its parameters with one neighbor at a time, at its own pace (AD-PSGD)."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain, count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import events
+from gossamer.algorithms.gossip.final_mean import FinalMean
+from gossamer.algorithms.gossip.pairwise import Partner
+from gossamer.algorithms.gossip.pairwise_scripts import initiate
+from gossamer.algorithms.gossip.state_transfer import ReceivedState
+from gossamer.algorithms.strategies import GossipStrategy, SyncRound
+from gossamer.algorithms.topologies import Topology
+from gossamer.base.layout import FlatTensors, first_nonfinite
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import PeerScript
+from gossamer.comm.environment import comebacks
+from gossamer.comm.environment.survivor_calls import session_calls
+from gossamer.comm.environment.worker_registry import claim_end, mark_end, mark_training
+from gossamer.comm.runtime.peer_thread import PeerThread
+from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost
+from gossamer.train.reducer.averaged_state import AveragedState
+from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.reducer.parameter_views import copy_parameters
+from gossamer.train.reducer.step_report import Presence
+from gossamer.train.synchronizers.base import SyncContext, Synchronizer
+from gossamer.train.synchronizers.local_steps import LocalSteps
+from gossamer.train.synchronizers.peer_endpoints import Tell, close_now, connect_workers, reconnect_worker, relocate
+from gossamer.train.synchronizers.rejoin import nearest_first, pack_parameters, pack_statistics, take_over_state
+from gossamer.train.synchronizers.termination import TerminationProtocol
+
+WIDEST_BYTES = 8
+_trainings = count()  # of this process, one after the other
+
+
+class PairwiseGossip(Synchronizer):
+    """Averages with a neighbor whenever both are ready, and waits for no other worker until the end of the run.
+
+    Each worker answers others at any time, from the parameters it has shown last, and begins an exchange of its own
+    every `period` steps, unless its last one is still under way. The results of both are added to the
+    parameters after the next step of the optimizer. Statistics such as BatchNorm's stay each worker's own until the
+    end, when all take the mean of everything, the same bits. Frozen parameters that a script changes stay its own.
+    """
+
+    in_step = False
+
+    def __init__(
+        self,
+        strategy: GossipStrategy,
+        topology: Topology,
+        buckets: Sequence[Bucket],
+        context: SyncContext,
+        tell: Tell,
+    ) -> None:
+        super().__init__()
+        loop = context.loop
+        if loop.scale() is not None:
+            raise AttachError(
+                "a GradScaler skips steps of all workers alike, and here each makes its own. Train in bfloat16, which "
+                'needs no scaler, or write Gossip("symmetric").'
+            )
+        self._strategy, self._topology, self._buckets, self._loop = strategy, topology, buckets, loop
+        self._rank, self._world = context.transport.rank, context.transport.world
+        incarnation, parameters = comebacks(), self._named()
+        numbers = sum(each.numel() for each in (*parameters.values(), *chain.from_iterable(loop.buffers())))
+        if incarnation:
+            self._me = reconnect_worker(self._rank, self._world, WIDEST_BYTES * numbers)
+        else:
+            self._me = connect_workers(self._rank, WIDEST_BYTES * numbers, tell)
+        self._leave = weakref.finalize(self, close_now, self._me, os.getpid())  # at exit, too
+        found = None
+        if incarnation:
+            others = nearest_first(topology, self._rank, self._world)
+            found = take_over_state(self._me, others, parameters, loop, self._leave)
+        start = pack_parameters(parameters)
+        self._layout = start.layout
+        self._partner = Partner(start, self._rank, context.compressor, context.seed, incarnation)
+        self._partner.beside = partial(pack_statistics, loop)
+        claim = partial(claim_end, next(_trainings))
+        self._termination = TerminationProtocol(self._partner, self._world, claim, self._pack_state)
+        self._number, self._talks = 0, dict[int, PeerThread]()
+        if found is None:
+            self._me.start(self._termination.listen(partial(relocate, self._me)))
+            self._termination.meet(self._me)
+        else:
+            self._go_on_from(found)
+        mark_training(self._rank, incarnation)
+        self.roll_call = session_calls(self._rank, self._world, lambda: self._partner.left)
+        self._sent_bytes = self._all_sent_bytes()
+        self._local = LocalSteps(self.controls, loop, self._rank, buckets, self._count)
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        return self._buckets
+
+    def _go_on_from(self, found: ReceivedState) -> None:
+        """Take part again, at the step of the worker whose parameters were taken over, and tell the others."""
+        self._partner.mark_gone(*(peer for peer in range(self._world) if peer != self._rank))  # until they are heard
+        self.begin_at(found.status.steps)
+        self._me.start(self._termination.listen(partial(relocate, self._me)))
+        self._termination.meet_again(self._me, found.status.here, json.dumps(self._me.address))
+        events.notice(
+            f"worker {self._rank} came back and goes on from what worker {found.peer} has after {found.status.steps} "
+            "steps; its optimizer begins anew"
+        )
+
+    def _named(self) -> dict[str, Tensor]:
+        return {name: p.detach() for bucket in self._buckets for name, p in bucket.parameters.items()}
+
+    def _following(self) -> AbstractContextManager[None]:
+        return self._loop.copies.following(p for bucket in self._buckets for p in bucket.parameters.values())
+
+    # -- local steps ---------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        self.step += 1
+        self._local.drop_nonfinite()
+
+    def before_step(self, *, closure: bool) -> None:
+        self._local.before_step(closure=closure)
+
+    def after_step(self) -> None:
+        self._local.after_step()
+        self._drain()
+        self._termination.steps = self.step
+        due = False
+        while self._next.launch <= self.step:
+            self._number, due = self._number + 1, True
+        if due:
+            self._begin()
+        sent = self._all_sent_bytes()
+        self._local.add(False, {"bytes_sent": sent - self._sent_bytes})
+        self._sent_bytes = sent
+        self._local.report()
+        self._stop_together()
+
+    @property
+    def _next(self) -> SyncRound:
+        return self._strategy.schedule.sync_round(self._number)
+
+    def _all_sent_bytes(self) -> int:
+        """Payload bytes, of exchanges that this worker began or answered."""
+        return sum(each.payload_bytes_sent for each in self._me.statistics().values())
+
+    def _stop_together(self) -> None:
+        """A worker that is asked to stop asks the others, which hear of it at different steps."""
+        if self.asked_to_stop and not self.stopping:
+            self._termination.stop(self._me)
+        self.stopping = self.stopping or self.asked_to_stop or self._termination.told_to_stop
+
+    # -- exchanges -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _drain(self) -> None:
+        """Apply the results of exchanges, and show others the parameters as they are now."""
+        with self._following(), self._local.waiting():  # for a thread that encodes or decodes a message
+            self._partner.drain_each(list(self._named().values()))
+
+    def _begin(self) -> None:
+        """Begin an exchange, unless one is under way: then this sync round is left out."""
+        self._collect()
+        nonfinite = first_nonfinite(FlatTensors(self._partner.shown, self._layout))
+        self._loop.judged(None if nonfinite is None else (self._rank, nonfinite))
+        if nonfinite is not None or not all(map(self._partner.is_gone, self._talks)):
+            return
+        if (peer := self._partner.neighbor(self._topology, self._world, self._number)) is not None:
+            self._talks[peer] = self._me.start(_timed(initiate(self._partner, peer, self._number)))
+
+    def _collect(self) -> None:
+        """Forget exchanges that have ended. One with a worker that left stays: it may come back and end it."""
+        for peer in [peer for peer, talk in self._talks.items() if talk.landed()]:
+            self._end(self._talks.pop(peer), peer)
+
+    def _end(self, talk: PeerThread, peer: int) -> None:
+        try:
+            self._local.add(False, {"wire_seconds": self._termination.wait(talk, peer) or 0.0})
+        except PeerLost:
+            pass  # it stays open in the partner, which asks again
+        except GossamerError as failure:
+            events.notice(f"an exchange with worker {peer} did not take place. {failure}")
+
+    # -- all workers together ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def merge(self) -> Mapping[str, Tensor]:
+        """The mean of what the workers that are here have shown last. They go on meanwhile, so a moment later it is
+        another; all hear the same only while none trains."""
+        self._drain()
+        return self._published(self._termination.now(self._me))
+
+    def _averaged_state(self) -> AveragedState:
+        return AveragedState.of(self._loop.averaged())
+
+    def _pack_state(self) -> Payload:
+        """A copy of the statistics, on the CPU; some may be a step ahead of the parameters that are shown."""
+        numbers = self._averaged_state().numbers()
+        return () if numbers is None else (numbers.cpu(),)
+
+    def _published(self, agreed: FinalMean) -> Mapping[str, Tensor]:
+        events.emit(events.Logged(step=self.step, values={"consensus_distance": agreed.distance}))
+        parameters, *state = agreed.payload
+        found = dict(FlatTensors(parameters, self._layout).items())
+        return {**found, **self._averaged_state().named(state[0])} if state else found
+
+    def end_epoch(self) -> int:
+        """No worker waits for another: this one goes on answering, and the others go on training."""
+        self._stop_together()
+        return 0
+
+    @torch.no_grad()
+    def end_run(self) -> None:
+        """Wait until all workers that are here have come to the end, and take the mean of all."""
+        self.end_calls()
+        for peer, talk in self._talks.items():
+            self._end(talk, peer)
+        self._drain()
+        agreed = self._termination.end(self._me, self._pack_state())
+        mark_end()
+        with self._following():
+            copy_parameters(self._published(agreed), self._named())
+        for state in agreed.payload[1:]:
+            self._averaged_state().replace(state, 0.0)
+
+    def close(self) -> None:
+        self.end_calls()
+        self._local.close()
+        self._leave()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
+        raise LoopError(
+            "with pairwise gossip workers never stand at the same step, and what one has given and another not yet "
+            "taken would be missing. To keep the model, save it on one rank: `with session.merged(model): "
+            'torch.save(model.state_dict(), path)`; for checkpoints write Gossip("symmetric").'
+        )
+
+    def flush(self) -> None:
+        raise LoopError("others average with these parameters in the shapes they had at attach. Attach a new session.")
+
+    def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.meet_to_save()
+
+    def begin_at(self, step: int) -> None:
+        self.step, self._number = step, step // self._strategy.period
+        self._termination.steps = step
+
+    def restart(self) -> None:
+        self._drain()  # others must not be shown the parameters of before any longer
+
+
+def _timed(script: PeerScript) -> PeerScript:
+    """The same script; returns the seconds it took."""
+    began = time.perf_counter()
+    yield from script
+    return time.perf_counter() - began

@@ -1,0 +1,114 @@
+"""Parameter averaging: workers train their own parameters, and average them from time to time (LocalSGD, DiLoCo)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gossamer.algorithms.strategies import AGREED, FROM, RESET, AveragingStrategy, Memory
+from gossamer.base.layout import FlatTensors
+from gossamer.train.checkpoint.state import MERGING_PREFIX
+from gossamer.train.reducer.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
+from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.reducer.step_report import Presence
+from gossamer.train.synchronizers.base import LoopState, NamedState
+from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
+from gossamer.train.synchronizers.round_task import RoundTask, taken_along
+
+
+class ParameterAveraging(RoundTask):
+    """Offers how far this worker's parameters went (the pseudo-gradient), and moves them to where the strategy says.
+
+    guards_gradients: whether a gradient that is not finite is taken away here, before it spoils this worker's
+    parameters.
+    """
+
+    def __init__(
+        self,
+        strategy: AveragingStrategy,
+        fragments: Sequence[Sequence[Bucket]],
+        optimizer: Optimizer,
+        loop: LoopState,
+        *,
+        guards_gradients: bool = True,
+        merges_own: bool = False,
+    ) -> None:
+        self._strategy, self._fragments, self._optimizer, self._loop = strategy, fragments, optimizer, loop
+        self.keeps_offers, self.guards_gradients, self.merges_own = strategy.needs_own, guards_gradients, merges_own
+        self._rounds = averaged_keys(optimizer, strategy.moments)
+        self._memory: dict[Bucket, Memory] = {
+            bucket: strategy.begin(bucket.gather_parameters()) for buckets in fragments for bucket in buckets
+        }
+        self.agreed_state = AveragedState.of(loop.averaged()).held()
+
+    @property
+    def agreed(self) -> Mapping[str, Tensor]:
+        parameters = {
+            slot.name: slot.view(memory[AGREED]) for bucket, memory in self._memory.items() for slot in bucket.layout
+        }
+        return {**parameters, **self.agreed_state}
+
+    @torch.no_grad()
+    def offer(self, bucket: Bucket, presence: Presence) -> Tensor:
+        flat = bucket.gather_parameters(None if self.keeps_offers else bucket.flat)
+        self._strategy.offer(flat, self._memory[bucket])
+        return flat
+
+    def averaged_state(self, number: int, landed: InFlightRound | None = None) -> AveragedState:
+        """The model's other state travels with the first fragment; an optimizer's momenta with their parameters, each
+        in every so many of their rounds."""
+        turn, fragment = divmod(number, len(self._fragments))
+        kinds = [key for key, rounds in self._rounds.items() if (turn + 1) % rounds == 0]
+        held = taken_along(self._loop.averaged(), landed) if fragment == 0 else {}
+        parameters = [p for bucket in self._fragments[fragment] for p in bucket.parameters.values()]
+        return AveragedState.of(held, optimizer_state_tensors(self._optimizer, parameters, kinds))
+
+    def apply(self, landed: InFlightRound, result: RoundResult) -> None:
+        for outgoing, mean, own in zip(landed.outgoing, result.means, result.owns, strict=True):
+            bucket = outgoing.bucket
+            flat = bucket.gather_parameters()
+            self._strategy.land(flat, self._memory[bucket], mean, own)
+            self._write(bucket, flat)
+        if result.averaged_state is not None:
+            averaged = self.averaged_state(landed.number, landed)
+            averaged.replace(result.averaged_state, self._strategy.kept_share, landed.sent)
+            self.agreed_state = {**self.agreed_state, **averaged.named(result.averaged_state)}
+        if self._strategy.on_merge == RESET:
+            for outgoing in landed.outgoing:
+                for parameter in outgoing.bucket.parameters.values():
+                    self._optimizer.state.pop(parameter, None)
+
+    def revert(self, landed: InFlightRound) -> None:
+        for outgoing in landed.outgoing:
+            self._strategy.undo(self._memory[outgoing.bucket], outgoing.flat)
+
+    @property
+    def state(self) -> NamedState:
+        found: NamedState = {}
+        for bucket, memory in self._memory.items():
+            for key, flat in memory.items():
+                for name, view in FlatTensors(flat, bucket.layout).items():
+                    found.setdefault(name, {})[MERGING_PREFIX + key] = view
+        return found
+
+    @torch.no_grad()
+    def adopt_memory(self) -> None:
+        for bucket, memory in self._memory.items():
+            self._write(bucket, memory.get(FROM, memory[AGREED]))
+
+    def _write(self, bucket: Bucket, flat: Tensor) -> None:
+        with self._loop.copies.following(bucket.parameters.values()):
+            bucket.scatter_parameters(flat)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """What the workers still had to send is in these parameters already where they are the mean of their own."""
+        self.agreed_state = AveragedState.of(self._loop.averaged()).held()
+        for bucket, memory in self._memory.items():
+            self._strategy.restart(bucket.gather_parameters(), memory)
+            if self.merges_own:
+                for unsent in bucket.unsent:
+                    unsent.zero_()

@@ -1,0 +1,257 @@
+"""Peer endpoints: opens this process's endpoints, finds other workers' or servers' addresses, and watches servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+from gossamer.base.peer_ops import SERVER, WORKER, Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, PeerScript
+from gossamer.base.tracing import active
+from gossamer.base.tracing.record_format import Untraced
+from gossamer.comm.environment.run_settings import (
+    LARGEST_FRAME_BYTES,
+    Address,
+    dedicated_servers,
+    own_address,
+    run_name,
+    run_tls,
+)
+from gossamer.comm.environment.run_token import TOKEN_BYTES, run_token
+from gossamer.comm.environment.wait_progress import NOTICE_SECONDS
+from gossamer.comm.environment.wait_timeout import VARIABLE, duration, timeout_seconds
+from gossamer.comm.environment.worker_registry import publish, published
+from gossamer.comm.rpc.endpoint import TcpEndpoint
+from gossamer.comm.rpc.options import EndpointOptions
+from gossamer.comm.rpc.sockets import Tls
+from gossamer.comm.runtime.peer_thread import PeerEndpoint, PeerThread
+from gossamer.comm.wire.authentication import Credentials
+from gossamer.errors import ConnectError, GossamerError, PeerLost
+from gossamer.events import notice
+from gossamer.train.parameter_server.server import host
+
+DEAD_AFTER_SECONDS = 5.0
+LATE_SECONDS = 5.0  # for a server to join before a notice
+RESTART_SECONDS = 60.0  # for a lost server: a launcher starts it anew, and a large journal takes time to read
+SLACK_BYTES = 2**20  # beside tensors, a frame holds names and shapes
+
+Tell = Callable[[str], list[str]]  # all-gathers a text: returns all workers', by rank
+
+
+@dataclass
+class PeerEndpoints:
+    """This worker's endpoint, and that of the server in this process, if there is one."""
+
+    me: PeerEndpoint
+    servers: int  # how many there are
+    part_bytes: int  # the most that one can hold, since it is given its shard in one message
+    server: PeerEndpoint | None  # of this process
+    service: PeerThread | None  # its script
+
+    @property
+    def local_server(self) -> Peer | None:
+        return None if self.server is None else self.server.me
+
+    def bytes_served(self) -> int:
+        """Payload bytes that the server in this process has sent to other workers so far."""
+        if self.server is None:
+            return 0
+        traffic = self.server.statistics()
+        return sum(each.payload_bytes_sent for peer, each in traffic.items() if peer.number != self.me.me.number)
+
+    def drain(self) -> None:
+        """Say goodbye; a server in this process serves until all other workers have done so."""
+        self.me.close()
+        if self.service is not None:
+            self.service.wait()
+
+    def close(self) -> None:
+        """Close at once, also where peers are still there."""
+        self.me.close()
+        if self.server is not None:
+            self.server.close()
+
+
+def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes: int, tell: Tell) -> PeerEndpoints:
+    """Open this worker's endpoint, and a server's where workers host servers and this one is to.
+
+    servers: how many; None for all dedicated ones, or one on each worker. largest_bytes: of the tensors in one message.
+    tell: not called where servers are dedicated and the launcher made a token. Raises ConnectError.
+    """
+    dedicated = dedicated_servers()
+    if dedicated and active.recorder is not None:
+        active.recorder.lacks(Untraced.SERVERS)
+    count = min(servers or len(dedicated) or world, len(dedicated) or world)
+    token = run_token() or _agreed_token(tell)
+    frame_bytes = LARGEST_FRAME_BYTES if dedicated else largest_bytes + SLACK_BYTES
+    open_endpoint = _opener(token, frame_bytes)
+    me, server = open_endpoint(Peer(WORKER, rank)), None
+    if not dedicated and rank < count:
+        server = open_endpoint(Peer(SERVER, rank))
+    service = None if server is None else server.start(_serve(server))
+    addresses = _of_kind(SERVER, dict(enumerate(dedicated[:count])) if dedicated else _all_addresses(tell, server))
+    me.meet(addresses)
+    me.start(watch_servers(me, addresses, RESTART_SECONDS if dedicated else 0.0))
+    return PeerEndpoints(me, count, frame_bytes - SLACK_BYTES, server, service)
+
+
+def connect_workers(rank: int, largest_bytes: int, tell: Tell, *, asks_end_with_peer: bool = False) -> PeerEndpoint:
+    """Open this worker's endpoint, with the addresses of all others. largest_bytes: as in `connect_to_servers`.
+
+    asks_end_with_peer: asks of a worker that is gone raise PeerLost, for work that cannot go on without it.
+    """
+    _meets_in_pairs()
+    token = run_token() or _agreed_token(tell)
+    me = _opener(token, largest_bytes + SLACK_BYTES, asks_end_with_peer)(Peer(WORKER, rank))
+    publish(rank, me.address)
+    me.meet(_of_kind(WORKER, _all_addresses(tell, me)))
+    return me
+
+
+def _meets_in_pairs() -> None:
+    if active.recorder is not None:
+        active.recorder.lacks(Untraced.PAIRS)
+
+
+def reconnect_worker(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
+    """As connect_workers, for a worker that was lost and came back alone: the launcher's store knows the others'
+    addresses, and they do not know this one's until `relocate` tells them. Raises ConnectError."""
+    _meets_in_pairs()
+    token = run_token()
+    if token is None:
+        raise ConnectError(
+            f"worker {rank} came back without the run's token, so nobody would talk to it. Start the run by `gossamer "
+            "run`, which hands it on."
+        )
+    me = _opener(token, largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
+    publish(rank, me.address)  # first: of two that come back at once, one finds the other
+    me.meet(_of_kind(WORKER, published(world)))
+    return me
+
+
+def relocate(me: PeerEndpoint, peer: Peer, where: str) -> None:
+    """Learn the address of a worker that came back; a text that is none changes nothing."""
+    with suppress(ValueError, TypeError, ConnectError):
+        host, port = json.loads(where)
+        me.meet({peer: (str(host), int(port))})
+
+
+class Closes(Protocol):
+    def close(self) -> None:
+        """Close at once, also where peers are still there."""
+
+
+class Watched(Protocol):
+    me: Peer
+
+    def close(self, why: GossamerError) -> None:
+        """Close at once; pending asks raise `why`."""
+
+
+def close_now(endpoints: Closes, process: int) -> None:
+    """Close in the process that opened them; a forked child leaves them alone."""
+    if os.getpid() == process:
+        endpoints.close()
+
+
+def _opener(token: bytes, largest_bytes: int, asks_end_with_peer: bool = False) -> Callable[[Peer], PeerEndpoint]:
+    contexts = run_tls()
+
+    def opened(peer: Peer) -> PeerEndpoint:
+        # Without a recipe: workers compared theirs; a server learns it from the first, and compares every other's.
+        return TcpEndpoint(
+            Credentials(me=peer, token=token, run=run_name(), largest_frame_bytes=largest_bytes),
+            EndpointOptions(
+                address=own_address(),
+                dead_after_seconds=DEAD_AFTER_SECONDS,
+                asks_end_with_peer=asks_end_with_peer,
+                tls=None if contexts is None else Tls(*contexts),
+            ),
+        )
+
+    return opened
+
+
+def _agreed_token(tell: Tell) -> bytes:
+    """Rank 0's token, through the process group, which trusts its network."""
+    return bytes.fromhex(tell(secrets.token_hex(TOKEN_BYTES))[0])
+
+
+def _all_addresses(tell: Tell, own: PeerEndpoint | None) -> Mapping[int, Address]:
+    """The address of each rank's endpoint; some ranks have none."""
+    texts = tell(json.dumps(None if own is None else own.address))
+    found = [json.loads(text) for text in texts]
+    return {rank: (address[0], int(address[1])) for rank, address in enumerate(found) if address is not None}
+
+
+def _of_kind(kind: str, addresses: Mapping[int, Address]) -> dict[Peer, Address]:
+    return {Peer(kind, number): address for number, address in addresses.items()}
+
+
+def _serve(endpoint: PeerEndpoint) -> PeerScript:
+    """The server at `endpoint`. If it fails, its endpoint closes, or workers would wait for its answers for ever."""
+    try:
+        yield from host(endpoint.me.number)
+    except PeerLost:  # the endpoint was closed
+        raise
+    except Exception as error:
+        notice(f"{endpoint.me} cannot go on: {error!r}")
+        endpoint.close()
+        raise
+
+
+def watch_servers(endpoint: Watched, addresses: Mapping[Peer, Address], patience_seconds: float) -> PeerScript:
+    """Close the endpoint, with the reason, where a server never joins or is lost for good: asks would wait for ever.
+
+    addresses: of the servers. A notice names those that have not joined within LATE_SECONDS, worker 0's every ten
+    seconds from then on; an error those that have not within GOSSAMER_TIMEOUT. patience_seconds: for a lost server to
+    come back.
+    """
+    missing, lost_until = dict(addresses), dict[Peer, float]()
+    event: PeerEvent = yield Await(until=-inf)
+    began = event.moment
+    notice_at, refuse_at = began + LATE_SECONDS, began + timeout_seconds()
+    while True:
+        match event:
+            case PeerLeft(peer=peer, moment=moment) if peer.kind == SERVER:
+                lost_until[peer] = moment + patience_seconds
+            case PeerJoined(peer=peer):
+                lost_until.pop(peer, None)
+                missing.pop(peer, None)
+            case Elapsed(moment=moment):
+                if lost := ", ".join(str(peer) for peer, until in lost_until.items() if until <= moment):
+                    notice(f"{lost} did not come back, and what it held is out of reach")
+                    endpoint.close(PeerLost(f"{lost} did not come back, and what it held is out of reach."))
+                    return
+                if missing and moment >= refuse_at:
+                    endpoint.close(_never_joined(endpoint.me, missing))
+                    return
+                if missing and moment >= notice_at:
+                    notice(_not_joined_yet(endpoint.me, missing, moment - began))
+                    notice_at = moment + NOTICE_SECONDS if endpoint.me.number == 0 else inf
+        deadlines = [*lost_until.values(), *((notice_at, refuse_at) if missing else ())]
+        event = yield Await(until=min(deadlines, default=None))
+
+
+def _not_joined_yet(me: Peer, missing: Mapping[Peer, Address], seconds: float) -> str:
+    return (
+        f"{me} waits for {_where(missing)}, not heard for {duration(round(seconds))}, and waits for "
+        f"{duration(timeout_seconds())} at most ({VARIABLE}). Does it run, and does no firewall stand between?"
+    )
+
+
+def _never_joined(me: Peer, missing: Mapping[Peer, Address]) -> ConnectError:
+    return ConnectError(
+        f"for {duration(timeout_seconds())} nothing was heard of {_where(missing)}, so {me} cannot begin: parameters "
+        "are held there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or let "
+        "GOSSAMER_SERVERS=HOST:PORT name where they listen, with no firewall between."
+    )
+
+
+def _where(servers: Mapping[Peer, Address]) -> str:
+    return ", ".join(f"{peer} at {host}:{port}" for peer, (host, port) in sorted(servers.items()))

@@ -1,0 +1,397 @@
+"""Scheduled synchronizer: sync rounds leave, travel while training goes on, and land, each a transaction of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import events
+from gossamer.algorithms.strategies import PeriodicSchedule, SyncRound
+from gossamer.base import rng
+from gossamer.base.runner import ScriptCost
+from gossamer.comm.runtime.comm_streams import use_on_current_stream
+from gossamer.errors import GossamerError, PeerLost
+from gossamer.train.reducer.averaged_state import AveragedState
+from gossamer.train.reducer.bucket import Bucket, copy_state, state_by_name
+from gossamer.train.reducer.device_failures import undone
+from gossamer.train.reducer.kept_inputs import KeptInputs
+from gossamer.train.reducer.participation import Participants, ParticipationPoll
+from gossamer.train.reducer.reduction import StepTrailer, sum_costs, unsampled
+from gossamer.train.reducer.step_report import Presence, StepReport
+from gossamer.train.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
+from gossamer.train.synchronizers.exact_mean import ExactMean
+from gossamer.train.synchronizers.in_flight import (
+    Fragment,
+    InFlightRound,
+    OutgoingBucket,
+    OutgoingRound,
+    RoundResult,
+    read_result,
+)
+from gossamer.train.synchronizers.local_steps import LocalSteps
+from gossamer.train.synchronizers.round_task import NO_FLAGS, RoundTask
+
+LAG_STEPS = 16  # after as many it is looked at again
+
+
+class ScheduledSynchronizer(Synchronizer):
+    """Sends what a task offers of a fragment at each launch of a schedule, and applies the result at its landing.
+
+    Everything is counted in steps of the optimizer, those that a GradScaler skips on this rank included, so that all
+    ranks count alike. Only the training thread writes what training reads, at the boundary between two steps.
+    """
+
+    def __init__(
+        self,
+        schedule: PeriodicSchedule,
+        fragments: Sequence[Sequence[Bucket]],
+        task: RoundTask,
+        context: SyncContext,
+        start: int = 0,
+        controls: LoopControls | None = None,
+    ) -> None:
+        super().__init__(controls)
+        self.step = start
+        self._schedule, self._task, self._start, self._number = schedule, task, start, 0
+        self._fragments = [Fragment(buckets) for buckets in fragments]
+        self._context, self._loop = context, context.loop
+        self._in_flight: deque[InFlightRound] = deque()
+        self._awaited = False  # newcomers are to be let in before the next step is counted
+        self._admitted = 0  # the first round that left after some were
+        self._kept = None if context.comm_thread.is_fixed else KeptInputs()
+        self._merged: Mapping[str, Tensor] | None = None  # since this step, where it is the mean of the ranks' own
+        # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
+        apart, frozen = schedule.delay > 0, None if task.keeps_alike else self._loop.frozen
+        self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=apart, frozen=frozen)
+        rank, comm_thread, within = context.transport.rank, context.comm_thread, task.in_backward
+        self._local = LocalSteps(
+            self.controls, self._loop, rank, self.buckets, self._count, in_backward=within, comm_thread=comm_thread
+        )
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        return [bucket for fragment in self._fragments for bucket in fragment.buckets]
+
+    @property
+    def between_steps(self) -> bool:
+        return self._local.between_steps
+
+    @property
+    def agreed(self) -> Mapping[str, Tensor] | None:
+        return self._merged or self._task.agreed
+
+    def merge(self) -> Mapping[str, Tensor] | None:
+        if self._task.merges_own and self._merged is None:
+            self._merge(Presence.MERGING)
+        return self.agreed
+
+    @torch.no_grad()
+    def _merge(self, presence: Presence) -> None:
+        """Take the mean of the state that all ranks have after this step. Raises LoopError where some go on."""
+        self._meet(presence)
+        exact = ExactMean(self.buckets, AveragedState.of(self._loop.averaged()))
+        with self._local.waiting():
+            run = partial(exact.run, self._context.transport)
+            performed = self._context.comm_thread.exchange(run).wait()
+        self._local.add(False, sum_costs([performed]))
+        self._merged = exact.by_name(performed.result)
+
+    # -- local steps ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, *, admits: bool = True) -> None:
+        """Let newcomers in where a step is over for the loop, too, which may count it or step a scheduler after the
+        optimizer's own. All ranks come here after the same round; newcomers, whose first exchange it is, at once."""
+        if self._awaited:
+            self._awaited, self._admitted = False, self._number
+            go_on = partial(self._context.transport.all_gather_text, "go on")
+            self._context.comm_thread.exchange(go_on, admits=admits).wait()
+
+    def _count(self) -> None:
+        self._admit()
+        if self._task.in_backward:
+            self._task.check_pass(counted=self._local.counted)
+        self.step, self._merged = self.step + 1, None
+        weight = self._local.take_weight()
+        for fragment in self._fragments:
+            fragment.weight += weight
+        if self._task.guards_gradients and self._loop.scale() is None:
+            self._local.drop_nonfinite()
+        if self._task.in_backward and not self._boundary():
+            self._task.nothing_landed()
+
+    def before_step(self, *, closure: bool) -> None:
+        if self._task.in_backward:
+            self._task.check_step(closure=closure)
+            if not self._local.counted:
+                self._loop.check().note_missing_pass()
+        self._local.before_step(closure=closure)
+
+    def after_step(self) -> None:
+        self._local.after_step()
+        if not self._task.in_backward:
+            self._boundary()
+        self._local.report()
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _boundary(self) -> bool:
+        """Everything that is due by now, in the order of its time; whether a round has landed."""
+        landed = 0
+        while (due := self._next).launch <= self.step:
+            landed += self._land_until(due.launch - 1)
+            if self.stopping:
+                return landed > 0  # the others come to no further round
+            self._send(due, Presence.TRAINING, self._looked())
+        return landed + self._land_until(self.step) > 0
+
+    @property
+    def _next(self) -> SyncRound:
+        return self._sync_round(self._number)
+
+    def _sync_round(self, number: int) -> SyncRound:
+        fragment, launch, landing = self._schedule.sync_round(number)
+        return SyncRound(fragment, launch + self._start, landing + self._start)
+
+    def _looked(self) -> ScriptCost | None:
+        """The poll of a round before which frozen parameters are compared: it says which of them travel with it."""
+        if not self._poll.looks(self._number):
+            return None
+        with self._local.waiting():
+            return self._hear(self._fragments[self._next.fragment].weight, Presence.TRAINING)
+
+    def _hear(self, weight: float, presence: Presence) -> ScriptCost:
+        return self._poll.hear(weight, self.step, presence, self._number)
+
+    def _send(self, sync_round: SyncRound, presence: Presence, participants: ScriptCost | None = None) -> None:
+        """Let the next round leave; participants: as its poll found them, where that is over."""
+        fragment = self._fragments[sync_round.fragment]
+        weight, fragment.weight = fragment.weight, 0.0
+        keeps, state = self._task.keeps_offers, self._task.averaged_state(self._number)
+        outgoing = OutgoingRound(
+            buckets=[OutgoingBucket(bucket, self._task.offer(bucket, presence), keeps) for bucket in fragment.buckets],
+            averaged_state=state.numbers(),
+            trailer=self._trailer(fragment, weight, presence),
+            weight=weight,
+            at=self._context.aggregation(self._number // len(self._fragments)),
+            first_batch=self._loop.batch(),
+            measures_lag=not self._task.keeps_alike and self._looks_at_lag,
+            agree=self._loop.agree_in_round,
+        )
+        poll = self._poll.ask(weight, self.step, presence) if participants is None else lambda: participants
+        work = self._context.comm_thread.submit(partial(self._reduce, outgoing, poll))
+        sent = state.counted_on() if sync_round.landing > sync_round.launch else {}
+        self._in_flight.append(InFlightRound(self._number, sync_round, outgoing.buckets, work, state.names, sent))
+        self._number += 1
+
+    @property
+    def _looks_at_lag(self) -> bool:
+        """At most once in so many steps: it takes two passes over the parameters."""
+        rounds = LAG_STEPS * len(self._fragments) // self._schedule.period
+        return (self._number + 1) % max(1, rounds) == 0
+
+    def _trailer(self, fragment: Fragment, weight: float, presence: Presence) -> StepTrailer:
+        settings, check = self._loop.settings(), self._loop.check()
+        report = StepReport(
+            weight=weight,
+            presence=presence,
+            settings=rng.address(settings),
+            steps=self.step if self._task.keeps_alike else 0,
+            used=self._task.used(fragment.buckets, presence),
+            moved=NO_FLAGS,
+            stop=self.asked_to_stop,
+            lap=self._loop.lap(),
+        )
+        alike = self._task.keeps_alike and presence == Presence.TRAINING
+        sample = check.sampled(self.step) if alike else unsampled
+        return StepTrailer(report=report, settings=settings, check=check, buffers=(), sample=sample)
+
+    def _reduce(self, outgoing: OutgoingRound, poll: Callable[[], ScriptCost]) -> RoundResult:
+        """On the communication thread: participate, reduce, commit."""
+        participants = poll()
+        if self._kept is not None:
+            self._kept.clear()
+        exchange = partial(self._exchange, outgoing, participants, self.reference)
+        return self._context.comm_thread.transaction().run(exchange, last=True)
+
+    def _exchange(self, outgoing: OutgoingRound, polled: ScriptCost, reference: float | None) -> RoundResult:
+        """Reduce and commit, among those of the participants who are still here."""
+        context = self._context
+        members = context.comm_thread.members(context.transport.world)
+        participants: Participants = polled.result.among(members)
+        reduction = outgoing.reduction(context, replace(polled, result=participants), reference, self._kept)
+        if reference is None:
+            reduction.open(outgoing.first_batch, self._loop.warn)
+            self.reference = reduction.reference
+        return replace(outgoing.run(reduction, active=participants.active), awaited=participants.awaited)
+
+    # -- landing -------------------------------------------------------------------------------------------------------
+
+    def _land_until(self, passes: int) -> int:
+        """Apply or revert what is due after so many steps; how many rounds that were."""
+        landed = 0
+        while self._in_flight and self._in_flight[0].sync_round.landing <= passes:
+            self._land(self._in_flight[0])
+            landed += 1
+        return landed
+
+    @torch.no_grad()
+    def _land(self, landed: InFlightRound) -> None:
+        with self._local.waiting():
+            result = landed.work.wait()
+            self._in_flight.popleft()  # not before: newcomers are told which rounds are still to be made
+            use_on_current_stream((*result.means, *result.owns, result.averaged_state))
+        self.stopping, self.all_trained = self.stopping or result.stop, result.all_trained
+        self._awaited = self._awaited or (result.awaited and landed.number >= self._admitted)
+        if result.parted:
+            self._context.compare_parameters(result.parted, self.step)
+        elif result.committed and self._task.keeps_alike:
+            self._loop.check().note_alike(landed.sync_round.launch)
+        self._local.add(not result.committed, result.costs)
+        if result.lag is not None:
+            events.emit(events.Logged(step=self.step, values={"lag": result.lag}))
+        if result.committed:
+            self._task.apply(landed, result)
+        else:
+            self._task.revert(landed)
+        self._loop.judged(result.blame)
+        if result.shortage:
+            raise undone(result.shortage)
+
+    # -- the epoch, and all ranks together -----------------------------------------------------------------------------
+
+    def end_epoch(self) -> int:
+        return self._task.end_epoch(self._shadow())
+
+    def _shadow(self) -> int:
+        """Come to the rounds of the others until all ranks are out of data; then all stand at the same pass."""
+        self._boundary()
+        missed = 0
+        while not self._stops_before((due := self._next).launch):
+            self._admit(admits=False)  # newcomers have an epoch's data before them, and this rank has none
+            polled = self._hear(self._fragments[due.fragment].weight, Presence.OUT_OF_DATA)
+            participants: Participants = polled.result
+            if not participants.active and participants.together:
+                return missed
+            self.step = max(self.step, due.launch)
+            self._land_until(due.launch - 1)
+            self._send(due, Presence.OUT_OF_DATA, polled)
+            self._land_until(self.step)
+            self._local.report()
+            missed += participants.active
+            if not participants.active or self.stopping:
+                return missed
+        return missed
+
+    def _stops_before(self, launch: int) -> bool:
+        """Whether the others stop when something lands, and do not come to the next round."""
+        for each in list(self._in_flight):
+            if each.sync_round.landing < launch and each.work.wait().stop:
+                self.step = max(self.step, each.sync_round.landing)
+                self._land_until(self.step)
+        return self.stopping
+
+    def end_run(self) -> None:
+        """The last rounds land in nobody's step, so nobody would hear of a rank that made fewer."""
+        if self._task.keeps_alike:
+            with suppress(PeerLost):  # a rank that has left without a word
+                participants: Participants = self._hear(0.0, Presence.ENDING).result
+                self._loop.check().agree_on_steps(dict(enumerate(participants.passes)))
+        elif self._task.merges_own:
+            with suppress(GossamerError):
+                self._merge(Presence.ENDING)
+
+    def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
+        self._meet(call)
+
+    def _meet(self, presence: Presence) -> None:
+        self._boundary()
+        self._hear(0.0, presence)
+
+    def flush(self) -> None:
+        if self._task.in_backward:
+            self._await()
+        else:
+            self._land_until(sys.maxsize)
+
+    def _await(self) -> None:
+        for each in self._in_flight:
+            each.work.wait()  # it writes what the compressor remembers
+
+    def restart(self) -> None:
+        self._merged = None
+        self._task.restart()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def remembered(self) -> NamedState:
+        self._await()
+        found = state_by_name(self.buckets)
+        for name, views in self._task.state.items():
+            found.setdefault(name, {}).update(views)
+        return found
+
+    def progress(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "turn": self._number,
+            "reference": self.reference,
+            "weights": [fragment.weight for fragment in self._fragments],
+            "flights": [each.written() for each in self._in_flight],
+            "frozen": self._loop.frozen.names,
+            "agreed_state": dict(self._task.agreed_state),
+        }
+
+    def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._await()
+        self.step, self._number, self.reference = progress["step"], progress["turn"], progress["reference"]
+        for fragment, weight in zip(self._fragments, progress["weights"], strict=True):
+            fragment.weight = weight
+        self._local.rest()
+        self._merged = None
+        self._loop.frozen.resume(progress.get("frozen", ()))
+        self._task.agreed_state = {name: each.clone() for name, each in progress.get("agreed_state", {}).items()}
+        self._in_flight = deque(map(self._read, progress["flights"]))
+        copy_state(remembered, self.remembered())
+
+    def begin_at(self, step: int) -> None:
+        self.step = max(step, self._start)
+        while self._next.launch <= self.step:
+            self._number += 1
+
+    def handed_over(self) -> dict[str, Any]:
+        """With rounds that were made and have not landed: they land at a newcomer as they do here."""
+        blank = {"weights": [0.0] * len(self._fragments)}  # of samples that are in nothing yet
+        return {"progress": {**self.progress(), **blank}, "state": without_unsent(self.remembered())}
+
+    def take_up(self, handed: Mapping[str, Any]) -> None:
+        super().take_up(handed)
+        self._task.adopt_memory()
+        self._awaited = True  # as those who let it in
+
+    def _read(self, written: Mapping[str, Any]) -> InFlightRound:
+        number, keeps = written["number"], self._task.keeps_offers
+        sync_round = self._sync_round(number)
+        buckets = self._fragments[sync_round.fragment].buckets
+        offers = [offer.clone() for offer in written["offers"]] or [bucket.flat for bucket in buckets]
+        outgoing = [OutgoingBucket(*each, keeps) for each in zip(buckets, offers, strict=True)]
+        result, about = read_result(written), (written.get("along"), written.get("sent", {}))
+        return InFlightRound(number, sync_round, outgoing, self._context.comm_thread.submit(lambda: result), *about)
+
+    def take_over_from(self, before: Synchronizer) -> None:
+        super().take_over_from(before)
+        assert isinstance(before, ScheduledSynchronizer)
+        self._number, self._task.agreed_state = before._number, before._task.agreed_state
+        for mine, theirs in zip(self._fragments, before._fragments, strict=True):
+            mine.weight = theirs.weight
+
+    def close(self) -> None:
+        self._local.close()
+        self._poll.close()

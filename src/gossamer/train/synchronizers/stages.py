@@ -1,0 +1,191 @@
+"""Stages: makes the buckets and the synchronizer of each stage of a recipe, and changes from one stage to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import assert_never
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gossamer.algorithms.compressors import Compressor, Dense
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import (
+    AveragingStage,
+    FederatedStage,
+    GossipStage,
+    GradientStage,
+    ServerStage,
+    Stage,
+)
+from gossamer.base import rng
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.transport import Transport
+from gossamer.comm.runtime.comm_thread import CommThread
+from gossamer.train.reducer.bucket import Bucket, layout_text
+from gossamer.train.reducer.bucketing import assign_buckets, assign_fragments
+from gossamer.train.reducer.sparse_gradients import SparseGradients
+from gossamer.train.synchronizers.base import LoopState, SyncContext, Synchronizer
+from gossamer.train.synchronizers.delayed_gradients import DelayedGradients
+from gossamer.train.synchronizers.gossip import GossipAveraging
+from gossamer.train.synchronizers.gradients import GradientSynchronizer
+from gossamer.train.synchronizers.hierarchical import HierarchicalLocalSGD
+from gossamer.train.synchronizers.parameter_averaging import ParameterAveraging
+from gossamer.train.synchronizers.scheduled import ScheduledSynchronizer
+from gossamer.train.synchronizers.solo import SoloSynchronizer
+
+Fragments = Sequence[Sequence[Bucket]]
+Parameters = Mapping[str, Parameter]
+
+
+def bucket_fragments(stage: Stage, parameters: Parameters, compressor: Compressor, at: AggregationContext) -> Fragments:
+    """The buckets of a stage, by the fragments that take turns."""
+    if isinstance(stage, GossipStage):
+        at = replace(at, rank=0, world=1)  # each worker compresses by itself
+    if isinstance(stage, ServerStage):
+        compressor = Dense()  # by server and not by bucket
+    count = stage.schedule.fragments
+    parts = [parameters] if count == 1 else assign_fragments(parameters, count)
+    return [[Bucket(bucket, compressor, at) for bucket in assign_buckets(part)] for part in parts]
+
+
+@dataclass
+class StageSequence:
+    """A recipe's stages, one after the other."""
+
+    recipe: Recipe
+    optimizer: Optimizer
+    transport: Transport
+    comm_thread: CommThread
+    loop: LoopState
+    seed: int
+    since: int = 0  # the step at which the recipe began: its schedules and warm-ups count from there
+    now: Stage = field(init=False)  # the one that goes on
+
+    def __post_init__(self) -> None:
+        self.seed = rng.address(self.seed, "since", self.since) if self.since else self.seed
+        self.now = self._stages[0]
+
+    @property
+    def _stages(self) -> list[Stage]:
+        return [replace(stage, start=stage.start + self.since) for stage in self.recipe.strategy.stages]
+
+    def at(self, transport: Transport) -> AggregationContext:
+        return AggregationContext(seed=self.seed, rank=transport.rank, world=transport.world)
+
+    def fragments(self, parameters: Parameters) -> Fragments:
+        """Of all parameters where these are averaged, and sparse gradients stay here; else of those with dense ones."""
+        dense = parameters if self.now.local_parameters else self._dense(parameters)
+        return bucket_fragments(self.now, dense, self.recipe.compressor, self.at(self.transport))
+
+    def layout_text(self, parameters: Parameters, fragments: Fragments) -> str:
+        """A fingerprint of what travels, the same on every rank."""
+        buckets = (bucket for buckets in fragments for bucket in buckets)
+        return layout_text(buckets) + self._sparse(parameters).fingerprint()
+
+    def _sparse(self, parameters: Parameters) -> SparseGradients:
+        names = self.loop.sparse()
+        return SparseGradients({name: parameter for name, parameter in parameters.items() if name in names})
+
+    def _dense(self, parameters: Parameters) -> Parameters:
+        names = self.loop.sparse()
+        return {name: parameter for name, parameter in parameters.items() if name not in names}
+
+    def begin(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
+        """Go on with parameters as they are, alike on every rank; alone with plain training, bit for bit."""
+        if self.comm_thread.is_alone(self.transport.world):
+            return self._begin_alone(parameters)
+        exchange = self.make(parameters, fragments)
+        later = [stage.start for stage in self._stages if stage.start > self.now.start]
+        exchange.last_pass = min(later, default=None)
+        return exchange
+
+    def _begin_alone(self, parameters: Parameters) -> Synchronizer:
+        """A global batch is made of several passes by one worker, too. Nothing is compressed."""
+        match self.now:
+            case GradientStage(batches=int()) as stage:
+                context = replace(
+                    self._context(self.transport), compressor=Dense(), loop=replace(self.loop, tensors=None)
+                )
+                buckets = self._dense_buckets(parameters, self.transport)
+                return GradientSynchronizer(buckets, self._sparse(parameters), context, stage)
+            case _:
+                return SoloSynchronizer(self.loop.ended)
+
+    def _dense_buckets(self, parameters: Parameters, transport: Transport) -> list[Bucket]:
+        return [Bucket(part, Dense(), self.at(transport)) for part in assign_buckets(self._dense(parameters))]
+
+    def make(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
+        """The synchronizer of this stage."""
+        (buckets, *_), context = fragments, self._context(self.transport)
+        match self.now:
+            case GradientStage(delay=0) as stage:
+                return GradientSynchronizer(buckets, self._sparse(parameters), context, stage)
+            case GradientStage() as stage:
+                task = DelayedGradients(buckets, self.loop)
+                return ScheduledSynchronizer(stage.schedule, [buckets], task, context, stage.start)
+            case AveragingStage() as stage:
+                return self._averaging(stage, parameters, fragments, context)
+            case GossipStage(strategy=strategy) as stage if strategy.in_lock_step:
+                return GossipAveraging(strategy, self.recipe.topology, buckets, context, stage.start)
+            case GossipStage(strategy=strategy):  # imported here: most sessions have no peers, and start sooner
+                from gossamer.train.synchronizers.pairwise_gossip import PairwiseGossip
+
+                return PairwiseGossip(strategy, self.recipe.topology, buckets, context, self._tell)
+            case ServerStage(strategy=strategy):
+                from gossamer.train.synchronizers.parameter_server import ServerSynchronizer
+
+                return ServerSynchronizer(
+                    strategy, parameters, buckets, self.optimizer, self.recipe, context, self._tell
+                )
+            case FederatedStage() as stage:
+                stage.refuse()
+            case stage:
+                assert_never(stage)
+
+    def _averaging(
+        self, stage: AveragingStage, parameters: Parameters, fragments: Fragments, context: SyncContext
+    ) -> Synchronizer:
+        """Gradients within a site travel dense: bytes are cheap there."""
+        guards = stage.per_site is None
+        merges_own = stage.strategy.merges_own(self.recipe.compressor)
+        task = ParameterAveraging(
+            stage.strategy, fragments, self.optimizer, self.loop, guards_gradients=guards, merges_own=merges_own
+        )
+        if stage.per_site is None:
+            return ScheduledSynchronizer(stage.schedule, fragments, task, context, stage.start)
+        transport = self.transport.part(stage.site_size(self.transport.world))
+        site = replace(self._context(transport), compressor=Dense(), loop=replace(self.loop, tensors=None))
+        inside, sparse = self._dense_buckets(parameters, transport), self._sparse(parameters)
+        return HierarchicalLocalSGD(inside, sparse, site, stage.schedule, fragments, task, context, stage.start)
+
+    def _context(self, transport: Transport) -> SyncContext:
+        return SyncContext(transport, self.comm_thread, self.loop, self.recipe.compressor, self.seed, self.since)
+
+    def _tell(self, text: str) -> list[str]:
+        return self.comm_thread.exchange(partial(self.transport.all_gather_text, text)).wait()
+
+    def enter(self, passes: int, parameters: Parameters, before: Synchronizer) -> Synchronizer:
+        """Be in the stage that goes on after so many backward passes."""
+        stage = self._after(passes)
+        if stage == self.now:
+            return before
+        before.close()
+        self.now = stage
+        for parameter in parameters.values():
+            parameter.grad = None  # they lie in buckets that go
+        following = self.begin(parameters, self.fragments(parameters))
+        following.continue_from(before)
+        return following
+
+    def over(self, passes: int) -> bool:
+        """Whether another stage begins."""
+        return self._after(passes) != self.now
+
+    def _after(self, passes: int) -> Stage:
+        if self.comm_thread.is_alone(self.transport.world):
+            return self.now  # plain training has one stage
+        *_, stage = [stage for stage in self._stages if stage.start <= passes]
+        return stage

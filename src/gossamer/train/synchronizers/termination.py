@@ -1,0 +1,351 @@
+"""Termination of pairwise gossip: when every live worker is done, the lowest live rank averages all parameters and
+hands out the result; where it dies, the next rank begins anew, from any mean already published. One mean is a run's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from math import nan
+from typing import Any
+
+from gossamer.algorithms.gossip.final_mean import FinalMean, RunningMean, decode_mean
+from gossamer.algorithms.gossip.incarnation import incarnation_of, with_incarnation
+from gossamer.algorithms.gossip.pairwise import AVERAGE, Partner
+from gossamer.algorithms.gossip.pairwise_scripts import answering
+from gossamer.algorithms.gossip.state_transfer import STATUS, PeerStatus, decode_status, hash_of
+from gossamer.base.kernels import all_finite
+from gossamer.base.ops import Payload
+from gossamer.base.peer_ops import (
+    WORKER,
+    Arrived,
+    Await,
+    Peer,
+    PeerEvent,
+    PeerScript,
+    Pull,
+    Pulled,
+    Push,
+    Receipt,
+    Reply,
+    Stamp,
+)
+from gossamer.comm.runtime.peer_thread import PeerEndpoint, PeerThread
+from gossamer.errors import ConnectError, PeerLost
+from gossamer.events import notice
+
+# Keys of pushes: a greeting; a request to end the run; the sender is done; the final mean; the receiver may go
+HELLO, STOP, DONE, FINAL_MEAN, DISMISSED = "here", "stop", "done", "agreed", "over"
+NOW, FINAL = "now", "final"  # keys of pulls: parameters as last shown; the part in the final mean, or that mean
+MEETING_SECONDS = 60.0  # until all others were heard once: their endpoints are open by then
+RETURN_SECONDS = 5.0  # a worker that came back waits no longer for those that are slow to hear of it
+GLANCE_SECONDS = 0.05  # between looks at whether the peer that is asked has left
+
+
+Claim = Callable[[str], str | None]  # enters a text unless there is one; returns which is there, None without a place
+
+
+class TerminationProtocol:
+    """One worker's view of the others' progress, and its pushes and pulls to end the run together.
+
+    In the end, every worker pushes that it is done and goes on answering. Once all live ones have, the lowest live rank
+    pulls the parameters of each, pushes the mean to all, and dismisses them. Where it leaves before, the next rank
+    begins anew, from the mean where any worker has one already. So all that stay take the same bits, and a worker that
+    left keeps the others waiting for no longer than it takes to notice.
+
+    A worker that was silent, or cut off, counts the others as gone as they do it, and each part would end with a mean
+    of its own. So a mean is taken only once it is the run's: a worker accepts one mean and no other, and its leader has
+    `claim` enter the mean's hash where all parts see it and the first one stays; where there is no such place, more
+    than half of all workers must have accepted it. All others raise PeerLost, which names whom they did not hear.
+
+    A worker that was lost and came back has said nothing yet, whatever was heard of its incarnation before; the others
+    repeat to it what they have said, in their replies to its greeting.
+    """
+
+    def __init__(
+        self,
+        partner: Partner,
+        world: int,
+        claim: Claim = lambda text: None,
+        state: Callable[[], Payload] = tuple,
+    ) -> None:
+        self._partner, self._rank, self._world, self._claim = partner, partner.rank, world, claim
+        self._state = state  # gives what is averaged along with the parameters, as it is at a moment
+        self._changed = threading.Condition()
+        # By key, the newest incarnation in which each worker said so
+        self._said: dict[str, dict[int, int]] = {key: {} for key in (HELLO, STOP, DONE, FINAL_MEAN, DISMISSED)}
+        self._averaged_state: Payload = ()
+        self._agreed: FinalMean | None = None
+        self._agreed_hash = ""
+        self._done = self._deaf = False
+        self._dismissed_with: set[str] = set()  # hashes of the means that leaders dismissed this worker with
+        self.steps = 0  # of this worker, for its status
+
+    @property
+    def live(self) -> list[int]:
+        """The other workers that are here, ascending."""
+        return [peer for peer in range(self._world) if peer != self._rank and not self._partner.is_gone(peer)]
+
+    @property
+    def told_to_stop(self) -> bool:
+        """Some worker wants the run to end, or the final mean is made: training after it would be thrown away."""
+        return bool(self._said[STOP]) or self._dismissed
+
+    @property
+    def _done_here(self) -> set[int]:
+        """The workers that are done in their newest incarnation."""
+        done = self._said[DONE].items()
+        return {peer for peer, incarnation in done if incarnation == self._partner.newest_incarnation(peer)}
+
+    # -- heard ---------------------------------------------------------------------------------------------------------
+
+    def listen(self, moved: Callable[[Peer, str], None] = lambda peer, where: None) -> PeerScript:
+        """Answer every peer, for as long as it runs: averages as the partner does, and the keys of this module.
+
+        moved: called with the new address of a worker that came back.
+        """
+        averages = answering(self._partner)
+        next(averages)
+        try:
+            while True:
+                heard = yield Await()
+                reply = self._answer(heard)
+                if reply is None:
+                    op = averages.send(heard)
+                    while not isinstance(op, Await):
+                        op = averages.send((yield op))
+                else:
+                    yield reply  # first, since a thread that hears of it below may close the endpoint
+                match heard:
+                    case Arrived(sender=sender, op=Push(key=key, about=where)) if key == HELLO and where:
+                        moved(sender, where)
+                self._note(heard)
+        finally:
+            with self._changed:
+                self._deaf = True
+                self._changed.notify_all()
+
+    def _answer(self, heard: PeerEvent) -> Reply | None:
+        """None where the partner answers."""
+        match heard:
+            case Arrived(token=token, op=Push(key=key)) if key == HELLO:
+                return Reply(token=token, answer=Receipt(version=0, about=self._status().encoded()))
+            case Arrived(token=token, op=Push(key=key, payload=payload)) if key == FINAL_MEAN:
+                return Reply(token=token, answer=Receipt(version=0 if self._accepts(payload) else -1))
+            case Arrived(token=token, op=Push(key=key)) if key != AVERAGE:
+                return Reply(token=token, answer=Receipt(version=0 if key in self._said else -1))
+            case Arrived(token=token, op=Pull(key=key)) if key == STATUS:
+                return Reply(token=token, answer=Pulled(version=0, about=self._status().encoded()))
+            case Arrived(token=token, op=Pull(key=key)) if key == FINAL:
+                return Reply(token=token, answer=self._final())
+            case Arrived(token=token, op=Pull(key=key)) if key == NOW:
+                return Reply(token=token, answer=Pulled(version=0, payload=self._mine(NOW)))
+        return None
+
+    def _final(self) -> Pulled:
+        """This worker's part in the final mean, or that mean; nothing where it came back after it was asked, and is not
+        done."""
+        with self._changed:
+            known, done = self._agreed, self._done
+        if known is not None:
+            return Pulled(version=0, payload=known.encoded(), about=FINAL_MEAN)
+        return Pulled(version=0, payload=self._mine(FINAL)) if done else Pulled(version=-1)
+
+    def _status(self) -> PeerStatus:
+        with self._changed:
+            return PeerStatus(
+                incarnation=self._partner.incarnation,
+                steps=self.steps,
+                done=self._done,
+                stop=self.told_to_stop,
+                agreed=self._agreed is not None,
+                here=(*self.live, self._rank),
+            )
+
+    def _note(self, heard: PeerEvent) -> None:
+        with self._changed:
+            match heard:
+                case Arrived(sender=sender, op=Push(key=key, stamp=stamp, about=about)) if key in self._said:
+                    self._say_that(key, sender.number, incarnation_of(stamp.step))
+                    if key == DISMISSED:
+                        self._dismissed_with.add(about)
+            self._changed.notify_all()
+
+    def _say_that(self, key: str, peer: int, incarnation: int) -> None:
+        """A worker has said so in this incarnation. A late message, of an incarnation before, changes nothing."""
+        self._partner.meet(peer, incarnation)
+        self._said[key][peer] = max(incarnation, self._said[key].get(peer, 0))
+
+    def _catch_up(self, peer: int, status: PeerStatus) -> None:
+        """Take from a worker's status all that this one, which came back, has missed."""
+        with self._changed:
+            self._partner.meet(peer, status.incarnation)
+            for key, said in ((DONE, status.done), (STOP, status.stop)):
+                if said:
+                    self._say_that(key, peer, status.incarnation)
+            self._changed.notify_all()
+
+    def _accepts(self, payload: Payload) -> bool:
+        """Whether this worker takes that mean, or has taken it: the first that fits, and no other."""
+        with self._changed:
+            if self._agreed is None and self._fits(payload):
+                self._agree(decode_mean(payload))
+            return self._agreed is not None and self._agreed_hash == hash_of(payload)
+
+    def _agree(self, mean: FinalMean) -> None:
+        self._agreed, self._agreed_hash = mean, hash_of(mean.encoded())
+
+    def _fits(self, payload: Payload) -> bool:
+        """Whether a final mean has the shapes and dtypes that this worker's own would have."""
+        kinds = [(each.shape, each.dtype) for each in FinalMean(self._mine(FINAL), 0.0).encoded()]
+        return [(each.shape, each.dtype) for each in payload] == kinds
+
+    def _mine(self, key: str) -> Payload:
+        return (*self._partner.snapshot(-1).payload, *(self._averaged_state if key == FINAL else self._state()))
+
+    # -- said ----------------------------------------------------------------------------------------------------------
+
+    def meet(self, me: PeerEndpoint) -> None:
+        """Greet all others: only a worker that was heard once can be missed. Raises ConnectError."""
+        handles = self._tell(me, range(self._world), HELLO)
+        for peer, handle in handles.items():
+            try:
+                handle.wait(MEETING_SECONDS)
+            except TimeoutError:
+                raise ConnectError(
+                    f"worker {peer} was not heard for {MEETING_SECONDS:.0f} s, so nobody would notice when it leaves. "
+                    "Workers of pairwise gossip dial each other on ports of their own: let no firewall stand between."
+                ) from None
+
+    def meet_again(self, me: PeerEndpoint, here: Iterable[int], where: str) -> None:
+        """Tell all others that this worker came back, and `where` it listens. Waits for those that are `here`, and not
+        for long: a worker that is not heard counts as gone until it is."""
+        handles = self._tell(me, range(self._world), HELLO, about=where)
+        until = time.monotonic() + RETURN_SECONDS
+        for peer in here:
+            if peer in handles:
+                with suppress(TimeoutError, ConnectError):
+                    handles[peer].wait(max(0.0, until - time.monotonic()))
+
+    def stop(self, me: PeerEndpoint) -> None:
+        """Ask all others to end the run after their next step, without waiting for their replies."""
+        self._tell(me, range(self._world), STOP)
+
+    def _tell(
+        self, me: PeerEndpoint, peers: Iterable[int], key: str, payload: Payload = (), about: str = ""
+    ) -> dict[int, PeerThread]:
+        return {peer: me.start(self.say(peer, key, payload, about)) for peer in peers if peer != self._rank}
+
+    def say(self, peer: int, key: str, payload: Payload = (), about: str = "") -> PeerScript:
+        """Push to one worker, and take note of the status in its reply; returns whether it accepts."""
+        stamp = Stamp(self._rank, with_incarnation(self._partner.incarnation, 0))
+        receipt = yield Push(to=Peer(WORKER, peer), key=key, stamp=stamp, payload=payload, about=about)
+        if receipt.about:
+            self._catch_up(peer, decode_status(receipt.about))
+        return receipt.version >= 0
+
+    def wait(self, handle: PeerThread, peer: int) -> Any:
+        """The result of a script that asks `peer`; None where that has left. Raises the script's errors."""
+        while not self._partner.is_gone(peer):
+            with suppress(TimeoutError):
+                return handle.wait(GLANCE_SECONDS)
+        return None
+
+    # -- means ---------------------------------------------------------------------------------------------------------
+
+    def now(self, me: PeerEndpoint) -> FinalMean:
+        """The mean of what this worker and those that are here have shown last; they go on meanwhile."""
+        return self._mean(me, NOW)
+
+    def end(self, me: PeerEndpoint, averaged_state: Payload) -> FinalMean:
+        """Wait until all live workers are done, and take the final mean, the same bits on each of them.
+
+        This worker has no exchange in flight. averaged_state: averaged along with the parameters. Raises ConnectError,
+        and PeerLost where others may have ended with another mean.
+        """
+        with self._changed:
+            self._averaged_state, self._done = averaged_state, True
+        self._tell(me, range(self._world), DONE)  # also those that are gone: they may come back and wait
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._deaf or self._dismissed or self._is_leader)
+                if self._deaf:
+                    raise ConnectError(f"{me.me} hears nobody any more, so it cannot take part in the last mean.")
+                if self._dismissed and self._agreed is not None:
+                    self._check_taken()
+                    return self._agreed
+            self._run_as_leader(me)
+
+    @property
+    def _dismissed(self) -> bool:
+        return bool(self._agreed and self._said[DISMISSED])
+
+    @property
+    def _is_leader(self) -> bool:
+        """Whether it is for this worker to average, now: the exchanges of all have ended."""
+        live = set(self.live)
+        return self._rank < min(live, default=self._world) and live <= self._done_here
+
+    def _run_as_leader(self, me: PeerEndpoint) -> None:
+        found = self._agreed or self._mean(me, FINAL)
+        with self._changed:
+            if self._agreed is None:
+                self._agree(found)
+            mean, text = (self._agreed or found).encoded(), self._agreed_hash
+        handles = self._tell(me, self.live, FINAL_MEAN, mean)
+        accepted = [bool(self.wait(handle, peer)) for peer, handle in handles.items()]  # all have it before any ends
+        self._check_claimed(text, 1 + sum(accepted))
+        handles = self._tell(me, self.live, DISMISSED, about=text)
+        for peer, handle in handles.items():
+            self.wait(handle, peer)
+        with self._changed:
+            self._said[DISMISSED][self._rank] = self._partner.incarnation
+            self._dismissed_with.add(text)
+
+    def _check_claimed(self, text: str, accepted: int) -> None:
+        """Raise PeerLost unless the mean of this hash is the run's, which so many workers accepted."""
+        claimed = self._claim(text)
+        if not (2 * accepted > self._world if claimed is None else claimed == text):
+            raise self._apart()
+
+    def _check_taken(self) -> None:
+        """Raise PeerLost where a leader whose mean is the run's has not the one of this worker."""
+        if self._agreed_hash not in self._dismissed_with:
+            raise self._apart()
+
+    def _apart(self) -> PeerLost:
+        gone = ", ".join(str(peer) for peer in range(self._world) if self._partner.is_gone(peer)) or "some"
+        return PeerLost(
+            f"worker {self._rank} came to the end without workers {gone}, which it does not hear: they ended without "
+            "it, or may, and with another mean. So it has only its own parameters, as they are. Load what another "
+            "worker has saved, or start the run again from there."
+        )
+
+    def _mean(self, me: PeerEndpoint, key: str) -> FinalMean:
+        """Over all that are here and finite, by rank; or the final mean, where one of them has it."""
+        found = RunningMean()
+        for peer, pulled in self._pull(me, key):
+            if pulled.about == FINAL_MEAN:
+                return decode_mean(pulled.payload)
+            if not pulled.payload:
+                continue
+            if all(all_finite(tensor) for tensor in pulled.payload):
+                found.add(pulled.payload)
+            else:
+                notice(f"worker {peer}'s parameters are not finite, and no mean would be with them: they are left out")
+        return found.mean() if found.count else FinalMean(self._mine(key), nan)
+
+    def _pull(self, me: PeerEndpoint, key: str) -> Iterator[tuple[int, Pulled]]:
+        """The part of each worker that is here, by rank, one after the other; this one among them. For the final mean,
+        of those that are done: a worker that counted as gone and is back may go on training."""
+
+        def op(peer: int) -> PeerScript:
+            return (yield Pull(of=Peer(WORKER, peer), key=key))
+
+        asked = [peer for peer in self.live if key == NOW or peer in self._done_here]
+        for peer in sorted([*asked, self._rank]):
+            if peer == self._rank:
+                yield peer, Pulled(version=0, payload=self._mine(key))
+            elif (pulled := self.wait(me.start(op(peer)), peer)) is not None:
+                yield peer, pulled

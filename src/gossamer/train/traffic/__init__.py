@@ -1,0 +1,5 @@
+"""Traffic: the bytes that a step sends, by running the recipe's own algorithms over meta tensors.
+
+op_trace  the operations of one bucket
+traffic   TrafficEstimate: bytes of a step, its rounds, and the memory of the recipe
+"""

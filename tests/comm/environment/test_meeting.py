@@ -1,0 +1,196 @@
+"""The protocol of the meeting, without sockets: who is taken, who is refused, and who hears of whom."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from gossamer.comm.environment.meeting import (
+    COMING,
+    HEADER,
+    MAGIC,
+    STANDING,
+    Guest,
+    Hello,
+    Inbox,
+    Meeting,
+    RunIdentity,
+    pack,
+)
+from gossamer.errors import MalformedError
+
+OURS = RunIdentity(run="a run", world=2, token=bytes(range(32)))
+Told = list[tuple[str, str]]
+
+
+def hello(rank: int, **changes: object) -> Hello:
+    return replace(Hello(run="a run", world=2, rank=rank, who=f"host, process {rank}"), **changes)  # type: ignore[arg-type]
+
+
+def words(guest: Guest, said: Hello, identity: RunIdentity = OURS, side: bytes = b"rank") -> dict[str, object]:
+    text = said.text()
+    return {"hello": text, "nonce": "n", "proof": identity.proof(side, guest.challenge, "n", text)}
+
+
+@pytest.fixture
+def told() -> Told:
+    return []
+
+
+@pytest.fixture
+def meeting(told: Told) -> Meeting:
+    return Meeting(OURS, lambda kind, sentence: told.append((kind, sentence)))
+
+
+def comes(meeting: Meeting, rank: int) -> Guest:
+    guest = Guest()
+    meeting.take(guest, words(guest, hello(rank)))
+    assert guest.hello is not None
+    return guest
+
+
+def test_both_ends_prove_the_token_and_all_hear_all(meeting: Meeting, told: Told) -> None:
+    first, second = Guest(), Guest()
+    ((_, answer),) = meeting.take(first, words(first, hello(0)))
+    said = hello(0).text()
+    assert answer == {"proof": OURS.proof(b"meeting", first.challenge, "n", said)}
+    assert OURS.token.hex() not in json.dumps([answer, words(first, hello(0))])
+    _, *heard = meeting.take(second, words(second, hello(1)))
+    assert heard == [(guest, {"heard": COMING, "texts": [said, hello(1).text()]}) for guest in (first, second)]
+    assert not told
+
+
+@pytest.mark.parametrize(
+    ("said", "identity", "side", "why"),
+    [
+        (hello(1), replace(OURS, token=b""), b"rank", "its token is another or it has none"),
+        (hello(1), OURS, b"meeting", "its token is another"),
+        (
+            hello(1, run="older"),
+            replace(OURS, token=b""),
+            b"rank",
+            "the run 'older' and this is the run 'a run'",
+        ),
+        (hello(1, world=3), OURS, b"rank", "WORLD_SIZE=3 and rank 0 with 2"),
+        (hello(2), OURS, b"rank", "its rank is 2 of 2"),
+        (hello(-1), OURS, b"rank", "its rank is -1 of 2"),
+        (hello(0), OURS, b"rank", "another worker (host, process 0) is there already under rank 0"),
+    ],
+)
+def test_who_does_not_belong_is_refused_and_told_of_at_both_ends(
+    meeting: Meeting, told: Told, said: Hello, identity: RunIdentity, side: bytes, why: str
+) -> None:
+    first, stranger = comes(meeting, 0), Guest()
+    ((whom, answer),) = meeting.take(stranger, words(stranger, said, identity, side))
+    assert whom is stranger
+    assert stranger.dismissed
+    assert stranger.hello is None
+    assert why in answer["refused"]
+    assert why in told[0][1]
+    assert meeting.left(stranger) == []
+    real = Guest()
+    assert [whom for whom, _ in meeting.take(real, words(real, hello(1)))] == [real, first, real]
+
+
+def test_a_proof_is_good_for_one_connection_only(meeting: Meeting) -> None:
+    heard = words(Guest(), hello(1))
+    ((_, answer),) = meeting.take(Guest(), heard)
+    assert "cannot prove" in answer["refused"]
+
+
+def test_who_leaves_is_named_to_all_others_until_the_group_stands_for_all(meeting: Meeting) -> None:
+    first, second = comes(meeting, 0), comes(meeting, 1)
+    meeting.take(first, {"topic": STANDING, "text": ""})
+    failed = {"failed": "rank 1 (host, process 1) left while the workers were joining", "cause": "left"}
+    assert (first, failed) in meeting.left(second)
+    ((_, late),) = meeting.take(third := Guest(), words(third, hello(1)))
+    assert "refused" in late
+
+
+def test_who_leaves_when_the_group_stands_is_told_of_and_ends_nothing(meeting: Meeting) -> None:
+    first, second = comes(meeting, 0), comes(meeting, 1)
+    meeting.take(first, {"topic": STANDING, "text": ""})
+    meeting.take(second, {"topic": STANDING, "text": ""})
+    assert (first, {"gone": "rank 1 (host, process 1)"}) in meeting.left(second)
+    ((_, late),) = meeting.take(third := Guest(), words(third, hello(1)))
+    assert "is there already under rank 1" in late["refused"]
+
+
+def test_it_is_known_who_has_not_come(meeting: Meeting) -> None:
+    assert meeting.missing(COMING) == [0, 1]
+    first = comes(meeting, 1)
+    assert meeting.missing(COMING) == [0]
+    meeting.take(first, {"topic": STANDING, "text": ""})
+    comes(meeting, 0)
+    assert (meeting.missing(COMING), meeting.missing(STANDING)) == ([], [0])
+
+
+def test_who_waits_no_longer_ends_the_meeting_for_all(meeting: Meeting) -> None:
+    first = comes(meeting, 0)
+    replies = meeting.take(first, {"topic": COMING, "seconds": 300})
+    assert replies == [(first, {"failed": "rank 1 of 2 did not come within 0.3 s", "cause": "few"})]
+
+
+BAD = [
+    b"GET / HTTP/1.1\r\n",
+    b"G",
+    b"SSH",
+    HEADER.pack(MAGIC, 5000),
+    HEADER.pack(MAGIC, 2**32 - 1),
+    HEADER.pack(MAGIC, 3) + b"[]]",
+    HEADER.pack(MAGIC, 2) + b"[]",
+    HEADER.pack(MAGIC, 4) + b"\xff\xfe\xff\xfe",
+    HEADER.pack(MAGIC, 4000) + b"[" * 4000,
+]
+
+
+@pytest.mark.parametrize("sent", [each for each in BAD if each != b"G"])
+def test_bytes_that_are_no_message_are_a_typed_error_before_memory_is_taken(sent: bytes) -> None:
+    with pytest.raises(MalformedError):
+        Inbox(4096).feed(sent)
+
+
+def test_messages_come_in_any_pieces() -> None:
+    stream, inbox = pack({"a": 1}) + pack({"b": "ö"}), Inbox(4096)
+    found = [message for at in range(len(stream)) for message in inbox.feed(stream[at : at + 1])]
+    assert found == [{"a": 1}, {"b": "ö"}]
+
+
+def changed(message: dict[str, object], draw: random.Random) -> Iterator[dict[str, object]]:
+    values: list[object] = [None, True, -1, 2**40, 10**400, 0.5, "", "\ud800", "x" * 500, "a\x1b[2J", [], {}, [[]]]
+    for key in message:
+        yield {**message, key: draw.choice(values)}
+        yield {name: value for name, value in message.items() if name != key}
+
+
+def test_nonsense_from_strangers_and_members_is_refused_or_a_typed_error(meeting: Meeting) -> None:
+    draw = random.Random(1)
+    member = comes(meeting, 0)
+    fields = vars(hello(1))
+    for _ in range(200):
+        for nonsense in changed(fields, draw):
+            guest, text = Guest(), json.dumps(nonsense)
+            proof = OURS.proof(b"rank", guest.challenge, "n", text)
+            try:
+                replies = meeting.take(guest, {"hello": text, "nonce": "n", "proof": proof})
+            except MalformedError:
+                continue
+            if guest.hello is not None:  # a device or an address of another name is its own affair
+                assert guest.hello.rank == 1
+                meeting._members.pop(1)
+                continue
+            assert "refused" in replies[0][1]
+        for nonsense in changed({"topic": "reaching", "text": ""}, draw):
+            try:
+                meeting.take(member, nonsense)
+            except MalformedError:
+                continue
+        for nonsense in changed(words(Guest(), hello(1)), draw):
+            try:
+                assert "refused" in meeting.take(Guest(), nonsense)[0][1]
+            except MalformedError:
+                continue

@@ -1,0 +1,145 @@
+"""Journal of a coordinator: what is read back, torn ends, damage, and who may have it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gossamer.comm.membership.journal import MemoryJournal, Remembered, ViewLog, view_entry
+from gossamer.comm.membership.view import Member, View
+from gossamer.errors import CheckpointError, ConnectError
+
+SECRET = bytes(range(32))
+MEMBERS = tuple(Member(number=number, host="h", port=number) for number in (3, 1, 2**62))
+VIEWS = [
+    View(number=1, members=MEMBERS[:2], newcomers=frozenset(), secret=SECRET),
+    View(number=2, members=MEMBERS, newcomers=frozenset({2**62}), secret=SECRET),
+]
+ENTRIES = [
+    view_entry(VIEWS[0]),
+    {"fingerprint": '{"torch": "2"}'},
+    {"most": 3},
+    view_entry(VIEWS[1]),
+    {"finishing": True},
+    {"ended": "it is"},
+]
+LAST = Remembered(
+    view=2,
+    members=MEMBERS,
+    newcomers=frozenset({2**62}),
+    fingerprint='{"torch": "2"}',
+    most=3,
+    finishing=True,
+    ended="it is",
+)
+
+
+def written(path: Path) -> None:
+    log = ViewLog(path, lambda note: None)
+    for each in ENTRIES:
+        log.append(each)
+    assert log.load() == LAST
+    log.close()
+
+
+def read(path: Path) -> Remembered:
+    log = ViewLog(path, lambda note: None)
+    try:
+        return log.load()
+    finally:
+        log.close()
+
+
+def test_what_was_written_is_read_and_no_secret_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    assert read(path) == LAST
+    memory = MemoryJournal()
+    for each in ENTRIES:
+        memory.append(each)
+    assert memory.load() == LAST
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert SECRET.hex() not in path.read_text()
+
+
+def test_wherever_the_last_line_is_torn_the_lines_before_it_count(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    whole = path.read_bytes()
+    ends = [place + 1 for place, each in enumerate(whole) if each == ord("\n")]
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        expected = Remembered()
+        for entry, end in zip(ENTRIES, ends, strict=True):
+            expected = expected.after(entry) if end <= size else expected
+        assert read(path) == expected
+        assert path.stat().st_size == max((end for end in ends if end <= size), default=0)
+
+
+def test_after_a_torn_line_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    path.write_bytes(path.read_bytes()[:-5])
+    log = ViewLog(path, lambda note: None)
+    log.append({"most": 7})
+    log.close()
+    assert (read(path).most, read(path).ended) == (7, "")
+
+
+def test_damage_before_the_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged before its end"):
+        read(path)
+    path.write_bytes(b"")
+    read(path)  # nothing is locked or open any more
+
+
+def test_two_coordinators_cannot_have_one_journal(tmp_path: Path) -> None:
+    log = ViewLog(tmp_path / "journal", lambda note: None)
+    with pytest.raises(ConnectError, match="still runs"):
+        ViewLog(tmp_path / "journal", lambda note: None)
+    log.close()
+    ViewLog(tmp_path / "journal", lambda note: None).close()
+
+
+def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
+    notes: list[str] = []
+    log = ViewLog(tmp_path / "journal", notes.append)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, log._handle)
+    os.close(full)
+    log.append(ENTRIES[0])
+    log.append(ENTRIES[3])
+    assert log.load().view == 2
+    (note,) = notes
+    assert "No space left" in note
+    log.close()
+
+
+def test_an_entry_is_on_the_disk_before_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that keeps only synchronized bytes has every entry that append has returned from."""
+    path = tmp_path / "journal"
+    synchronized: list[bytes] = []
+    sync = os.fsync
+
+    def fsync(handle: int) -> None:
+        sync(handle)
+        synchronized.append(path.read_bytes())
+
+    log = ViewLog(path, pytest.fail)
+    monkeypatch.setattr(os, "fsync", fsync)
+    for most in (3, 4):
+        log.append({"most": most})
+        kept = tmp_path / f"after a power loss {most}"
+        kept.write_bytes(synchronized[-1] if synchronized else b"")
+        after = ViewLog(kept, pytest.fail)
+        assert after.load().most == most
+        after.close()
+    log.close()

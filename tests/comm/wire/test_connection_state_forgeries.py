@@ -1,0 +1,245 @@
+"""Somebody on the path who sees everything and holds no token: what is changed, repeated or moved is refused."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.wire_pairs import SERVED, authenticated_pair, feed
+
+from gossamer.base.kernels import polyval
+from gossamer.base.peer_ops import Push, Stamp
+from gossamer.comm.wire import connection_state
+from gossamer.comm.wire.connection_state import ConnectionState
+from gossamer.comm.wire.frame_mac import HANDSHAKE, TAG_BYTES, FrameTags
+from gossamer.comm.wire.frames import HEADER_BYTES, TRAILER_BYTES, PayloadDigest
+from gossamer.comm.wire.messages import PING, encode_ask
+from gossamer.errors import MalformedError
+
+pytestmark = pytest.mark.usefixtures("payload_hash")
+TENS = torch.full((10,), 1000.0)
+PAYLOAD_BYTES = TENS.nbytes
+
+
+@pytest.fixture(params=["polyval", "blake2b"])
+def payload_hash(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "blake2b":
+        monkeypatch.setattr(polyval, "available", lambda: False)
+    elif not polyval.available():
+        pytest.skip("no kernels were compiled here")
+
+
+def push(state: ConnectionState, step: int = 0) -> bytes:
+    op = Push(to=SERVED, key="w", stamp=Stamp(3, step), payload=(torch.full((10,), 1.0 + step),))
+    return b"".join(state.send(encode_ask(op, step)))
+
+
+def with_payload(data: bytes, payload: torch.Tensor) -> bytes:
+    """The frame with another payload of the same size, whose checksum is made right."""
+    forged = payload.numpy().tobytes()
+    start = len(data) - TRAILER_BYTES - len(forged)
+    return data[:start] + forged + zlib.crc32(forged).to_bytes(4, "little") + data[-TAG_BYTES:]
+
+
+def refused(listener: ConnectionState, data: bytes, why: str) -> None:
+    with pytest.raises(MalformedError, match=why):
+        feed(listener, data)
+
+
+def test_a_payload_that_was_changed_with_its_checksum_is_refused() -> None:
+    dialer, listener = authenticated_pair()
+    refused(listener, with_payload(push(dialer), TENS), "payload of a frame does not match its tag")
+
+
+def test_damage_is_told_from_forgery() -> None:
+    dialer, listener = authenticated_pair()
+    data = bytearray(push(dialer))
+    data[-TRAILER_BYTES - 1] ^= 1
+    refused(listener, bytes(data), "do not match their checksum")
+
+
+def changed_record(data: bytes) -> bytes:
+    return data.replace(b"\xa1w", b"\xa1v", 1)
+
+
+def changed_length(data: bytes) -> bytes:
+    return data[:32] + struct.pack("<Q", 48) + data[40:]
+
+
+def changed_number(data: bytes) -> bytes:
+    return data[:16] + struct.pack("<Q", 1) + data[24:]
+
+
+@pytest.mark.parametrize("change", [changed_record, changed_length, changed_number], ids=lambda each: each.__name__)
+def test_nothing_else_of_a_frame_can_be_changed(change: Callable[[bytes], bytes]) -> None:
+    dialer, listener = authenticated_pair()
+    data = push(dialer)
+    assert change(data) != data
+    refused(listener, change(data), "of a frame does not match its tag")
+
+
+def test_a_tag_without_the_key_is_no_tag() -> None:
+    """All of the frame made anew, as frames are made before there is a key."""
+    dialer, listener = authenticated_pair()
+    push_ = encode_ask(Push(to=SERVED, key="w", stamp=Stamp(3, 0), payload=(TENS,)), 0)
+    assert dialer.authenticated is not None
+    forged = b"".join(push_.frame(HANDSHAKE, dialer.authenticated.sending_epoch, 0))
+    refused(listener, forged, "header of a frame does not match its tag")
+
+
+def test_parts_of_two_frames_do_not_fit_together() -> None:
+    """Each part is genuine: the header of the second push with the payload of the first."""
+    dialer, listener = authenticated_pair()
+    first, second = push(dialer, 0), push(dialer, 1)
+    assert len(first) == len(second)
+    end = PAYLOAD_BYTES + TRAILER_BYTES
+    feed(listener, first)
+    refused(listener, second[:-end] + first[-end:], "payload of a frame does not match its tag")
+
+
+@pytest.mark.parametrize(
+    "order", [(0, 0), (1, 0), (0, 2), (1,)], ids=["replayed", "reordered", "one left out", "the first left out"]
+)
+def test_promise_15_frames_come_once_in_order_and_all(order: tuple[int, ...]) -> None:
+    dialer, listener = authenticated_pair()
+    said = [push(dialer, step) for step in range(3)]
+    with pytest.raises(MalformedError, match=r"number \d of epoch .* where number \d"):
+        feed(listener, b"".join(said[each] for each in order))
+
+
+def test_a_number_in_the_header_cannot_be_made_right_for_a_replay() -> None:
+    dialer, listener = authenticated_pair()
+    data = push(dialer)
+    feed(listener, data)
+    refused(listener, changed_number(data), "header of a frame does not match its tag")
+
+
+def test_what_is_cut_short_is_never_heard() -> None:
+    dialer, listener = authenticated_pair()
+    data, following = push(dialer), b"".join(dialer.send(PING))
+    assert feed(listener, data[:-1]) == []
+    refused(listener, following, "does not match")
+
+
+def test_frames_of_another_connection_are_refused() -> None:
+    (dialer, _), (_, listener) = authenticated_pair(), authenticated_pair()
+    refused(listener, push(dialer), "header of a frame does not match its tag")
+
+
+def test_frames_of_another_connection_are_refused_though_their_epoch_is_made_right() -> None:
+    (dialer, _), (_, listener) = authenticated_pair(), authenticated_pair()
+    assert listener.authenticated is not None
+    data = push(dialer)
+    moved = data[:8] + struct.pack("<Q", listener.authenticated.receiving_epoch) + data[16:]
+    refused(listener, moved, "header of a frame does not match its tag")
+
+
+def test_promise_15_frames_that_are_reflected_are_refused() -> None:
+    dialer, _ = authenticated_pair()
+    refused(dialer, push(dialer), "header of a frame does not match its tag")
+
+
+def test_every_connection_and_direction_has_a_key_of_its_own() -> None:
+    tags = set()
+    for _ in range(2):
+        dialer, listener = authenticated_pair()
+        assert dialer.authenticated is not None
+        assert listener.authenticated is not None
+        for mine, theirs in (
+            (dialer.authenticated.sending_mac, listener.authenticated.receiving_mac),
+            (dialer.authenticated.receiving_mac, listener.authenticated.sending_mac),
+        ):
+            assert mine.begin().add(b"x") == theirs.begin().add(b"x")
+            hashes = mine.new_payload_hash(), theirs.new_payload_hash()
+            for each in hashes:
+                each.update(memoryview(b"x"))
+            assert hashes[0].digest() == hashes[1].digest()
+            tags |= {mine.begin().add(b"x"), hashes[0].digest()}
+    assert len(tags) == 8
+
+
+def test_nothing_is_decoded_before_it_is_authentic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither memory is taken for a forged length, nor a forged record parsed, nor forged tensors seen."""
+
+    def never(*_: object) -> None:
+        pytest.fail("something forged was used")
+
+    for change, decoder in ((changed_length, "allocate"), (changed_record, "decode_record")):
+        dialer, listener = authenticated_pair()
+        with monkeypatch.context() as patch:
+            patch.setattr(connection_state, decoder, never)
+            refused(listener, change(push(dialer)), "does not match its tag")
+    dialer, listener = authenticated_pair()
+    monkeypatch.setattr(connection_state, "decode_tensors", never)
+    refused(listener, with_payload(push(dialer), TENS), "does not match its tag")
+
+
+# -- an attacker that tries many things, and ends that check less ---------------------------------------
+
+
+def attack(count: int) -> None:
+    """Genuine frames of two connections and both directions, cut at their parts and put together at random."""
+    draw = random.Random(7)
+    pairs = [authenticated_pair() for _ in range(2)]
+    genuine = [[push(each, step) for step in range(4)] for pair in pairs for each in pair]
+    _, listener = pairs[0]
+    for _ in range(count):
+        data = bytearray()
+        for step in range(3):
+            source, number = draw.choice([0, 0, 0, 1, 2]), draw.choice([step, step, draw.randrange(4)])
+            frame = bytearray(genuine[source][number])
+            other = genuine[draw.randrange(4)][draw.randrange(4)]
+            payload = len(frame) - PAYLOAD_BYTES - TRAILER_BYTES
+            begin = draw.choice([0, HEADER_BYTES - TAG_BYTES, HEADER_BYTES, payload, len(frame) - TRAILER_BYTES])
+            end = draw.choice([begin, begin, begin + TAG_BYTES, len(frame)])
+            frame[begin:end] = other[begin:end]
+            data += with_payload(bytes(frame), TENS) if draw.random() < 0.2 else frame
+        listener._frames_received = 0
+        listener._expect_frame()
+        heard, sound = 0, b"".join(genuine[0])
+        left = bytes(data)
+        try:
+            while left:
+                heard += len(feed(listener, left[: len(genuine[0][0])]))
+                left = left[len(genuine[0][0]) :]
+        except MalformedError:
+            pass
+        accepted = heard * len(genuine[0][0])
+        assert data[:accepted] == sound[:accepted], "a forged frame was taken"
+
+
+def test_2000_patched_streams_pass_only_where_nothing_was_patched() -> None:
+    attack(2000)
+
+
+def unchecked_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FrameTags, "check", lambda tags, part, tag, what: tags.add(part))
+
+
+def header_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = FrameTags.check
+
+    def unless_later(tags: FrameTags, part: bytes, tag: bytes, what: str) -> None:
+        if what == "header":
+            check(tags, part, tag, what)
+
+    monkeypatch.setattr(FrameTags, "check", unless_later)
+
+
+def payload_without_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    trailer, check = PayloadDigest.trailer, PayloadDigest.check
+    monkeypatch.setattr(PayloadDigest, "trailer", lambda digest, tags: trailer(digest, HANDSHAKE.begin()))
+    monkeypatch.setattr(PayloadDigest, "check", lambda digest, tags, said: check(digest, HANDSHAKE.begin(), said))
+
+
+@pytest.mark.parametrize(
+    "broken", [unchecked_tags, header_alone, payload_without_header], ids=lambda each: each.__name__
+)
+def test_less_is_found_out(broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    with pytest.raises(AssertionError, match="a forged frame was taken"):
+        attack(2000)

@@ -1,0 +1,222 @@
+"""Ingest: each line of a run's files once, whatever is torn, restarted or killed in between."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.events import Attached, Logged, StepEnded
+from gossamer.observe.event_log import EventLog
+from gossamer.observe.telemetry import Ingest, open_store
+from gossamer.observe.watch.summary import summarize
+from gossamer.observe.watch.tables import read_failures
+
+BEGAN = 1_800_000_000.0
+
+
+def numbers(rank: int, steps: int) -> list[str]:
+    """The lines of one rank's event log: a step and a loss every tenth of a second."""
+    lines: list[str] = []
+    log = EventLog(lambda entry: lines.append(json.dumps(entry)))
+    about: Mapping[str, Any] = {"layouts": (), "parameters": 3, "buffer_bytes": 0, "control_bytes": 0}
+    log(Attached(moment=0.0, recipe="Dense()", rank=rank, world=2, **about))
+    for step in range(1, steps + 1):
+        log(StepEnded(moment=step / 10, step=step, seconds=0.1, waiting_seconds=0.03, data_seconds=0.02, bytes_sent=8))
+        log(Logged(moment=step / 10, step=step, values={"loss": 1 / step if step % 7 else float("nan")}))
+    log.end()
+    return [json.dumps({**json.loads(lines[0]), "moment": BEGAN}), *lines[1:]]
+
+
+def append(path: Path, *lines: str, torn: str = "") -> None:
+    with path.open("a") as file:
+        file.write("".join(f"{line}\n" for line in lines) + torn)
+
+
+def values(db: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in db.execute(query)]
+
+
+@pytest.fixture
+def ingest(tmp_path: Path) -> Iterator[Ingest]:
+    reader = Ingest(tmp_path, clock=lambda: BEGAN + 1)
+    yield reader
+    reader.close()
+
+
+def test_steps_and_metrics_are_those_that_were_logged(tmp_path: Path, ingest: Ingest) -> None:
+    append(tmp_path / "events-1.jsonl", *numbers(1, 50))
+    ingest.look()
+    told = values(
+        ingest.db, "SELECT MAX(step), SUM(steps), SUM(seconds), SUM(waiting), SUM(data), SUM(compute) FROM step"
+    )
+    assert told == [pytest.approx((50, 50, 5.0, 1.5, 1.0, 2.5))]
+    assert values(ingest.db, "SELECT at FROM step WHERE step = 3") == [(BEGAN + 0.3,)]
+    assert values(ingest.db, "SELECT step, value, at FROM metric WHERE step IN (2, 7)") == [
+        (2, 0.5, BEGAN + 0.2),
+        (7, None, BEGAN + 0.7),
+    ]
+    assert values(ingest.db, "SELECT state FROM rank") == [("training",)]
+
+
+def test_bytes_that_come_one_by_one_make_the_same_rows(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    draws = random.Random(1)
+    for folder in (whole, parts):
+        folder.mkdir()
+    lines = "".join(f"{line}\n" for line in numbers(0, 60)).encode()
+    (whole / "events-0.jsonl").write_bytes(lines)
+    Ingest(whole).finish()
+    with (parts / "events-0.jsonl").open("ab", buffering=0) as file:
+        while lines:
+            count = draws.randrange(1, 600)
+            file.write(lines[:count])
+            lines = lines[count:]
+            reader = Ingest(parts)  # each look by another, as if the one before had been killed
+            reader.look()
+            reader.close()
+    told = []
+    for folder in (whole, parts):
+        db = open_store(folder / "run.sqlite", readonly=True)
+        told.append([values(db, f"SELECT * FROM {table}") for table in ("step", "metric", "rank")])
+        db.close()
+    assert told[0] == told[1]
+
+
+def test_a_kill_in_the_middle_of_a_look_leaves_it_to_the_next(
+    tmp_path: Path, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read and how far are written together: the twin that notes first how far it read would lose lines."""
+    append(tmp_path / "output-0-0.txt", "one", "two")
+    append(tmp_path / "aside-0.jsonl", json.dumps({"kind": "noticed", "message": "a", "moment": BEGAN}))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr("gossamer.observe.telemetry.thinning.Thinning.look", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ingest.look()
+    assert values(ingest.db, "SELECT * FROM log") == []
+    ingest.look()
+    ingest.look()
+    assert values(ingest.db, "SELECT text FROM log") == [("one",), ("two",)]
+    assert values(ingest.db, "SELECT COUNT(*) FROM event") == [(1,)]
+
+
+def test_two_readers_at_once_do_not_write_a_line_twice(tmp_path: Path, ingest: Ingest) -> None:
+    append(tmp_path / "output-0-0.txt", "one")
+    other = Ingest(tmp_path)
+    ingest.look()
+    other.look()
+    append(tmp_path / "output-0-0.txt", "two")
+    other.look()
+    ingest.look()
+    other.close()
+    assert values(ingest.db, "SELECT text FROM log") == [("one",), ("two",)]
+
+
+def test_torn_lines_wait_and_those_of_a_killed_worker_are_passed_over(tmp_path: Path, ingest: Ingest) -> None:
+    events = tmp_path / "events-0.jsonl"
+    *lines, _ = numbers(0, 30)
+    append(events, *lines[:5], torn=lines[5][:20])
+    ingest.look()
+    assert values(ingest.db, "SELECT MAX(step) FROM step") == [(3,)]
+    append(events, "", *numbers(0, 2))  # it was killed there, and has begun again
+    ingest.look()
+    assert values(ingest.db, "SELECT step FROM step") == [(1,), (2,)]
+    assert values(ingest.db, "SELECT MAX(step) FROM metric") == [(2,)]
+
+
+def test_what_is_printed_keeps_its_last_version_and_says_how_bad_it_is(tmp_path: Path, ingest: Ingest) -> None:
+    append(tmp_path / "boot-0-1.txt", "cannot import")
+    append(tmp_path / "output-2-1.txt", "1 %\r2 %\r99 %", "", "RuntimeError: no", "x: UserWarning: y", torn="end")
+    ingest.look()
+    assert len(values(ingest.db, "SELECT * FROM log")) == 4
+    ingest.look(last=True)
+    assert values(ingest.db, "SELECT at, rank, attempt, stream, level, text FROM log ORDER BY id") == [
+        (BEGAN + 1, 1, 0, "stderr", "info", "cannot import"),
+        (BEGAN + 1, 1, 2, "stdout", "info", "99 %"),
+        (BEGAN + 1, 1, 2, "stdout", "error", "RuntimeError: no"),
+        (BEGAN + 1, 1, 2, "stdout", "warning", "x: UserWarning: y"),
+        (BEGAN + 1, 1, 2, "stdout", "info", "end"),
+    ]
+
+
+def report(path: Path, **content: Any) -> None:
+    path.write_text(json.dumps(content))
+
+
+def raised(folder: Path, rank: int, origin: str, at: float) -> None:
+    about = {"exit_code": 1, "summary": f"{origin} of {rank}", "traceback": "Traceback ..."}
+    report(folder / f"failure-0-{rank}.json", rank=rank, moment=BEGAN + at, origin=origin, **about)
+
+
+def exited(folder: Path, rank: int, exit_code: int, at: float, *, stopped: bool = False) -> None:
+    about = {"exit_code": exit_code, "summary": "it ended", "stopped": stopped}
+    report(folder / f"exited-0-{rank}.json", moment=BEGAN + at, **about)
+
+
+FAILURES = "SELECT rank, kind, caused_by FROM failure ORDER BY rank"
+
+
+def test_the_first_error_is_the_cause_of_the_echoes_and_of_who_was_stopped(tmp_path: Path, ingest: Ingest) -> None:
+    raised(tmp_path, 0, "ECHO", 2.0)
+    raised(tmp_path, 1, "RAISED", 2.5)
+    for rank, (code, at) in enumerate(((1, 3.0), (1, 3.1), (-15, 4.0), (0, 4.0))):
+        exited(tmp_path, rank, code, at, stopped=at == 4.0)
+    ingest.look()
+    assert values(ingest.db, FAILURES) == [(0, "echo", 1), (1, "raised", None), (2, "stopped", 1)]
+    assert values(ingest.db, "SELECT rank, state FROM rank") == [(0, "failed"), (1, "failed"), (2, "stopped")]
+
+
+def test_a_killed_worker_is_the_cause_of_the_others_echoes(tmp_path: Path, ingest: Ingest) -> None:
+    raised(tmp_path, 0, "ECHO", 2.0)
+    exited(tmp_path, 0, 1, 2.1)
+    exited(tmp_path, 1, -9, 2.0)
+    ingest.look()
+    assert values(ingest.db, FAILURES) == [(0, "echo", 1), (1, "killed", None)]
+
+
+def test_who_was_stopped_because_another_was_killed_is_no_cause(tmp_path: Path, ingest: Ingest) -> None:
+    """Broken twin: both were ended by a signal; without what the launcher says, each would be a cause of its own."""
+    exited(tmp_path, 0, -15, 2.1, stopped=True)
+    exited(tmp_path, 1, -9, 2.0)
+    ingest.look()
+    assert values(ingest.db, FAILURES) == [(0, "stopped", 1), (1, "killed", None)]
+
+
+def test_ranks_that_were_stopped_on_request_are_no_failures(tmp_path: Path, ingest: Ingest) -> None:
+    exited(tmp_path, 0, -15, 2.0, stopped=True)
+    exited(tmp_path, 1, -15, 2.1, stopped=True)
+    ingest.look()
+    assert values(ingest.db, FAILURES) == [(0, "stopped", None), (1, "stopped", None)]
+    assert values(ingest.db, "SELECT rank, state FROM rank") == [(0, "stopped"), (1, "stopped")]
+    assert summarize(ingest.db)["failures"] == 0
+    assert read_failures(ingest.db) == []
+
+
+def test_what_the_launcher_says_and_the_servers_it_has(tmp_path: Path, ingest: Ingest) -> None:
+    told = [
+        {"kind": "facts", "moment": BEGAN, "facts": {"workers": 2, "servers": 1, "script": "train.py"}},
+        {"kind": "note", "moment": BEGAN, "text": "rank 1 was lost"},
+        {"kind": "vitals", "moment": BEGAN, "values": {"load": 1.5}},
+        {"kind": "dropped", "moment": BEGAN, "rows": 3},
+    ]
+    append(tmp_path / "launcher.jsonl", *map(json.dumps, told))
+    ingest.look()
+    report(tmp_path / "started-0-2.json", host="here", pid=1, moment=BEGAN)  # the server
+    append(tmp_path / "output-0-2.txt", "serving")
+    again = Ingest(tmp_path)  # it knows the same
+    again.look()
+    assert values(again.db, "SELECT rank FROM rank") == []
+    assert values(again.db, "SELECT rank, text FROM log") == [(None, "rank 1 was lost"), (None, "serving")]
+    assert values(again.db, "SELECT rank, name, value FROM vital") == [(None, "load", 1.5)]
+    assert values(again.db, "SELECT kind, content FROM event") == [("dropped", '{"rows": 3}')]
+    assert values(again.db, "SELECT value FROM run WHERE key = 'script'") == [('"train.py"',)]
+    again.close()

@@ -1,0 +1,70 @@
+"""Rows: a link's other end is told as a process, and becomes a rank of the store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gossamer.observe.telemetry import open_store
+from gossamer.observe.telemetry.batches import BatchReader, pack
+from gossamer.observe.telemetry.entries import take_aside
+from gossamer.observe.telemetry.rows import NewRows
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    store = open_store(tmp_path / "run.sqlite")
+    yield store
+    store.close()
+
+
+def told(rank: int, *processes: str) -> NewRows:
+    rows = NewRows()
+    numbers = {"round_trip": 0.02, "bytes_per_second": None, "used_bytes": 9, "retransmits": 0}
+    entry = {"kind": "links", "moment": 5.0, "links": [{"process": each, **numbers} for each in processes]}
+    take_aside(rows, rank, "here", entry)
+    return rows
+
+
+def pairs(db: sqlite3.Connection) -> list[tuple[int, int]]:
+    return [tuple(row) for row in db.execute("SELECT source, target FROM link ORDER BY source, target")]
+
+
+def test_a_process_is_the_rank_that_told_of_it(db: sqlite3.Connection) -> None:
+    rows = told(0, "here 70", "there 70", "gone 1")
+    rows.know(1, machine="here", pid=70)  # in the same look
+    rows.know(2, machine="there", pid=70)
+    with db:
+        rows.write(db)
+    assert pairs(db) == [(0, 1), (0, 2)]
+
+
+def test_where_the_store_knows_nothing_of_a_machine_its_own_word_for_the_rank_holds(db: sqlite3.Connection) -> None:
+    rows = told(0, "here 70 5", "elsewhere 3 2")
+    rows.know(1, machine="here", pid=70)
+    with db:
+        rows.write(db)
+    assert pairs(db) == [(0, 1), (0, 2)]
+
+
+def test_a_rank_that_began_again_is_another_process(db: sqlite3.Connection) -> None:
+    for pid in (70, 71):
+        rows = told(0, f"here {pid}")
+        rows.know(1, machine="here", pid=pid)
+        with db:
+            rows.write(db)
+    assert pairs(db) == [(0, 1)] * 2
+
+
+def test_links_of_another_launcher_come_to_the_ranks_of_the_first_store(db: sqlite3.Connection) -> None:
+    first = NewRows()
+    first.know(0, machine="here", pid=70)
+    with db:
+        first.write(db)
+        packed = pack(told(0, "here 70"))  # number 0 of the other launcher, which is another rank here
+        assert packed is not None
+        BatchReader(db).read(packed, lambda number: number + 4, 0.0).write(db)
+    assert pairs(db) == [(4, 0)]

@@ -1,0 +1,184 @@
+"""Uplinks: what another machine's launcher collects comes to the first, once, on its clock; nothing waits for it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.elastic_members import TOKEN
+from support.processes import eventually
+
+from gossamer.base.peer_ops import Answer, Ask, Pull, Receipt
+from gossamer.comm.elastic.coordinator_server import CoordinatorServer
+from gossamer.errors import PeerLost
+from gossamer.observe.telemetry.batches import MOST_BYTES
+from gossamer.observe.telemetry.machines import BATCH, CLOCK, MOST_WAITING, MachineDesk, RankBook
+from gossamer.observe.telemetry.rows import NewRows
+from gossamer.observe.telemetry.store import open_store
+from gossamer.observe.telemetry.uplink import Line, Uplink, to_coordinator
+
+AHEAD = 100.0  # by which the first machine's clock is ahead, at moments around 1000
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    store = open_store(tmp_path / "run.sqlite")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def desk() -> MachineDesk:
+    return MachineDesk(clock=lambda: 1000.0 + AHEAD)
+
+
+class Straight:
+    """Hands asks to a desk; where `broken`, answers get lost, though the ask has come."""
+
+    def __init__(self, desk: MachineDesk) -> None:
+        self._desk, self.broken = desk, 0
+
+    def answer(self, op: Ask) -> Answer:
+        found = self._desk.answers[op.key](op)
+        if self.broken and not isinstance(op, Pull):
+            self.broken -= 1
+            raise PeerLost("cut")
+        return found
+
+
+def line(step: int, rank: int = 0) -> NewRows:
+    rows = NewRows()
+    rows.log(1000.0 + step, rank, 0, "stdout", f"step {step}")
+    rows.know(rank, state="training", began=999.0)
+    return rows
+
+
+def texts(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in db.execute("SELECT rank, at, text FROM log ORDER BY id")]
+
+
+def uplink(way: Callable[[], AbstractContextManager[Line]]) -> Uplink:
+    return Uplink(way, clock=lambda: 1000.0)
+
+
+def test_rows_come_once_though_answers_get_lost(db: sqlite3.Connection, desk: MachineDesk) -> None:
+    way = Straight(desk)
+    way.broken = 1
+    with uplink(lambda: nullcontext(way)) as up:
+        for step in range(3):
+            up.forward(line(step))
+        up.forward(NewRows())  # nothing to send
+        assert eventually(lambda: not way.broken and up._waiting.empty())
+    desk.drain(db, RankBook(db, own=range(2)))
+    assert texts(db) == [(2, 1100.0 + step, f"step {step}") for step in range(3)]
+    known = db.execute("SELECT rank, state, began, clock_offset, clock_error FROM rank").fetchone()
+    assert tuple(known) == (2, "training", 1099.0, AHEAD, 0.0)
+
+
+def test_what_finds_no_room_is_dropped_counted_and_told(db: sqlite3.Connection, desk: MachineDesk) -> None:
+    up = uplink(lambda: nullcontext(Straight(desk)))
+    for step in range(MOST_WAITING + 5):  # its thread has not begun: nothing is taken from the queue
+        up.forward(line(step))
+    assert up.dropped == 5
+    book = RankBook(db)
+    with up:
+        assert eventually(lambda: (desk.drain(db, book), up._waiting.empty())[1])
+    desk.drain(db, book)
+    assert len(texts(db)) == MOST_WAITING
+    told = [
+        json.loads(row["content"])["rows"] for row in db.execute("SELECT content FROM event WHERE kind = 'dropped'")
+    ]
+    assert told == [5]
+
+
+def test_a_first_machine_that_says_nothing_holds_nobody_up() -> None:
+    over = threading.Event()
+
+    class Silent:
+        def answer(self, op: Ask) -> Answer:
+            over.wait()
+            raise PeerLost("silent")
+
+    up = uplink(lambda: nullcontext(Silent()))
+    with up:
+        for step in range(2 * MOST_WAITING):
+            up.forward(line(step))
+        over.set()
+    assert up.dropped >= MOST_WAITING - 1
+
+
+def push(payload: bytes, about: str) -> Ask:
+    import torch
+
+    from gossamer.base.peer_ops import Push, Stamp
+    from gossamer.comm.membership.messages import COORDINATOR
+
+    tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    return Push(to=COORDINATOR, key=BATCH, stamp=Stamp(7, 1), payload=(tensor,), about=about)
+
+
+@pytest.mark.parametrize(
+    ("payload", "about"),
+    [
+        (b"x", '{"offset": 0, "error": 0}'),
+        (b"x", "[]"),
+        (b"x", "nothing"),
+        (bytes(MOST_BYTES + 1), '{"offset": 0, "error": 0}'),
+    ],
+)
+def test_nonsense_is_refused_and_training_goes_on(
+    db: sqlite3.Connection, desk: MachineDesk, payload: bytes, about: str
+) -> None:
+    assert isinstance(desk.take(push(payload, about)), Receipt)
+    desk.drain(db, RankBook(db))
+    assert texts(db) == []
+
+
+def test_columns_that_the_store_has_not_are_refused(db: sqlite3.Connection, desk: MachineDesk) -> None:
+    rows = NewRows()
+    rows.add("log", **{"text) SELECT 1 --": 1})
+    with uplink(lambda: nullcontext(Straight(desk))) as up:
+        up.forward(rows)
+    desk.drain(db, RankBook(db))
+    (event,) = db.execute("SELECT kind, content FROM event").fetchall()
+    assert event["kind"] == "refused"
+    assert "other columns" in event["content"]
+
+
+def test_ranks_are_nobody_elses_and_stay(db: sqlite3.Connection) -> None:
+    book = RankBook(db, own=range(2))
+    assert [book.rank(5, 0), book.rank(5, 1), book.rank(9, 0)] == [2, 3, 4]
+    assert [book.rank(0, 0), book.rank(0, 1), book.rank(0, 2)] == [0, 1, 5]
+    db.commit()
+    assert [RankBook(db).rank(*key) for key in ((5, 1), (0, 2), (9, 0))] == [3, 5, 4]
+
+
+@contextmanager
+def coordinator(desk: MachineDesk) -> Iterator[CoordinatorServer]:
+    with CoordinatorServer(
+        token=TOKEN,
+        address="127.0.0.1",
+        least=1,
+        most=2,
+        initial=1,
+        journal=None,
+        note=lambda text: None,
+        beside=desk.answers,
+    ) as server:
+        yield server
+
+
+def test_beside_a_real_coordinator(db: sqlite3.Connection, desk: MachineDesk) -> None:
+    book = RankBook(db)
+    with coordinator(desk) as server, uplink(partial(to_coordinator, server.address, TOKEN)) as up:
+        up.forward(line(1))
+        assert eventually(lambda: (desk.drain(db, book), texts(db))[1] != [])
+    assert texts(db) == [(0, 1101.0, "step 1")]
+    assert desk.answers[CLOCK](push(b"x", "")).about == "1100.0"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.virtual_traces import CLOCKS, Rounds
+
+from gossamer.base.tracing.record_format import RECORD, SpanKind
+from gossamer.errors import GossamerError
+from gossamer.observe.trace.span_files import missing_ranks, read_run, read_span_file
+
+
+def test_what_was_recorded_is_read(tmp_path: Path) -> None:
+    Rounds(count=5).record(tmp_path, CLOCKS[:2])
+    first, second = read_run(tmp_path)
+    assert (first.rank, second.rank, first.world, first.torn_bytes) == (0, 1, 2, 0)
+    assert list(first.of(SpanKind.STEP)["number"]) == [1, 2, 3, 4, 5]
+    assert first.operations.keys() == second.operations.keys()
+    assert len(first.operations) == 5
+
+
+@pytest.mark.parametrize("cut", range(1, RECORD.size + 1, 7))
+def test_a_torn_end_costs_the_last_record(tmp_path: Path, cut: int) -> None:
+    Rounds(count=5).record(tmp_path, CLOCKS[:1])
+    (path,) = tmp_path.glob("*.spans")
+    whole = len(read_span_file(path).records)
+    path.write_bytes(path.read_bytes()[:-cut])
+    torn = read_span_file(path)
+    assert len(torn.records) == whole - 1
+    assert torn.torn_bytes == (RECORD.size - cut) % RECORD.size
+
+
+def test_records_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
+    Rounds(count=5).record(tmp_path, CLOCKS[:1])
+    (path,) = tmp_path.glob("*.spans")
+    whole = len(read_span_file(path).records)
+    nan = RECORD.pack(float("nan"), 1.0, 1, 0, 0, 0, 0, 0)
+    backwards = RECORD.pack(2.0, 1.0, 1, 0, 0, 0, 0, 0)
+    path.write_bytes(path.read_bytes() + nan + backwards + bytes(RECORD.size))
+    assert len(read_span_file(path).records) == whole
+
+
+def test_an_operation_that_was_made_again_holds_from_its_first_beginning_to_its_last_end(tmp_path: Path) -> None:
+    Rounds(count=1).record(tmp_path, CLOCKS[:1])
+    (path,) = tmp_path.glob("*.spans")
+    ((key, (began, ended, _)),) = read_span_file(path).operations.items()
+    again = RECORD.pack(began + 1, ended + 1, SpanKind.OPERATION, 0, 2, 0, 40, -1)
+    path.write_bytes(path.read_bytes() + again)
+    assert read_span_file(path).operations == {key: (began, ended + 1, -1)}
+
+
+def test_a_folder_without_a_trace_says_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(GossamerError, match="gossamer run --trace all"):
+        read_run(tmp_path)
+    (tmp_path / "trace-0-1.spans").touch()
+    with pytest.raises(GossamerError, match="empty"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\x00\x01", b"{}\n", b'{"format": "gossamer spans"', b"[1]\n", b"3\n"])
+def test_what_is_no_file_of_spans_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace-0-1.spans"
+    path.write_bytes(content)
+    with pytest.raises(GossamerError, match=r"trace-0-1\.spans"):
+        read_run(tmp_path)
+
+
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace-0-1.spans"
+    path.write_text(json.dumps({"format": "gossamer spans", "version": 2}) + "\n")
+    with pytest.raises(GossamerError, match="newer"):
+        read_run(tmp_path)
+
+
+def test_missing_ranks_are_known(tmp_path: Path) -> None:
+    Rounds(count=2).record(tmp_path, CLOCKS)
+    next(tmp_path.glob("trace-2-*")).unlink()
+    assert missing_ranks(read_run(tmp_path)) == [2]

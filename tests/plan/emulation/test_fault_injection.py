@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from gossamer.plan.emulation import Schedule, read_fault
+from gossamer.plan.emulation.shell import EmulationError
+
+
+class Told:
+    """Writes down what is done to it."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[object, ...]] = []
+
+    def cut(self, host: int, other: int | None) -> None:
+        self.done.append(("cut", host, other))
+
+    def heal(self, host: int, other: int | None) -> None:
+        self.done.append(("heal", host, other))
+
+    def slow(self, host: int, factor: float) -> None:
+        self.done.append(("slow", host, factor))
+
+    def stop(self, rank: int) -> None:
+        self.done.append(("stop", rank))
+
+    def resume(self, rank: int) -> None:
+        self.done.append(("resume", rank))
+
+    def kill(self, rank: int) -> None:
+        self.done.append(("kill", rank))
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "lasts", "done"),
+    [
+        ("cut(2, at=10, for_seconds=5)", 10, 5, [("cut", 2, None), ("heal", 2, None)]),
+        ("cut(0, 1, at=0.5)", 0.5, inf, [("cut", 0, 1)]),
+        ("slow(1, factor=5, at=1, for_seconds=2)", 1, 2, [("slow", 1, 5), ("slow", 1, 1.0)]),
+        ("slow(1, 2.5, at=1)", 1, inf, [("slow", 1, 2.5)]),
+        ("stop(3, at=1, for_seconds=2)", 1, 2, [("stop", 3), ("resume", 3)]),
+        (" stop(0, 1, at=1, for_seconds=2)", 1, 2, [("stop", 0), ("stop", 1), ("resume", 0), ("resume", 1)]),
+        ("kill(1, at=3)", 3, inf, [("kill", 1)]),
+    ],
+)
+def test_a_fault_begins_and_ends(text: str, at: float, lasts: float, done: list[tuple[object, ...]]) -> None:
+    fault = read_fault(text, 4)
+    assert (fault.at, fault.for_seconds, fault.text) == (at, lasts, text)
+    target = Told()
+    Schedule([fault], target, lambda sentence: None).tick(1e9)
+    assert target.done == done
+
+
+def test_faults_happen_in_the_order_of_time() -> None:
+    target, said = Told(), list[str]()
+    late, early = read_fault("kill(0, at=7)", 2), read_fault("cut(1, at=2, for_seconds=3)", 2)
+    schedule = Schedule([late, early], target, said.append)
+    schedule.tick(1.9)
+    assert target.done == []
+    schedule.tick(2.1)
+    assert target.done == [("cut", 1, None)]
+    assert said == ["cut(1, at=2, for_seconds=3) begins 2.1 s after training began."]
+    schedule.tick(5.5)
+    assert target.done == [("cut", 1, None), ("heal", 1, None)]
+    assert schedule.not_begun == ["kill(0, at=7)"]
+    schedule.tick(8)
+    assert target.done[2:] == [("kill", 0)]
+    assert schedule.not_begun == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("cut(2)", "at"),
+        ("cut(at=3)", "host"),
+        ("cut(4, at=1)", "there is no 4; 4 workers count from 0 to 3"),
+        ("cut(-1, at=1)", "there is no -1"),
+        ("cut(0.5, at=1)", "whole numbers, not 0.5"),
+        ("kill(1.0, at=1)", "whole numbers, not 1.0"),
+        ("kill(1, at=1e400)", "at least 0 seconds after training did, not inf"),
+        ("slow(1, factor=1e400, at=1)", "positive factor, not inf"),
+        (f"kill(1, at=1{'0' * 400})", "too large"),
+        pytest.param(f"kill({'-' * 3000}1, at=1)", "recursion", id="deep"),
+        ("cut(True, at=1)", "not a number"),
+        ("cut('a', at=1)", "not a number"),
+        ("kill(at=1)", "kill needs a rank"),
+        ("stop(at=1)", "stop needs a rank"),
+        ("kill(1, at=-1)", "at least 0 seconds"),
+        ("cut(1, at=1, for_seconds=0)", "more than 0 seconds"),
+        ("slow(1, factor=0, at=1)", "positive factor"),
+        ("explode(1, at=1)", "one of cut, slow, stop, kill"),
+        ("cut(__import__('os').getpid(), at=1)", "malformed"),
+        ("cut(1, at=1", "was never closed"),
+        ("cut", "one of cut"),
+        ("cut(*[1], at=1)", "malformed"),
+        ("cut(1, **{'at': 1})", ""),
+    ],
+)
+def test_what_cannot_be_read_says_what_to_write(text: str, reason: str) -> None:
+    with pytest.raises(EmulationError) as refused:
+        read_fault(text, 4)
+    assert reason in str(refused.value)
+    assert "count from 0" in str(refused.value) or "cut(2, at=10, for_seconds=5)" in str(refused.value)

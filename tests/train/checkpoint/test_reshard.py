@@ -1,0 +1,359 @@
+"""Resharding a checkpoint for another number of workers: no residual is lost, and no sample either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from laws.laws import Group, in_threads
+from support.resharded_training import copied, train
+from support.virtual_workers import Worker, cluster, network, notices, train_step
+from torch import Tensor, nn
+
+from gossamer.algorithms.compressors import Compressor, Feedback, Sharded, SparseSum, TopK
+from gossamer.algorithms.compressors.error_feedback import RESIDUAL
+from gossamer.algorithms.compressors.int8 import Int8
+from gossamer.algorithms.compressors.sharded import OWED
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base import rng
+from gossamer.base.aggregation import State
+from gossamer.base.layout import FlatTensors, Layout
+from gossamer.comm.simulated import SimulatedGroup
+from gossamer.errors import CheckpointError
+from gossamer.train.checkpoint import reshard
+from gossamer.train.sampler import Shard
+from gossamer.train.session.average import AverageState
+
+SEVERAL = "Route(Int8(block=16), smallest=10)"  # sharded among three or more
+RECIPES = [
+    "TopK(0.1)", SEVERAL, "Sharded(OneBit())", "PowerSGD(rank=2)", "DGC(density=0.1)", "ARCTopK(density=0.1, row=8)",
+    "SharedMask(density=0.1)", "Warmup(TopK(0.05))",
+]  # fmt: skip
+
+
+def outstanding(states: Sequence[Mapping[str, Any]], kind: str = RESIDUAL) -> dict[str, Tensor]:
+    """By parameter, the mean residual and all that is owed."""
+    found: dict[str, Tensor] = {}
+    for name in states[0]["state"]:
+        parts = [state["state"].get(name, {}) for state in states]
+        for key in [key for key in parts[0] if key.rpartition(".")[2] == kind]:
+            found[name] = torch.stack([part[key] for part in parts]).mean(0)
+        pieces = [part[key] for part in parts for key in part if key.rpartition(".")[2] == OWED]
+        if pieces and kind == RESIDUAL:
+            found[name] = found[name] + torch.cat(pieces).view(found[name].shape)
+    return found
+
+
+def fold(old: int, new: int, recipe: str, folder: Path) -> tuple[list[Any], list[Any], list[Any]]:
+    """(before, at once after, some steps later), each (parameters, state, steps, mine) by rank."""
+    before = [end for _, end in cluster(lambda worker: train(worker, recipe, 5, save=folder), old)]
+    later = cluster(lambda worker: train(worker, recipe, 3, load=folder), new)
+    return before, [begun for begun, _ in later], [end for _, end in later]
+
+
+def check_folding(old: int, new: int, recipe: str, folder: Path) -> None:
+    before, begun, later = fold(old, new, recipe, folder)
+    kinds = (RESIDUAL, "momentum") if recipe.startswith("DGC") else (RESIDUAL,)
+    for kind in kinds:
+        were = outstanding([state for _, state, *_ in before], kind)
+        are = outstanding([state for _, state, *_ in begun], kind)
+        assert were.keys() == are.keys() != set()
+        assert any(tensor.any() for tensor in were.values())
+        for name, tensor in were.items():
+            torch.testing.assert_close(are[name], tensor, rtol=1e-13, atol=1e-13)
+    for found, state, steps, mine in begun:
+        assert torch.equal(found, before[0][0])
+        assert (steps, state["world"], mine["rank"]) == (5, new, state["rank"] % old)
+    assert all(torch.equal(found, later[0][0]) and steps == 8 for found, _, steps, _ in later)
+    assert not torch.equal(later[0][0], before[0][0])
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4), (3, 5)])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_was_still_to_be_sent_is_kept(old: int, new: int, recipe: str, tmp_path: Path) -> None:
+    check_folding(old, new, recipe, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [("_mean", sum), ("_mean", lambda tensors: tensors[0]), ("is_owed", lambda key: False)],
+    ids=["sum", "own", "no debts"],
+)
+def test_the_check_catches_what_loses_or_doubles(
+    name: str, broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reshard, name, broken)
+    with pytest.raises(AssertionError):
+        check_folding(4, 2, SEVERAL, tmp_path)
+
+
+def test_factors_stay_alike(tmp_path: Path) -> None:
+    before, begun, _ = fold(2, 3, "PowerSGD(rank=2)", tmp_path)
+    for _, state, *_ in begun:
+        for name, remembered in state["state"].items():
+            for key, tensor in remembered.items():
+                if key.endswith("q"):
+                    assert torch.equal(tensor, before[0][1]["state"][name][key])
+
+
+def test_debts_find_their_places_in_tensors_of_any_strides() -> None:
+    """Parts are pieces of memory; what is saved of a tensor is in the order of its indices."""
+    layout = Layout.of({"w": torch.empty(4, 3, 2, 2).to(memory_format=torch.channels_last), "v": torch.empty(7)})
+    group = Group(Feedback(Sharded(Int8(block=4))), 3, layout=layout)
+    for _ in range(2):
+        group.aggregate(group.gradients())
+    whole = torch.cat([state[OWED].flat for state in group.states])
+    assert whole.any()
+    states = [
+        {
+            "rank": rank,
+            "world": 3,
+            "step": 2,
+            "progress": {},
+            "recipe": "Int8()",
+            "layout": "",
+            "state": {
+                name: {key: packed[name].contiguous() for key, packed in state.items() if name in packed.layout.by_name}
+                for name in layout.names
+            },
+        }
+        for rank, state in enumerate(group.states)
+    ]
+    mine = {name: {RESIDUAL: slot.view(torch.zeros(layout.numel))} for name, slot in layout.by_name.items()}
+    begun = reshard.fold(states, {"rank": 0, "world": 2, "recipe": "Int8()", "layout": "", "state": mine})["state"]
+    residuals = torch.stack([state[RESIDUAL].flat for state in group.states]).mean(0)
+    for name, slot in layout.by_name.items():
+        torch.testing.assert_close(begun[name][RESIDUAL], slot.view(residuals + whole), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "ops"),
+    [
+        (3, 2, "written by 3 workers, and 2 go on from it: each begins with the mean of what the 3"),
+        (2, 1, "what the 2 still had to send is dropped"),
+        (1, 2, "written by one worker, and 2 go on from it: it had nothing left to send"),
+    ],
+)
+def test_one_line_says_what_was_done(old: int, new: int, ops: str, tmp_path: Path) -> None:
+    with notices() as said:
+        before, begun, later = fold(old, new, "TopK(0.1)", tmp_path)
+    assert [ops in line for line in said] == [True], said
+    assert torch.equal(begun[-1][0], before[0][0])
+    assert not torch.equal(later[0][0], before[0][0])
+
+
+def test_an_equal_number_of_workers_needs_no_words(tmp_path: Path) -> None:
+    with notices() as said:
+        fold(2, 2, "Int8()", tmp_path)
+    assert said == []
+
+
+def test_the_states_themselves_can_be_given_and_all_are_needed() -> None:
+    states = [end[1] for _, end in cluster(lambda worker: train(worker, "TopK(0.1)", 3), 3)]
+
+    def take(worker: Worker, count: int) -> Any:
+        model = network(0)
+        session = worker.attach(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), "TopK(0.1)")
+        session.load_state_dict(*states[:count])
+        return session.state_dict()
+
+    taken = outstanding(cluster(lambda worker: take(worker, 3), 2))
+    for name, tensor in outstanding(states).items():
+        torch.testing.assert_close(taken[name], tensor, rtol=1e-13, atol=1e-13)
+    for count in (1, 2):
+        with pytest.raises(CheckpointError, match=rf"{count} of the 3 states.*load_state_dict\(\*states\)"):
+            cluster(lambda worker, some=count: take(worker, some), 2)
+
+
+def test_another_recipe_is_refused_in_any_world(tmp_path: Path) -> None:
+    cluster(lambda worker: train(worker, "Int8()", 2, save=tmp_path), 4)
+    for recipe in ("Int8(block=7)", "TopK(0.1)", "Dense()"):
+        with pytest.raises(CheckpointError, match="recipe"):
+            cluster(lambda worker, other=recipe: train(worker, other, 1, load=tmp_path), 2)
+
+
+@pytest.mark.parametrize("lost", ["rank-3.json", "rank-3.safetensors"])
+def test_an_older_step_is_taken_where_a_part_of_the_newest_is_missing(lost: str, tmp_path: Path) -> None:
+    cluster(lambda worker: train(worker, "TopK(0.1)", 2, save=tmp_path), 4)
+    cluster(lambda worker: train(worker, "TopK(0.1)", 2, load=tmp_path, save=tmp_path), 4)
+    (tmp_path / "step-00000004" / lost).unlink()
+    assert [begun[2] for begun, _ in cluster(lambda worker: train(worker, "TopK(0.1)", 1, load=tmp_path), 2)] == [2, 2]
+
+
+def test_a_folder_of_several_worlds_is_read_by_the_newest(tmp_path: Path) -> None:
+    cluster(lambda worker: train(worker, "TopK(0.1)", 2, save=tmp_path), 4)
+    cluster(lambda worker: train(worker, "TopK(0.1)", 0, load=tmp_path, save=tmp_path), 2)
+    for world in (4, 3, 2):
+        later = cluster(lambda worker: train(worker, "TopK(0.1)", 1, load=tmp_path), world)
+        assert [begun[2] for begun, _ in later] == [2] * world
+        assert outstanding([begun[1] for begun, _ in later])["2.weight"].any()
+
+
+def test_files_of_workers_that_are_no_more_go_with_their_step(tmp_path: Path) -> None:
+    cluster(lambda worker: train(worker, "TopK(0.1)", 1, save=tmp_path), 4)
+    for _ in range(2):
+        cluster(lambda worker: train(worker, "TopK(0.1)", 1, load=tmp_path, save=tmp_path), 2)
+    left = {(path.parent.name[-1], path.name) for path in tmp_path.glob("*/*")}
+    assert left == {
+        (step, f"rank-{rank}.{kind}") for step in "23" for rank in (0, 1) for kind in ("json", "safetensors")
+    }
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4), (3, 4), (4, 3), (5, 1), (1, 5)])
+@pytest.mark.parametrize("total", [60, 61, 67])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_an_epoch_goes_on_without_gaps_and_repetitions(old: int, new: int, total: int, share: float) -> None:
+    before = [Shard(range(total), rank=rank, size=old, seed=3) for rank in range(old)]
+    count = total if share == 1.0 else int(share * (total // old))
+    seen = [index for shard in before for _, index in zip(range(count), iter(shard), strict=False)]
+    worlds = [{"shards": [shard.state_dict()]} for shard in before]
+    after = [Shard(range(total), rank=rank, size=new, seed=3) for rank in range(new)]
+    for rank, shard in enumerate(after):
+        shard.load_state_dict(reshard.fold_positions(worlds, rank, new)["shards"][0])
+    rest = [index for shard in after for index in shard]
+    if share == 1.0:
+        assert [shard.epoch for shard in after] == [1] * new
+        assert sorted(rest) == list(range(total))
+    else:
+        assert sorted(seen + rest) == list(range(total))
+
+
+def test_worlds_without_shards_fold_too() -> None:
+    assert reshard.fold_positions([{}, {}], 0, 3) == {}
+    assert reshard.fold_positions([{"shards": []}], 0, 3) == {"shards": []}
+
+
+# -- parts that move for other reasons ---------------------------------------------------------------------------------
+
+
+def test_debts_outlive_a_resized_neighbour() -> None:
+    def work(worker: Worker) -> Any:
+        model = network(worker.rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        session = worker.attach(model, optimizer, resolve(SEVERAL, worker.world))
+        for step in range(3):
+            train_step(model, optimizer, step, worker.rank)
+        before = copied(session.state_dict())
+        model[4].weight = nn.Parameter(torch.zeros(9, 16, dtype=torch.float64))
+        session.reset("4.weight")
+        return before, session.state_dict()
+
+    before, after = zip(*cluster(work, 3), strict=True)
+    were, are = outstanding(before), outstanding(after)
+    assert were.keys() == are.keys() == {"0.weight", "2.weight", "4.weight"}
+    assert any(key.endswith(OWED) and tensor.any() for x in before[0]["state"].values() for key, tensor in x.items())
+    assert not are.pop("4.weight").any()
+    for name, tensor in are.items():
+        torch.testing.assert_close(tensor, were[name], rtol=1e-13, atol=1e-13)
+
+
+def test_debts_follow_tensors_into_other_buckets() -> None:
+    """As DistributedDataParallel forms them anew after its first step."""
+    shapes = {"a": (30,), "b": (50,), "c": (7, 3)}
+    transports = SimulatedGroup(3).transports
+
+    def work(rank: int) -> Any:
+        memory = AverageState(Feedback(Sharded(Int8(block=4))), transports[rank])
+        given, sent = {name: torch.zeros(shape) for name, shape in shapes.items()}, dict[str, Tensor]()
+        for step, buckets in enumerate([["abc"], ["abc"], ["cb", "a"], ["ca", "b"]]):
+            for bucket in buckets:
+                generator = rng.generator(step, rank, bucket)
+                x = FlatTensors.pack({name: torch.randn(shapes[name], generator=generator).double() for name in bucket})
+                for name, view in x.items():
+                    given[name] = given[name] + view
+                memory.average_(x)
+                for name, view in x.items():
+                    sent[name] = sent.get(name, 0) + view
+        newest = {name: state for state in memory._states.values() for name in state[RESIDUAL].layout.names}
+        residual = {name: state[RESIDUAL][name] for name, state in newest.items()}
+        owed = {name: state[OWED][name] for name, state in newest.items() if name in state[OWED].layout.by_name}
+        return given, sent, residual, owed
+
+    found = in_threads(work, 3)
+    for name in shapes:
+        given, residual = (torch.stack([each[kind][name] for each in found]).mean(0) for kind in (0, 2))
+        owed = torch.cat([each[3][name] for each in found if name in each[3]]).view(given.shape)
+        assert owed.any()
+        torch.testing.assert_close(found[0][1][name] + residual + owed, given, rtol=1e-12, atol=1e-12)
+
+
+def check_one_memory(compressor: Compressor, world: int = 4) -> None:
+    """Of each tensor, whatever it lies beside from call to call; multiples of `world` are exact."""
+    transports = SimulatedGroup(world).transports
+
+    def work(rank: int) -> tuple[Tensor, Tensor]:
+        memory = AverageState(compressor, transports[rank])
+        given, sent = (dict.fromkeys("abc", torch.zeros(8, 32)) for _ in range(2))
+        for step, names in enumerate(["ab", "a", "ab", "bc", "a", "ab", "cba"]):
+            draws = rng.generator(step, rank, names)
+            x = FlatTensors.pack({name: torch.randint(-9, 9, (8, 32), generator=draws) * 8.0 * world for name in names})
+            given |= {name: given[name] + view for name, view in x.items()}
+            memory.average_(x)
+            sent |= {name: sent[name] + view for name, view in x.items()}
+        *_, state = memory._states.values()
+        waiting = torch.stack([state[RESIDUAL][name] for name in "abc"])
+        return torch.stack(list(given.values())) - waiting, torch.stack(list(sent.values()))
+
+    found = in_threads(work, world)
+    assert torch.equal(torch.stack([gone for gone, _ in found]).mean(0), found[0][1])
+
+
+@pytest.mark.parametrize("compressor", [Feedback(TopK(density=0.1)), Feedback(SparseSum(TopK(density=0.1)))], ids=repr)
+def test_what_waits_is_remembered_once_whoever_lies_beside(
+    compressor: Compressor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_one_memory(compressor)
+    monkeypatch.setitem(AverageState._state.__globals__, "_without", lambda names, state: State())
+    with pytest.raises(AssertionError):
+        check_one_memory(compressor)
+
+
+NODES = "Hierarchy(per_node=2, between=TopK(density=0.1))"
+
+
+def told_of_folding(recipe: str, world: int) -> str:
+    return reshard.describe("here", 5, 4, world, recipe=repr(resolve(recipe)), apart=False)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "world", "news"),
+    [
+        (NODES, 2, "what the 4 still had to send is dropped, since a node alone sends nothing"),
+        (NODES, 1, "what the 4 still had to send is dropped, since one alone sends nothing"),
+        (NODES, 8, "each begins with the mean"),
+        ("Hierarchical(Hierarchical(Int8(), per_node=2), per_node=2)", 4, "dropped, since a node alone"),
+        ("Feedback(Hierarchical(TopK(density=0.1), per_node=2))", 2, "each begins with the mean"),
+    ],
+)
+def test_a_single_node_says_that_it_drops_what_was_to_cross(
+    recipe: str, world: int, news: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert news in told_of_folding(recipe, world)
+    monkeypatch.setattr(reshard, "_in_one_node", lambda recipe, world: not IN_ONE_NODE(recipe, world))
+    assert world == 1 or news not in told_of_folding(recipe, world)
+
+
+IN_ONE_NODE = reshard._in_one_node
+
+
+def test_local_steps_since_the_last_round_weigh_nothing_after_resharding(tmp_path: Path) -> None:
+    def saved(worker: Worker) -> Any:
+        return train(worker, "DiLoCo(4)", 6, save=tmp_path)[1][1]["progress"]
+
+    assert all(any(progress["weights"]) for progress in cluster(saved, 3))
+    begun = cluster(lambda worker: train(worker, "DiLoCo(4)", 0, load=tmp_path)[0][1]["progress"], 2)
+    assert [progress["weights"] for progress in begun] == [[0.0] * len(begun[0]["weights"])] * 2
+    assert [progress["flights"] for progress in begun] == [[], []]
+
+
+def test_the_weight_accumulated_for_a_step_is_the_mean_after_resharding() -> None:
+    progress = [{"accumulated": {"weight": weight, "used": used}} for weight, used in ((3.0, ["b"]), (1.0, ["a"]))]
+    states = [
+        {"rank": rank, "world": 2, "step": 1, "recipe": "Dense()", "layout": "", "state": {}, "progress": each}
+        for rank, each in enumerate(progress)
+    ]
+    mine = {"rank": 0, "world": 3, "recipe": "Dense()", "layout": "", "state": {}}
+    assert reshard.fold(states, mine)["progress"] == {"accumulated": {"weight": 2.0, "used": ["a", "b"]}}

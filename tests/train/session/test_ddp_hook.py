@@ -1,0 +1,41 @@
+"""DDP hook: what it says where a run encrypts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.virtual_workers import heard
+from torch import nn
+
+from gossamer import events
+from gossamer.base.layout import FlatTensors
+from gossamer.comm.simulated import SimulatedGroup
+from gossamer.train.session import ddp_hook as hooks
+
+
+@pytest.mark.parametrize("told", ["", "a folder"])
+def test_what_ddp_does_not_encrypt_is_said(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    monkeypatch.setenv("GOSSAMER_TLS", told)
+    monkeypatch.setattr(hooks, "group_transport", lambda *_: SimulatedGroup(1).transports[0])
+    end = events.subscribe(lambda event: said.append(event.message) if isinstance(event, events.Noticed) else None)
+    state, _ = hooks.ddp_hook(nn.Linear(2, 2), "Int8()")
+    end()
+    state.comm_thread.close()
+    assert ["DDP's own traffic is not encrypted" in each for each in said] == [True] * bool(told)
+
+
+def test_the_state_of_the_hook_is_saved_and_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "group_transport", lambda *_: SimulatedGroup(1).transports[0])
+    with heard(events.WithoutSession) as told:
+        first, second = (hooks.ddp_hook(nn.Linear(2, 2), "Route(Feedback(TopK(0.5)), smallest=0)")[0] for _ in range(2))
+    assert [event.trains for event in told] == [True, True]
+    first.memory.average_(FlatTensors.pack({"weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}))
+    first.memory.step = 7
+    second.load_state_dict(first.state_dict())
+    x = FlatTensors.pack({"weight": torch.zeros(2, 2)})
+    second.memory.average_(x)
+    assert x["weight"].tolist() == [[1.0, 2.0], [0.0, 0.0]], "what was not sent before"
+    assert second.memory.step == 7
+    for state in (first, second):
+        state.comm_thread.close()

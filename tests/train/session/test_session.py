@@ -1,0 +1,173 @@
+"""A session on virtual workers: the loop stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.sessions import RECIPES, alone, sgd, train
+from support.virtual_workers import Worker, agree, batch, cluster, joined, loss_of, network, parameters
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from gossamer.algorithms.compressors import TopK
+from gossamer.comm.runtime.open_sessions import open_sessions
+from gossamer.errors import Stopped
+from gossamer.train.session.session import Session
+from gossamer.train.synchronizers.gradients import GradientPhase
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_dense_equals_one_process_on_the_joined_batch(world: int, set_to_none: bool) -> None:
+    together = agree(cluster(lambda worker: train(worker, set_to_none=set_to_none), world))
+    torch.testing.assert_close(together, alone(world), atol=1e-12, rtol=1e-12)
+
+
+def test_the_large_batch_law_catches_a_missing_exchange() -> None:
+    def lonely(worker: Worker) -> Tensor:
+        model, optimizer, session = worker.start(network(0), sgd)
+        for step in range(5):
+            optimizer.zero_grad()
+            with session.no_sync():
+                loss_of(model, step, worker.rank).backward()
+            session._synchronizer.phase = GradientPhase.FINISHED  # type: ignore[attr-defined]  # the twin forgets to exchange
+            optimizer.step()
+        return parameters(model)
+
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(cluster(lonely, 3)[0], alone(3), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("world", [2, 3])
+def test_workers_agree_bit_for_bit_and_learn(recipe: str, world: int) -> None:
+    ended = agree(cluster(lambda worker: train(worker, recipe, 8), world))
+    assert torch.isfinite(ended).all()
+    assert not torch.equal(ended, parameters(network(0)))
+
+
+def test_a_world_of_one_is_plain_training() -> None:
+    for recipe in RECIPES:
+        assert torch.equal(cluster(lambda worker, r=recipe: train(worker, r), 1)[0], alone(1))
+
+
+def test_state_dict_and_class_stay() -> None:
+    def work(worker: Worker) -> None:
+        model = network()
+        keys, kind, module_list = list(model.state_dict()), type(model), list(model.named_modules())
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer)
+        assert (list(model.state_dict()), type(model), list(model.named_modules())) == (keys, kind, module_list)
+        assert session.steps == 0
+
+    cluster(work, 2)
+
+
+def test_no_feedback_means_nothing_to_remember() -> None:
+    def work(worker: Worker) -> dict[str, Any]:
+        model = network(0)
+        return worker.attach(model, sgd(model), TopK(density=0.5, feedback=False)).state_dict()
+
+    assert cluster(work, 2)[0]["state"] == {}
+
+
+# -- what people do around backward ------------------------------------------------------------------------------------
+
+
+def test_clipping_scheduling_groups_and_nesterov() -> None:
+    def loop(
+        model: nn.Module, backward: Callable[[int], None], attach: Callable[[torch.optim.Optimizer], Any]
+    ) -> Tensor:
+        first, rest = list(model.parameters())[:2], list(model.parameters())[2:]
+        optimizer = torch.optim.SGD(
+            [{"params": first, "lr": 0.2}, {"params": rest, "weight_decay": 0.1}], lr=0.1, momentum=0.9, nesterov=True
+        )
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=8)
+        attach(optimizer)
+        for step in range(8):
+            optimizer.zero_grad()
+            backward(step)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+            scheduler.step()
+        return parameters(model)
+
+    def work(worker: Worker) -> Tensor:
+        model = network(worker.rank)
+
+        def backward(step: int) -> None:
+            loss_of(model, step, worker.rank).backward()
+
+        return loop(model, backward, lambda optimizer: worker.attach(model, optimizer))
+
+    model = network(0)
+
+    def backward_on_all(step: int) -> None:
+        inputs, targets = joined(batch(step, rank) for rank in range(3))
+        mse_loss(model(inputs), targets).backward()
+
+    torch.testing.assert_close(
+        agree(cluster(work, 3)), loop(model, backward_on_all, lambda optimizer: None), atol=1e-12, rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_clip_norm_is_clip_grad_norm(world: int) -> None:
+    def by_hand(worker: Worker) -> Tensor:
+        model, optimizer, _ = worker.start(network(0), sgd)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, step, worker.rank).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+            optimizer.step()
+        return parameters(model)
+
+    clipped = cluster(lambda worker: train(worker, None, 4, clip_norm=0.2), world)[0]
+    assert torch.equal(cluster(by_hand, world)[0], clipped)
+    assert not torch.equal(clipped, cluster(lambda worker: train(worker, None, 4), world)[0])
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_everyone_stops_after_the_same_step(world: int) -> None:
+    def loop(worker: Worker, session: Session) -> None:
+        with session.epoch():
+            for step in range(100 if worker.rank != 1 else 3):
+                session.optimizer.zero_grad()
+                loss_of(session.model, step, worker.rank).backward()
+                if step == 5 and worker.rank == world - 1:
+                    session.ask_to_stop()
+                session.optimizer.step()
+
+    def work(worker: Worker) -> tuple[int, Tensor]:
+        model = network(0)
+        session = worker.attach(model, sgd(model))
+        loop(worker, session)
+        assert session.stopping
+        with pytest.raises(Stopped), session.epoch():
+            pytest.fail("another epoch began")
+        return session.steps, parameters(model)
+
+    results = cluster(work, world)
+    assert len({steps for steps, _ in results}) == 1
+    assert 6 <= results[0][0] <= 7
+    agree([ended for _, ended in results])
+
+
+def test_a_forked_child_is_inert() -> None:
+    def work(worker: Worker) -> Tensor:
+        model, optimizer, session = worker.start(network(0), sgd)
+        session._group.pid += 1
+        session._synchronizer._backward._pid += 1
+        loss_of(model, 0, worker.rank).backward()
+        optimizer.step()
+        assert session.steps == 0
+        session.close()  # does nothing in a child
+        assert session in open_sessions()
+        session._group.pid -= 1
+        return parameters(model)
+
+    results = cluster(work, 2)
+    assert not torch.equal(results[0], results[1]), "a forked child talked"

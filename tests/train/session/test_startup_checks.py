@@ -1,0 +1,96 @@
+"""Startup checks: what ranks are given as they begin."""
+
+import json
+
+import pytest
+import torch
+
+from gossamer.errors import MismatchError
+from gossamer.train.session.startup_checks import compare, fingerprint, hand_out
+
+
+class Told(Exception):
+    pass
+
+
+def listen(text):
+    raise Told(text)
+
+
+class Ranks:
+    """Ranks that do everything one after another; keeps what was sent."""
+
+    def __init__(self, tensors):
+        self.tensors, self.sent = tensors, []
+
+    def texts(self):
+        found = []
+        for mine in self.tensors:
+            with pytest.raises(Told) as told:
+                hand_out(mine, listen, None)
+            found.append(str(told.value))
+        return found
+
+    def hand_out(self):
+        texts = self.texts()
+        for mine in self.tensors:
+            hand_out(mine, lambda _: texts, lambda unlike, source: self.sent.append(([*map(id, unlike)], source)))
+        return self.sent
+
+
+def tensors():
+    return [torch.arange(4.0), torch.zeros(3, 2).t(), torch.tensor(float("nan")), torch.empty(0)]
+
+
+def test_what_is_alike_everywhere_does_not_travel():
+    assert Ranks([tensors() for _ in range(3)]).hand_out() == []
+    assert Ranks([[], []]).hand_out() == []
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_one_rank_has_otherwise_goes_to_all_and_nothing_else_does(rank, place):
+    ranks = Ranks([tensors() for _ in range(3)])
+    ranks.tensors[rank][place].fill_(-7.0)
+    sent = ranks.hand_out()
+    assert [source for _, source in sent] == [0, 0, 0]
+    assert [len(unlike) for unlike, _ in sent] == [1, 1, 1]
+
+
+def test_a_zero_and_a_negative_zero_are_not_alike():
+    ranks = Ranks([[torch.zeros(2)], [-torch.zeros(2)]])
+    assert [len(unlike) for unlike, _ in ranks.hand_out()] == [1, 1]
+
+
+def test_what_is_repeated_in_mind_is_written_once():
+    """Nobody may write into what `expand` made."""
+    ranks = Ranks([[torch.tensor([[1.0], [2.0]]).mul(rank).expand(2, 3)] for rank in range(2)])
+    texts, heard = ranks.texts(), []
+    hand_out(ranks.tensors[1], lambda _: texts, lambda unlike, _: heard.extend(unlike))
+    assert [tuple(each.shape) for each in heard] == [(2, 1)]
+    heard[0].copy_(torch.tensor([[8.0], [9.0]]))
+    assert torch.equal(ranks.tensors[1][0], torch.tensor([[8.0] * 3, [9.0] * 3]))
+
+
+@pytest.mark.parametrize("other", [[], [torch.zeros(3)] * 2, [torch.zeros(4)], [torch.zeros(3, dtype=torch.int32)]])
+def test_buffers_of_another_form_are_no_buffers_to_hand_out(other):
+    with pytest.raises(MismatchError, match="number, shapes or dtypes differ"):
+        Ranks([[torch.zeros(3)], other]).hand_out()
+
+
+def prints(**second):
+    first = fingerprint(recipe="EveryStep()", layout="1", optimizer=None) | {"host": "alpha"}
+    return [json.dumps(first), json.dumps(first | second)]
+
+
+@pytest.mark.parametrize(("name", "value"), [("byte order", "big"), ("torch", "1.13.0"), ("gossamer", "9.9")])
+def test_versions_and_platforms_that_differ_are_refused_with_both_values_and_machines(name, value):
+    with pytest.raises(MismatchError) as refused:
+        compare(prints(**{name: value, "host": "beta"}))
+    text = str(refused.value)
+    assert f"'{value}' on rank 1" in text
+    assert "machines are 'alpha' on rank 0, 'beta' on rank 1" in text
+
+
+def test_machines_alone_may_differ():
+    compare(prints(host="beta"))

@@ -1,0 +1,34 @@
+"""Transport setup: what a run with --tls comes to, in real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.certificates import certificates
+from support.processes import findings, succeed
+
+from gossamer.base.kernels.library import library
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(library() is None, reason="the compiled loops are not there"),
+]
+
+TRAINING = Path(__file__).parents[1] / "support" / "encrypted_training.py"
+
+
+def trained(folder: Path, extra: dict[str, str]) -> tuple[str, bool]:
+    """What two workers came to, alike, and whether what they said was sealed."""
+    first, second = (findings(text)[0] for text in succeed([str(TRAINING), str(folder)], 2, extra=extra))
+    assert first == second
+    return first["digest"], first["sealed"]
+
+
+def test_a_run_that_encrypts_trains_to_the_same_bits(tmp_path: Path) -> None:
+    folder = certificates(tmp_path / "tls")
+    without = {"GOSSAMER_SHARED_MEMORY": "0"}
+    plain, plain_sealed = trained(tmp_path / "plain", without)
+    sealed, sealed_sealed = trained(tmp_path / "sealed", {**without, "GOSSAMER_TLS": str(folder)})
+    assert (plain_sealed, sealed_sealed) == (False, True)
+    assert plain == sealed

@@ -1,0 +1,286 @@
+"""Backward passes whose gradients no optimizer uses leave no trace: a GAN's generator, a saliency map."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.virtual_workers import Worker, batch, cluster, loss_of, network, notices, parameters
+from torch import Tensor, nn
+
+from gossamer.train.reducer.bucket import Bucket
+
+RECIPES = [
+    "Dense()",
+    "TopK(0.1)",
+    "OneBit()",
+    "Int8()",
+    "Int8(stochastic=True)",
+    "PowerSGD(rank=2)",
+    "RandomK(0.2)",
+    "ARCTopK(density=0.1, row=8)",
+    "SharedMask(density=0.1)",
+    "DGC(density=0.1)",
+    "Route(Feedback(PowerSGD(2)), rest=Feedback(Int8()))",
+    "EveryStep() + TopK(0.1) + Ring()",
+    "LocalSGD(3)",
+    "LocalSGD(2, per_site=2)",
+    "DiLoCo(4)",
+    "Gossip() + Ring()",
+]
+
+Detour = Callable[[nn.Module, int, int], None]
+
+
+def nothing(model: nn.Module, step: int, rank: int) -> None:
+    pass
+
+
+def generator_pass(model: nn.Module, step: int, rank: int) -> None:
+    """As a GAN's generator is trained: backward through the other model, whose gradients are thrown away."""
+    (-loss_of(model, 100 + step, rank)).backward()
+    model.zero_grad()
+
+
+def left_for_the_next_step_to_clear(model: nn.Module, step: int, rank: int) -> None:
+    (-loss_of(model, 100 + step, rank)).backward()
+
+
+def cleared_in_place(model: nn.Module, step: int, rank: int) -> None:
+    (-loss_of(model, 100 + step, rank)).backward()
+    model.zero_grad(set_to_none=False)
+
+
+def two_passes(model: nn.Module, step: int, rank: int) -> None:
+    generator_pass(model, step, rank)
+    generator_pass(model, 50 + step, rank)
+
+
+def saliency(model: nn.Module, step: int, rank: int) -> None:
+    """The gradient for the inputs; the parameters' comes along."""
+    inputs, _ = batch(step, rank)
+    model(inputs.requires_grad_()).sum().backward()
+    model.zero_grad()
+
+
+DETOURS = [generator_pass, left_for_the_next_step_to_clear, two_passes, saliency]
+
+
+def trained(worker: Worker, recipe: Any, detour: Detour, steps: int = 9, **options: Any) -> tuple[Tensor, Any]:
+    model = network(worker.rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    session = worker.attach(model, optimizer, recipe, **options)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step, worker.rank).backward()
+        optimizer.step()
+        detour(model, step, worker.rank)
+    with session.merged(model):
+        merged = parameters(model)
+    state = session.state_dict()
+    remembered = {
+        f"{name}.{key}": tensor.clone() for name, kept in state["state"].items() for key, tensor in kept.items()
+    }
+    return merged, remembered | {"step": torch.tensor(state["progress"]["step"])}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("detour", DETOURS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_pass_that_no_optimizer_uses_leaves_no_trace(recipe: str, detour: Detour) -> None:
+    """Neither in parameters, nor in what a checkpoint holds, though the last one may still be used."""
+    plain = cluster(lambda worker: trained(worker, recipe, nothing), 4)
+    detoured = cluster(lambda worker: trained(worker, recipe, detour), 4)
+    for (model, remembered), (other, kept) in zip(plain, detoured, strict=True):
+        assert torch.equal(model, other)
+        assert same(remembered, kept)
+
+
+def test_without_the_rollback_the_remainder_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: this is what spoils a discriminator."""
+    monkeypatch.setattr(Bucket, "roll_back", lambda self: None)
+    with pytest.raises(AssertionError):
+        test_a_pass_that_no_optimizer_uses_leaves_no_trace("TopK(0.1)", generator_pass)
+
+
+# -- what uses an average ---------------------------------------------------------------------------------------------
+
+
+def by_hand(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(parameter.grad, alpha=0.1)
+
+
+def passes(worker: Worker, use: Callable[[nn.Module], Any], count: int = 4) -> tuple[Tensor, int]:
+    """Backward passes of a model whose attached optimizer makes no step; `use` comes after each."""
+    model, _, session = worker.start(network(worker.rank), lambda m: torch.optim.SGD(m.parameters(), 0.1), "TopK(0.1)")
+    for step in range(count):
+        model.zero_grad()
+        loss_of(model, step, worker.rank).backward()
+        use(model)
+    remembered = session.state_dict()["state"].values()
+    return torch.cat([tensor.flatten() for kept in remembered for tensor in kept.values()]).clone(), session.steps
+
+
+def by_another_optimizer(model: nn.Module) -> None:
+    torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+@pytest.mark.parametrize("use", [by_hand, by_another_optimizer])
+def test_an_average_counts_as_used_whoever_uses_it(use: Callable[[nn.Module], Any]) -> None:
+    for residual, steps in cluster(lambda worker: passes(worker, use), 2):
+        assert steps == 4
+        assert residual.count_nonzero() > 0
+
+
+def test_averages_that_nobody_ever_uses_are_told_once() -> None:
+    with notices() as said:
+        results = cluster(lambda worker: passes(worker, lambda model: None, count=30), 2)
+    assert {steps for _, steps in results} == {1}  # the last one may be used yet
+    assert [line for line in said if "no optimizer has used any" in line] == said
+    assert len(said) == 1
+
+
+def test_gradients_that_are_accumulated_upon_were_not_thrown_away() -> None:
+    """Without state a second pass may be added to the first: both count, as they did."""
+
+    def work(worker: Worker) -> tuple[Tensor, int]:
+        model, optimizer, session = worker.start(
+            network(worker.rank), lambda m: torch.optim.SGD(m.parameters(), 0.1), "Dense()"
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, 2 * step, worker.rank).backward()
+            loss_of(model, 2 * step + 1, worker.rank).backward()
+            optimizer.step()
+        return parameters(model), session.steps
+
+    (mine, steps), (theirs, _) = cluster(work, 2)
+    assert torch.equal(mine, theirs)
+    assert steps == 6
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "RandomK(0.2, feedback=False)"])
+def test_discarded_passes_that_add_up_are_no_steps(recipe: str) -> None:
+    """As two passes of SAC's actor through its critic, whose zero_grad() comes before the critic's own next pass."""
+
+    def work(worker: Worker, detours: int) -> tuple[Tensor, int, int]:
+        model = network(worker.rank)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        session = worker.attach(model, optimizer, recipe)
+        with session.epoch():
+            for step in range(4 if worker.rank else 6):
+                optimizer.zero_grad()
+                loss_of(model, step, worker.rank).backward()
+                optimizer.step()
+                for detour in range(detours):
+                    loss_of(model, 100 + detour, worker.rank).neg().backward()
+        return parameters(model), session.steps, session._synchronizer.passes
+
+    plain, detoured = (cluster(lambda worker, n=n: work(worker, n), 2) for n in (0, 3))
+    for (one, *counts), (other, *others) in zip(plain, detoured, strict=True):
+        assert torch.equal(one, other)
+        assert counts == others == [6, 6]
+
+
+# -- beside other things ----------------------------------------------------------------------------------------------
+
+
+def uneven(worker: Worker, recipe: str, detour: Detour) -> Tensor:
+    """Rank 1 has fewer batches, in two epochs."""
+    model = network(worker.rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    session = worker.attach(model, optimizer, recipe)
+    for epoch in range(2):
+        with session.epoch():
+            for step in range(3 if worker.rank == 1 else 7):
+                optimizer.zero_grad()
+                loss_of(model, 10 * epoch + step, worker.rank).backward()
+                optimizer.step()
+                detour(model, 10 * epoch + step, worker.rank)
+    kept = session.state_dict()["state"]
+    return torch.cat([parameters(model), *(t.flatten() for each in kept.values() for t in each.values())])
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "RandomK(0.2)", "QSGD(4)", "Int8(stochastic=True)"])
+@pytest.mark.parametrize("detour", DETOURS)
+def test_a_rank_without_data_takes_back_what_the_others_take_back(recipe: str, detour: Detour) -> None:
+    plain = cluster(lambda worker: uneven(worker, recipe, nothing), 3)
+    detoured = cluster(lambda worker: uneven(worker, recipe, detour), 3)
+    for one, other in zip(plain, detoured, strict=True):
+        assert torch.equal(one, other)
+
+
+Kept = tuple[nn.Module, dict[str, Any]]
+
+
+def from_to(worker: Worker, recipe: str, begin: int, end: int, kept: Kept | None = None) -> Kept:
+    """Train and save; kept: what was saved before."""
+    model = network(worker.rank) if kept is None else kept[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = worker.attach(model, optimizer, recipe)
+    if kept is not None:
+        session.load_state_dict(kept[1])
+    for step in range(begin, end):
+        optimizer.zero_grad()
+        loss_of(model, step, worker.rank).backward()
+        optimizer.step()
+        generator_pass(model, step, worker.rank)
+    session._synchronizer.meet_to_save()
+    return model, copy.deepcopy(session.state_dict())
+
+
+@pytest.mark.parametrize("recipe", ["TopK(0.1)", "PowerSGD(rank=2)", "DGC(density=0.1)"])
+def test_a_checkpoint_is_of_before_a_pass_that_was_not_used(recipe: str) -> None:
+    straight = cluster(lambda worker: from_to(worker, recipe, 0, 9), 2)
+    saved = cluster(lambda worker: from_to(worker, recipe, 0, 4), 2)
+    broken = cluster(lambda worker: from_to(worker, recipe, 4, 9, saved[worker.rank]), 2)
+    for (one, _), (other, _) in zip(straight, broken, strict=True):
+        assert torch.equal(parameters(one), parameters(other))
+
+
+def test_training_goes_on_after_a_checkpoint_that_came_before_the_step() -> None:
+    """The copy that a roll-back would need is not what the save has written over."""
+
+    def work(worker: Worker, saves: bool) -> Tensor:
+        model, optimizer, session = worker.start(
+            network(worker.rank), lambda m: torch.optim.SGD(m.parameters(), 0.1), "TopK(0.1)"
+        )
+        for step in range(6):
+            optimizer.zero_grad()
+            loss_of(model, step, worker.rank).backward()
+            optimizer.step()
+            generator_pass(model, step, worker.rank)
+            if saves:
+                session._synchronizer.meet_to_save()
+        return parameters(model)
+
+    for one, other in zip(*(cluster(lambda w, s=s: work(w, s), 2) for s in (False, True)), strict=True):  # type: ignore[misc]
+        assert torch.equal(one, other)
+
+
+def test_periods_are_in_steps_whatever_passes_a_step_has() -> None:
+    """Four passes for a step, as users accumulate: LocalSGD(2) talks after every second step."""
+
+    def work(worker: Worker) -> list[Tensor]:
+        model, optimizer, _ = worker.start(
+            network(worker.rank), lambda m: torch.optim.SGD(m.parameters(), 0.1), "LocalSGD(2)"
+        )
+        path = []
+        for step in range(6):
+            optimizer.zero_grad()
+            for part in range(4):
+                loss_of(model, 4 * step + part, worker.rank).backward()
+            optimizer.step()
+            path.append(parameters(model))
+        return path
+
+    mine, theirs = cluster(work, 2)
+    assert [torch.equal(*pair) for pair in zip(mine, theirs, strict=True)] == [False, True] * 3
