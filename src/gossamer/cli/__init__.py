@@ -4,6 +4,7 @@ main.py               the entry point
 run.py                gossamer run: a script on several workers, recorded; worker.py: the program of each worker
 run_training.py       what it does, which needs torch; dry_run.py: what it would do
 log_folder.py         the folder of a run's logs, which one run uses at a time
+script_terms.py       compressors and strategies that the training script defines
 run_end.py            the end of a run: its record, table and picture, and what to do after a failure
 elastic.py            a run whose workers come and go; elastic_options.py: its options; resize.py: how many it may have
 foretold.py           what a run is compared with: a forecast of gossamer explain

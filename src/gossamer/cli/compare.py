@@ -17,11 +17,13 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from gossamer.algorithms.recipes.parser import UnknownTerm
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base import bounded_file
 from gossamer.base.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import Command, output_option, session_recipe
+from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
@@ -56,7 +58,10 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
     seen: dict[str, str] = {}
     recipes = tuple(map(session_recipe, recipes))
     for text in recipes:
-        resolved = repr(resolve(text))
+        try:
+            resolved = repr(resolve(text))
+        except UnknownTerm:  # of the script
+            resolved = text
         if resolved in seen:
             raise click.BadParameter(
                 f"{text!r} and {seen[resolved]!r} are the same recipe, {resolved}: there would be nothing to compare."
@@ -102,6 +107,7 @@ def compare_command(
     to it. All ranks of a run end after the same step."""
     if plot_file is not None:
         _check_plot(plot_file)
+    register_terms(script, arguments, recipes)
     console = wide_console(WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
     training = [str(script), *arguments]

@@ -27,6 +27,7 @@ from gossamer.cli.console import echo
 from gossamer.cli.explain_federated import NO_STEP_TIME, explain_federated
 from gossamer.cli.options import output_option
 from gossamer.cli.program import with_misplaced_options
+from gossamer.cli.script_terms import register_terms
 from gossamer.comm.mesh.collective_selector import AUTO
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
@@ -109,6 +110,8 @@ def explain(
     _refuse_contradictions(recipe, script, parameters, network, step_seconds)
     try:
         recipe = read_recipe(recipe)
+        if script is not None:
+            register_terms(script, arguments, [recipe])
         auto = automatic(recipe)
         first = recipe if auto is None else beginning(admitted(auto, adaptive=False)).written
         resolved = resolve(first, workers)

@@ -49,12 +49,22 @@ def check_session_recipe(context: click.Context, option: click.Parameter, text: 
 
 
 def session_recipe(text: str) -> str:
-    """As readable_recipe, and refused where it is for devices to which no session is attached."""
+    """As readable_recipe, and refused where it is for devices to which no session is attached.
+
+    A term that the script may define passes: see script_terms.py.
+    """
+    from gossamer.algorithms.recipes.advice_reference import read_recipe
+    from gossamer.algorithms.recipes.parser import UnknownTerm
     from gossamer.algorithms.recipes.recipe import resolve
     from gossamer.algorithms.strategies import FederatedStage
 
-    text = readable_recipe(text)
-    stage = resolve(text).strategy.steady_stage
+    try:
+        text = read_recipe(text)
+        stage = resolve(text).strategy.steady_stage
+    except UnknownTerm:
+        return text
+    except RecipeError as error:
+        raise click.BadParameter(str(error)) from None
     if isinstance(stage, FederatedStage):
         try:
             stage.refuse()

@@ -20,6 +20,7 @@ from gossamer.cli.machine_links import machine_links
 from gossamer.cli.options import Machines, check_installed
 from gossamer.cli.program import TrainingProgram
 from gossamer.cli.run_end import explain_end, report, say_how_to_go_on
+from gossamer.cli.script_terms import refuse_unknown_terms
 from gossamer.cli.servers import Start, read_serving, starter
 from gossamer.cli.trace_options import check_profiled, trace_settings
 from gossamer.cli.watch import page_beside
@@ -85,6 +86,7 @@ def run_training(
         servers=servers,
         network_text=network_text,
     )
+    refuse_unknown_terms(recipe, program.script, program.as_module)
     fixed = isinstance(workers, int) and elasticity is None
     check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
     forecast, serving = read_forecast(foretold), read_serving(servers, machines)

@@ -18,6 +18,7 @@ from gossamer.base.units import bytes_text, seconds_text, short
 from gossamer.cli.compare import NO_LOSS, different_recipes
 from gossamer.cli.console import Say, progress, say, table, wide_console
 from gossamer.cli.options import output_option
+from gossamer.cli.script_terms import register_terms
 from gossamer.cli.simulated_costs import simulate_costs
 from gossamer.errors import GossamerError
 from gossamer.observe.panels import COLORS, Curve, Panel, drawable, shortened
@@ -112,6 +113,7 @@ def simulate_command(
         return
     if picture_file is not None:
         _check_picture()
+    register_terms(script, arguments, recipes)
     schedule = NetworkSchedule.read(schedule_text, workers)
     clock = ForecastClock(_profiler(script, arguments, workers, step_seconds), schedule, workers)
     runs: list[dict[str, Any]] = []

@@ -289,7 +289,6 @@ def test_text_too_deep_for_python_itself_is_refused(monkeypatch):
         (EveryStep() + 3, ["3 is no part of a recipe"]),
         (EveryStep() + "Int8()", ["'Int8()' is no part of a recipe"]),
         (TopK(0.1) + Int8(), ["at most one compressor"]),
-        (Recipe(strategy=Int8()), ["at most one compressor"]),
         (PowerSGD(rank=1.5), ["a whole number, not 1.5"]),
         (Int8(block=2**63), ["too large"]),
         (Feedback(3), ["a compressor, not 3"]),

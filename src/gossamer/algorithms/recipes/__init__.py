@@ -6,6 +6,7 @@ parser              text to terms, by Python's syntax tree; nothing is evaluated
 nodes               compression between nodes, written in the topology, becomes the compressor
 catalog             every term there is by name, the presets, an example of each
 other_names         what other libraries and papers call a method, and the recipe that it is here
+registry            terms of scripts and of installed packages: register, entry points
 fields              signatures and argument types, from a term's dataclass fields
 validation          refuses types, nesting and pairs that mean nothing
 advice_reference    the recipe that @advice.json means

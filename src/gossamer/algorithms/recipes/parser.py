@@ -14,6 +14,7 @@ from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.catalog import NOUNS, PRESETS, example_of
 from gossamer.algorithms.recipes.fields import fields_of, positional_count, signature
 from gossamer.algorithms.recipes.other_names import BY_NAME, normalized
+from gossamer.algorithms.recipes.registry import load_entry_points
 from gossamer.algorithms.recipes.validation import DEEPEST_NESTING, LONGEST_TEXT, check_argument
 from gossamer.base.term import Term, Terms
 from gossamer.errors import RecipeError
@@ -66,7 +67,7 @@ class _Reader:
         column = 0
         for piece in self.text.split("+"):
             name = piece.partition("(")[0].strip()
-            if _WITH_MARKS.fullmatch(name) and not name.isidentifier() and normalized(name) in KNOWN:
+            if _WITH_MARKS.fullmatch(name) and not name.isidentifier() and normalized(name) in _known():
                 raise self.refusal(_no_such(name), column=column + len(piece) - len(piece.lstrip()))
             column += len(piece) + 1
 
@@ -96,15 +97,17 @@ class _Reader:
         raise self.refusal(f"This is no term. Write terms joined by +: {_SHAPE}.", node)
 
     def noun(self, node: ast.expr, name: str) -> type[Term]:
-        if name in TERMS:
-            return TERMS[name]
+        if (known := _term_named(name)) is not None:
+            return known
         if name in PRESETS:
             raise self.refusal(
                 f"The preset {name} takes no arguments and stands at the top of a recipe, because it is one. "
                 f"Write {name}, or what it stands for: {PRESETS[name]}.",
                 node,
             )
-        raise self.refusal(_no_such(name), node)
+        if load_entry_points() and (installed := _term_named(name)) is not None:
+            return installed
+        raise UnknownTerm(name, self.refusal(_no_such(name), node))
 
     def arguments(self, call: ast.Call, noun: type[Term], depth: int) -> dict[str, object]:
         names = [item.name for item in fields_of(noun)]
@@ -147,17 +150,40 @@ class _Reader:
 
 
 AUTO = "auto"  # is Auto()
-TERMS: dict[str, type[Term]] = NOUNS | {Auto.__name__: Auto}
-OURS = {normalized(name): name for name in (*TERMS, *PRESETS)}
-KNOWN = OURS | {name: name for name in BY_NAME}
+
+
+class UnknownTerm(RecipeError):
+    """A recipe text names a term that neither Gossamer nor the script nor an installed package has.
+
+    Attributes:
+        name: The unknown name.
+    """
+
+    def __init__(self, name: str, refusal: RecipeError) -> None:
+        super().__init__(str(refusal))
+        self.name = name
+
+
+def _term_named(name: str) -> type[Term] | None:
+    return Auto if name == Auto.__name__ else NOUNS.get(name)
+
+
+def _ours() -> dict[str, str]:
+    """Terms and presets by their normalized names; registered terms among them."""
+    return {normalized(name): name for name in (*NOUNS, Auto.__name__, *PRESETS)}
+
+
+def _known() -> dict[str, str]:
+    return _ours() | {name: name for name in BY_NAME}
 
 
 def _no_such(name: str) -> str:
     """The error text for an unknown name: its recipe if other libraries use the name, else the most similar names."""
     if normalized(name) in BY_NAME:
         return BY_NAME[normalized(name)].answer(name)
-    same = [normalized(name)] if normalized(name) in KNOWN else []
-    near = [KNOWN[each] for each in same or _misspelled(normalized(name))]
+    known = _known()
+    same = [normalized(name)] if normalized(name) in known else []
+    near = [known[each] for each in same or _misspelled(normalized(name))]
     shown = ", ".join(dict.fromkeys(map(_shown, near)))
     others = (
         "a strategy such as LocalSGD(period=8), a compressor such as TopK(density=0.01); `gossamer recipes` has all"
@@ -167,14 +193,14 @@ def _no_such(name: str) -> str:
 
 def _misspelled(name: str) -> list[str]:
     """Known names that `name` may be a misspelling of, the most similar first."""
-    ours = get_close_matches(name, OURS, cutoff=LEAST_LIKENESS)
+    ours = get_close_matches(name, _ours(), cutoff=LEAST_LIKENESS)
     return ours or get_close_matches(name, [other for other in BY_NAME if len(other) >= SHORTEST_GUESSED])
 
 
 def _shown(name: str) -> str:
     """How to write a known name."""
-    if name in TERMS:
-        return signature(TERMS[name])
+    if (term := _term_named(name)) is not None:
+        return signature(term)
     return BY_NAME[name].recipe if name in BY_NAME else name
 
 

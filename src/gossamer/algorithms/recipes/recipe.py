@@ -21,11 +21,30 @@ from gossamer.errors import RecipeError
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """A strategy, a compressor and a topology. Its repr is text that `parse` reads."""
+    """A strategy, a compressor and a topology.
+
+    Args:
+        strategy: When the workers communicate, and the rule that applies a mean.
+        compressor: Which bytes of a tensor travel.
+        topology: Which workers are neighbors.
+
+    Raises:
+        RecipeError: An argument is not a term of this kind; a text such as Recipe("TopK(0.01)") for example.
+
+    repr(recipe) is text that `gossamer.recipe` reads.
+    """
 
     strategy: Strategy = field(default=EveryStep())
     compressor: Compressor = field(default=Dense())
     topology: Topology = field(default=Complete())
+
+    def __post_init__(self) -> None:
+        for name, kind in (("strategy", Strategy), ("compressor", Compressor), ("topology", Topology)):
+            if not isinstance(given := getattr(self, name), kind):
+                raise RecipeError(
+                    f"{name} of Recipe must be a {kind.__name__}, got {given!r}. Write Recipe({name}=...) with a term, "
+                    'or read a text: gossamer.recipe("LocalSGD(8) + Int8()").'
+                )
 
     @property
     def terms(self) -> tuple[Strategy, Compressor, Topology]:
@@ -33,6 +52,26 @@ class Recipe:
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.terms))
+
+
+def recipe(text: str) -> Terms:
+    """Read a recipe from its text. The text is parsed, never evaluated.
+
+    Args:
+        text: Terms joined by `+`, such as "DiLoCo(period=20) + Float4()", or a preset: "lan", "wan" or "home".
+
+    Returns:
+        The terms, equal to the same sum in Python: `DiLoCo(period=20) + Float4()`. Pass it to `attach`.
+
+    Raises:
+        RecipeError: The text is not a recipe. The error shows the place in it and the line to write.
+
+    Example:
+        >>> import gossamer
+        >>> gossamer.recipe("DiLoCo(20) + Float4()") == gossamer.DiLoCo(period=20) + gossamer.Float4()
+        True
+    """
+    return parse(text)
 
 
 KINDS = tuple(item.name for item in fields(Recipe))

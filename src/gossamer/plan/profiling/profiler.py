@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.algorithms.compressors import Dense
-from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.strategies import GradientStage, Stage
 from gossamer.base.aggregation import STEADY, AggregationContext
 from gossamer.base.layout import FlatTensors, dtype_name
@@ -337,7 +336,7 @@ def main() -> None:
 
 def _run_to_its_end(script: Path, arguments: Sequence[str]) -> None:
     try:
-        run_as_main(script, arguments, resolve(os.environ["GOSSAMER_RECIPE"]))
+        run_as_main(script, arguments, os.environ["GOSSAMER_RECIPE"])
     except SystemExit as end:
         if end.code:
             raise

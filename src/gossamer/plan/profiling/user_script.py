@@ -43,13 +43,16 @@ def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attac
     return seen[0]
 
 
-def run_as_main(script: Path, arguments: Sequence[str], recipe: Recipe) -> None:
-    """Run a script with what it sees when it is started by name (its arguments, its folder first) and the recipe."""
+def run_as_main(script: Path, arguments: Sequence[str], recipe: Recipe | str) -> None:
+    """Run a script with what it sees when it is started by name (its arguments, its folder first) and the recipe.
+
+    A recipe that is a text is read by `attach`, so it may name terms that the script registers.
+    """
     argv, path, environment = sys.argv, sys.path, dict(os.environ)
     sys.argv = [str(script), *arguments]
     sys.path = [str(script.resolve().parent), *path]
     os.environ |= {
-        "GOSSAMER_RECIPE": repr(recipe),
+        "GOSSAMER_RECIPE": str(recipe),
         "GOSSAMER_RECORD": "",
         "GOSSAMER_LOG_TO": "",
     }  # what is measured is no run

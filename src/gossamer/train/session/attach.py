@@ -47,6 +47,7 @@ def attach(
     model: nn.Module,
     optimizer: Optimizer,
     recipe: Written = None,
+    *,
     scaler: Scaler | None = None,
     clip_norm: float | None = None,
     verify: Verify = "warn",
