@@ -17,7 +17,7 @@ from gossamer.train.traffic.traffic import estimate_traffic
 
 RECIPE = "FedAvg(fraction=0.5) + TopK(0.01)"
 SAID = "FedAvg(fraction=0.5) is for devices that keep their data and come and go"
-INSTEAD = "Run `gossamer federate SCRIPT --recipe ...`, or write LocalSGD(period=8) here."
+INSTEAD = "Run `gossamer federate --recipe ... SCRIPT`, or write LocalSGD(period=8) here."
 
 
 @pytest.fixture
@@ -53,6 +53,6 @@ def test_sessions_and_estimates_refuse_it(strategy: str) -> None:
     with pytest.raises(AttachError, match="is for devices that keep their data"):
         gossamer.attach(model, optimizer, recipe=strategy)
     dense = assumed(1000, resolve("Dense()"))
-    with pytest.raises(AttachError, match="Run `gossamer federate SCRIPT"):
+    with pytest.raises(AttachError, match="Run `gossamer federate"):
         estimate_traffic(resolve(strategy), dense, workers=4)
     gossamer.attach(model, optimizer, recipe="Dense()").close()  # nothing is left of what was refused

@@ -194,7 +194,7 @@ def identity(coordinator: LocalCoordinator) -> str:
     return coordinator._server._coordinator.rule.run
 
 
-def test_promise_23_the_same_command_continues_the_run_where_a_worker_reports(tmp_path: Path) -> None:
+def test_promise_22_the_same_command_continues_the_run_where_a_worker_reports(tmp_path: Path) -> None:
     with Killed(tmp_path / "journal", launched=(11,)) as killed, closing(killed.start_again()) as again:
         assert again.resumed
         assert identity(again) == killed.run
@@ -212,7 +212,7 @@ def test_a_new_run_begins_at_once_where_all_workers_ended_with_the_launcher(tmp_
         assert again.address == killed.address
 
 
-def test_promise_23_workers_that_come_too_late_are_refused_and_the_new_run_goes_on(
+def test_promise_22_workers_that_come_too_late_are_refused_and_the_new_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_coordinator, "SURVIVOR_SECONDS", 0.0)
@@ -252,7 +252,7 @@ def test_a_run_that_was_over_before_its_first_view_is_not_continued(tmp_path: Pa
         assert identity(made) != "f" * 32
 
 
-def test_promise_23_a_run_whose_journal_lost_its_end_is_not_continued(tmp_path: Path) -> None:
+def test_promise_22_a_run_whose_journal_lost_its_end_is_not_continued(tmp_path: Path) -> None:
     """A worker of the run reports a view that the journal does not have, as where the disk was full."""
     with Killed(tmp_path / "journal", launched=(11,)) as killed:
         killed.agents[1]._scripts.learn(view=5)

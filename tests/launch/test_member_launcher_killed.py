@@ -49,7 +49,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def test_promise_23_the_same_command_continues_the_run_of_a_launcher_that_was_killed(tmp_path: Path) -> None:
+def test_promise_22_the_same_command_continues_the_run_of_a_launcher_that_was_killed(tmp_path: Path) -> None:
     """One worker beside the coordinator, and one of another launcher, whose process outlives the first launcher."""
     (endpoint,) = free_endpoints("127.0.0.1", 1)
     make_token(tmp_path / "token")

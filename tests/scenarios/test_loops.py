@@ -26,7 +26,7 @@ def test_it_trains_alone(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     with notices() as said:
         names = run_loop(loop)
-    assert said == []
+    assert [line for line in said if "loaded nothing, since there is no such folder yet" not in line] == []
     assert any(value.state for value in names.values() if isinstance(value, Optimizer))
 
 
@@ -56,7 +56,8 @@ def test_a_loop_that_does_not_work_is_noticed(right: str, wrong: str, failure: s
 
 
 def endings(said: str) -> dict[str, str]:
-    """Digests by title. Nothing else was said, but for a recipe that was switched."""
+    """Digests by title. Other lines are notices of a switched recipe and of a first start without a checkpoint."""
+    said = re.sub(r"^session\.load\('\w+'\) loaded nothing, .*\n", "", said, flags=re.MULTILINE)
     said = re.sub(r"^after step \d+ the recipe .* was switched to .*\n", "", said, flags=re.MULTILINE)
     lines = [re.fullmatch(r"ended (.*): (\w+)", line) for line in said.splitlines()]
     assert all(lines), said

@@ -1,17 +1,15 @@
-"""Commands of the table of names in docs/servers.md: every recipe in it trains."""
+"""Recipes of parameter servers in the table of names of other libraries: each of them trains."""
 
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.paths import ROOT
 from support.processes import engine_files_left_open
 
+from gossamer.algorithms.recipes.other_names import OTHER_NAMES
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.cli.main import gossamer
 from gossamer.launch import standby
@@ -36,14 +34,10 @@ with gossamer.attach(model, optimizer) as session:
 
 
 def commands() -> list[list[str]]:
-    """The different ones in the right column of the table; an all-reduce is run by all other tests."""
-    table = (ROOT / "docs" / "servers.md").read_text().partition("## What others call it")[2].partition("\n## ")[0]
-    rows = [row for row in table.splitlines() if row.startswith("| ") and "--recipe" in row]
-    assert len(rows) >= 6
-    found = [re.search(r"`([^`]*--recipe \"[^\"]*\")", row.rpartition(" | ")[2]) for row in rows]
-    texts = dict.fromkeys(each[1] for each in found if each is not None)
-    assert sum(each is not None for each in found) == len(rows)
-    return [shlex.split(text) for text in texts if "Dense()" not in text]
+    """For each recipe of servers in the table of other names: beside the workers, or in processes of their own."""
+    recipes = dict.fromkeys(other.recipe for other in OTHER_NAMES if other.recipe.startswith("ParameterServer("))
+    assert len(recipes) >= 4
+    return [[*([] if "shards" in recipe else ["--servers", "2"]), "--recipe", recipe] for recipe in recipes]
 
 
 @pytest.mark.processes

@@ -158,6 +158,7 @@ def _shapes(payload: Payload) -> list[tuple[torch.Size, torch.dtype]]:
     return [(tensor.shape, tensor.dtype) for tensor in payload]
 
 
+@Compressor.register  # whatever it does not define, the compressor that it holds does
 @dataclass(frozen=True)
 class TimedCompressor:
     """Tells a replay transport where the script of each bucket begins. Otherwise the compressor that it holds."""

@@ -152,7 +152,7 @@ def test_a_loss_while_the_coordinator_is_away_is_found_when_it_is_back(tmp_path:
         assert view.number == 2
 
 
-def test_promise_23_a_coordinator_without_the_journal_refuses_earlier_workers_and_serves_others() -> None:
+def test_promise_22_a_coordinator_without_the_journal_refuses_earlier_workers_and_serves_others() -> None:
     with elastic_run() as run:
         first, _ = run.begin(2)
         run.restart()
@@ -165,7 +165,7 @@ def test_promise_23_a_coordinator_without_the_journal_refuses_earlier_workers_an
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_promise_23_a_coordinator_that_stays_away_ends_its_workers_in_the_stated_time(
+def test_promise_22_a_coordinator_that_stays_away_ends_its_workers_in_the_stated_time(
     monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     """Long before the time that they wait for other workers."""

@@ -64,7 +64,7 @@ class FirstMachineDies(ElasticRun):
         return {process.scripts.report.run for process in self.processes}
 
 
-def test_promise_23_the_same_command_continues_the_run_with_the_survivors() -> None:
+def test_promise_22_the_same_command_continues_the_run_with_the_survivors() -> None:
     for seed in SEEDS:
         with replayed(seed, "the_same_command_continues_the_run"):
             run = FirstMachineDies(seed, keeps=True).go()
@@ -74,7 +74,7 @@ def test_promise_23_the_same_command_continues_the_run_with_the_survivors() -> N
             assert all(machine.process.is_done for machine in run.machines)
 
 
-def test_promise_23_a_worker_of_an_earlier_run_cannot_end_another() -> None:
+def test_promise_22_a_worker_of_an_earlier_run_cannot_end_another() -> None:
     """The journal is lost, so another run begins at the same address, and the survivors of the first one report."""
     for seed in SEEDS:
         with replayed(seed, "a_stale_worker_ends_no_other_run"):

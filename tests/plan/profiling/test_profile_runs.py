@@ -187,7 +187,7 @@ def test_a_script_that_merges_is_measured(script, text):
     assert all(bucket.landing_seconds > 0 for bucket in seen.buckets)
     sites = "per_site" in text
     assert [bucket.fragment for bucket in seen.buckets] == ([0] if sites else [0, 1])
-    assert list(seen.rider_bytes) == ([4 * 60] if sites else [4 * 60, 0])
+    assert list(seen.rider_bytes) == ([4 * 60 + 4] if sites else [4 * 60 + 4, 0])
     assert list(seen.buffer_bytes) == ([120, 120, 8] if sites else [])
     assert [bucket.ready_seconds > 0 for bucket in seen.site_buckets] == [True] * sites
     assert estimate_step_time(recipe, seen, read_network("1gbit", 4), 4).step_seconds >= seen.compute_seconds

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.certificates import certificates
+from support.paths import TESTS
 from support.processes import findings, succeed
 
 from gossamer.base.kernels.library import library
@@ -15,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(library() is None, reason="the compiled loops are not there"),
 ]
 
-TRAINING = Path(__file__).parents[1] / "support" / "encrypted_training.py"
+TRAINING = TESTS / "support" / "encrypted_training.py"
 
 
 def trained(folder: Path, extra: dict[str, str]) -> tuple[str, bool]:
