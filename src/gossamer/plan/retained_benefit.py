@@ -1,0 +1,94 @@
+"""Retained benefit: the share of the benefit of communication that a recipe keeps, with a confidence interval.
+
+retained = (L_silent - L) / (L_silent - L_dense)
+
+L_silent is the held-out loss of workers that never communicate, L_dense that of uncompressed lock step. 1 equals lock
+step and 0 equals silence; below 0 the communication did harm. Every loss must come from the same number of samples and
+from the arm's own best learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, isfinite, sqrt
+
+import numpy as np
+
+from gossamer.errors import require
+from gossamer.plan.advise.racing.batch_means import ConfidenceInterval, student_quantile
+
+Losses = Mapping[int, float]  # by seed; inf or nan where the training diverged
+
+
+def retained_benefit(losses: Losses, *, silent: Losses, dense: Losses, confidence: float = 0.95) -> ConfidenceInterval:
+    """Estimate the retained benefit of one recipe from the seeds that all three arms share.
+
+    With a_i = silent_i - losses_i and b_i = silent_i - dense_i of seed i, the estimate is mean(a) / mean(b). The
+    interval holds every r for which mean(a - r b) is not significantly different from 0 by Student's t test. Seeds are
+    paired, so an effect of a seed that all arms share cancels.
+
+    Args:
+        losses: Held-out losses of the recipe by seed, in any unit that the other arms share.
+        silent: Held-out losses of workers that never communicate, by seed.
+        dense: Held-out losses of uncompressed lock step, by seed.
+        confidence: Probability in (0, 1) that the interval holds the true share.
+
+    Returns:
+        The share (1 is lock step). With one seed the interval is unbounded. If a training of the recipe diverged, value
+        and bounds are -inf.
+
+    Raises:
+        ValueError: The arms share no seed, a training of `silent` or `dense` diverged, or lock step is not better than
+            silence, so there is no benefit to retain.
+
+    Source: Fieller 1954, JRSS B 16(2), "Some problems in interval estimation".
+    """
+    require(0 < confidence < 1, f"confidence is a probability in (0, 1), not {confidence}")
+    seeds = sorted(set(losses) & set(silent) & set(dense))
+    require(
+        bool(seeds),
+        f"the arms share no seed: {sorted(losses)}, {sorted(silent)} and {sorted(dense)}. Train all three with the "
+        "same seeds.",
+    )
+    mine, apart, together = (np.array([arm[seed] for seed in seeds]) for arm in (losses, silent, dense))
+    for name, values in (("silent", apart), ("dense", together)):
+        require(
+            bool(np.isfinite(values).all()),
+            f"a {name} training diverged, so the benefit of communication is unknown. Lower its learning rate.",
+        )
+    kept, whole = apart - mine, apart - together
+    require(
+        float(whole.mean()) > 0,
+        f"lock step (loss {together.mean():.4g}) is not better than silence (loss {apart.mean():.4g}), so there is no "
+        "benefit to retain. Train longer, or choose another task.",
+    )
+    if not np.isfinite(mine).all():
+        return ConfidenceInterval(value=-inf, low=-inf, high=-inf, confidence=confidence)
+    value = float(kept.mean() / whole.mean())
+    low, high = _fieller(kept, whole, confidence)
+    return ConfidenceInterval(value=value, low=low, high=high, confidence=confidence)
+
+
+def _fieller(kept: np.ndarray, whole: np.ndarray, confidence: float) -> tuple[float, float]:
+    """The r with mean(kept - r whole)^2 <= t^2 var(kept - r whole) / n; unbounded where mean(whole) may be 0."""
+    count = len(kept)
+    if count < 2:
+        return -inf, inf
+    factor = student_quantile(confidence, count - 1) ** 2 / count
+    (kept_variance, shared), (_, whole_variance) = np.cov(kept, whole)
+    square = float(whole.mean() ** 2 - factor * whole_variance)
+    if square <= 0:
+        return -inf, inf
+    linear = float(kept.mean() * whole.mean() - factor * shared)
+    constant = float(kept.mean() ** 2 - factor * kept_variance)
+    root = sqrt(max(0.0, linear**2 - square * constant))
+    return (linear - root) / square, (linear + root) / square
+
+
+def text(share: ConfidenceInterval) -> str:
+    """For a table: "87 % (82 to 91)", "87 %" for one seed, "diverged", and a mark where the communication did harm."""
+    if not isfinite(share.value):
+        return "diverged"
+    bounds = f" ({100 * share.low:.0f} to {100 * share.high:.0f})" if isfinite(share.low) else ""
+    harm = ", worse than silence" if share.value < 0 else ""
+    return f"{100 * share.value:.0f} %{bounds}{harm}"
