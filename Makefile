@@ -12,7 +12,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
-	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-front bench-time-to-loss bench-lost-workers clean
+	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-ladder bench-front bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -98,6 +98,9 @@ bench-pace: $(READY) ## recipes on long, slow networks beside DDP without a limi
 
 bench-stragglers: $(READY) ## what one slow worker costs the others; writes docs/benchmarks/stragglers.md
 	$(BIN)/python benchmarks/stragglers.py
+
+bench-ladder: $(READY) ## retained benefit of recipes over model size (days; continues where it stopped); writes docs/benchmarks/ladder.md
+	$(BIN)/python benchmarks/ladder.py
 
 bench-front: $(READY) ## which recipe? loss against bytes under AdamW, SGD and Muon (days; goes on where it stopped); writes docs/benchmarks/front.md
 	$(BIN)/python benchmarks/front.py

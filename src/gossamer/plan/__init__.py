@@ -8,4 +8,6 @@ rehearsal/      a model whose layers sleep instead of computing
 emulation/      slow networks on this machine
 doctor/         a check of this machine and its links
 bench/          benchmarks of compressors
+
+retained_benefit  share of the benefit of communication that a recipe keeps
 """

@@ -1,0 +1,75 @@
+"""Arms of benchmarks/ladder.py: the rivals that every table shows, and the recipes that are compared with them."""
+
+from dataclasses import dataclass
+
+from benchmarks.virtual_workers import APART
+
+DENSE = "Dense()"
+FOUR_BITS = "Feedback(Sharded(Float4()))"
+ONE_BIT = f"Route(Feedback(Sharded(OneBit())), rest={FOUR_BITS})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One row of a table.
+
+    recipe: recipe text, or APART for workers that never communicate. workers: 0 means as many as the study has; one
+    worker makes as many times more steps, so all arms see equally many samples. share: of the study's steps; a rival
+    with fewer steps sees fewer samples.
+    """
+
+    name: str
+    recipe: str
+    workers: int = 0
+    share: float = 1.0
+
+
+RIVALS = [
+    Arm(name="lock step", recipe=DENSE),
+    Arm(name="silence", recipe=APART),
+    Arm(name="lock step, bfloat16", recipe="Dense(dtype='bfloat16')"),
+    Arm(name="lock step, 20 batches accumulated", recipe="EveryStep(accumulate=20)"),
+    Arm(name="lock step, 1/20 of the steps", recipe=DENSE, share=0.05),
+    Arm(name="one worker, as many samples", recipe=DENSE, workers=1),
+]
+
+
+def diloco(period: int, momentum: float = 0.5, rate: float = 1.0, more: str = "") -> str:
+    return f"DiLoCo(period={period}, outer_learning_rate={rate}, outer_momentum={momentum}{more})"
+
+
+def demo(density: float) -> str:
+    inner = f"Rotated(Chain(TopK(density={density}), SignMagnitude()))"
+    return f"DeMo(Route({inner}, rest=Float4(feedback=False)))"
+
+
+def sparse(density: float) -> str:
+    return f"Route(Feedback(Chain(TopK(density={density}), SignMagnitude())), rest={FOUR_BITS})"
+
+
+def arm(recipe: str, name: str = "") -> Arm:
+    return Arm(name=name or recipe, recipe=recipe)
+
+
+EVERY_STEP = [
+    arm("Float4()", "4 bits"),
+    arm(ONE_BIT, "1 bit"),
+    arm(f"Route(AdamUpdate(Sharded(OneBit())), rest={FOUR_BITS})", "Adam's update, 1 bit"),
+    arm(demo(0.01), "DeMo, 1 %, 2 bits"),
+    arm(demo(0.003), "DeMo, 0.3 %, 2 bits"),
+    arm(sparse(0.01), "top 1 %, 2 bits"),
+    arm("PowerSGD(rank=2)", "rank 2"),
+]
+LOCAL = [
+    arm("LocalSGD(period=1)", "parameters averaged every step"),
+    arm("LocalSGD(period=20)", "parameters averaged every 20 steps"),
+    arm(diloco(20), "DiLoCo 20"),
+    arm("DiLoCo(period=20)", "DiLoCo 20, outer 0.7 and 0.9"),
+    arm(diloco(20, 0.9, 1.0), "DiLoCo 20, outer 1 and 0.9"),
+    arm(f"{diloco(20)} + Float4()", "DiLoCo 20, 4 bits"),
+    arm(f"{diloco(20)} + {ONE_BIT}", "DiLoCo 20, 1 bit"),
+    arm(f"{diloco(30)} + {ONE_BIT}", "DiLoCo 30, 1 bit"),
+    arm(f"{diloco(50)} + {ONE_BIT}", "DiLoCo 50, 1 bit"),
+    arm(f"{diloco(100)} + {ONE_BIT}", "DiLoCo 100, 1 bit"),
+]
+ARMS = {each.name: each for each in [*RIVALS, *EVERY_STEP, *LOCAL]}

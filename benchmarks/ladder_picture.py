@@ -1,0 +1,62 @@
+"""Picture of benchmarks/ladder.py: retained benefit with its interval, a row for each arm and a panel for each rung."""
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ladder_report import LOCK_STEP, SILENCE, Results
+
+POINT, LIMIT, HARM, STRIPE = "#0072B2", "#D55E00", "#FBE3C0", "#F5F7F9"
+FONT = 8.5  # points
+LEFT, RIGHT = -0.35, 1.25  # of the axis; arrows stand for points beyond
+
+
+def plot(found: Sequence[Results], path: Path) -> None:
+    """Save the picture; rows from the most bytes to the fewest, as on the first rung that has them."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(arm for each in found for arm in each.compared))
+    order = {arm: next(each.times_fewer(arm) for each in found if arm in each.runs) for arm in names}
+    names.sort(key=lambda arm: order[arm])
+    figure = Figure(figsize=(3.0 + 2.8 * len(found), 0.26 * len(names) + 1.2), layout="constrained", dpi=120)
+    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    for axes, each in zip(panels, found, strict=True):
+        _panel(axes, each, names)
+    labels = [f"{arm}  1/{order[arm]:,.0f}" if isfinite(order[arm]) else arm for arm in names]
+    panels[0].set_yticks(range(len(names)), labels, fontsize=FONT)
+    panels[0].set_ylim(len(names) - 0.5, -0.5)
+    figure.supxlabel(
+        "retained benefit with 95 % interval over seeds; 0 %: never communicating, 100 %: lock step; "
+        "beside each name: its bytes over those of lock step",
+        fontsize=FONT,
+        color="#555555",
+    )
+    figure.savefig(path)
+
+
+def _panel(axes: Any, each: Results, names: Sequence[str]) -> None:
+    for row in range(0, len(names), 2):
+        axes.axhspan(row - 0.5, row + 0.5, color=STRIPE, linewidth=0, zorder=0)
+    axes.axvspan(LEFT, 0, color=HARM, alpha=0.5, linewidth=0, zorder=1)
+    axes.axvline(1, color=LIMIT, linewidth=0.8, zorder=1)
+    axes.axvline(0, color="#777777", linewidth=0.8, zorder=1)
+    for row, arm in enumerate(names):
+        if arm in each.runs and arm not in (LOCK_STEP, SILENCE):
+            _point(axes, row, each.retained(arm))
+    axes.set_xlim(LEFT, RIGHT)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    axes.set_title(each.rung.name, loc="left", fontsize=FONT + 1, fontweight="bold")
+    axes.tick_params(labelsize=FONT - 0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _point(axes: Any, row: int, share: Any) -> None:
+    if share.value < LEFT:
+        text = "diverged" if not isfinite(share.value) else f"{100 * share.value:.0f} %"
+        axes.annotate(f"\u2190 {text}", (LEFT + 0.02, row), va="center", fontsize=FONT - 1, color=POINT)
+        return
+    if isfinite(share.low):
+        axes.plot([max(LEFT, share.low), min(RIGHT, share.high)], [row, row], color=POINT, linewidth=1.2, zorder=3)
+    axes.plot([share.value], [row], "o", color=POINT, markersize=5, zorder=4)

@@ -1,0 +1,139 @@
+"""Plan of benchmarks/ladder.py: the next trainings, and the learning rates that follow from the known ones.
+
+Every arm has its own learning rate on every rung. The search goes over half decades with the first tuning seed until
+the best rate has a worse neighbor on both sides; the second tuning seed then decides between the best two.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from math import inf
+from typing import NamedTuple
+
+from benchmarks.ladder_arms import ARMS, Arm
+from benchmarks.ladder_tasks import RATES, WORKERS, Rung, rungs
+from benchmarks.losses import number
+from benchmarks.virtual_workers import APART, Run
+
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.errors import GossamerError
+
+TUNING_SEEDS = 100, 101  # no result is reported for these
+FINALISTS = 2
+
+
+class LadderRun(Run):
+    """rung: name; arm: name; about: the task as it was; cpu_seconds: of all threads."""
+
+    rung: str
+    arm: str
+    about: str
+    cpu_seconds: float
+
+
+class Job(NamedTuple):
+    rung: str
+    arm: str
+    learning_rate: float
+    seed: int
+
+
+Losses = Mapping[float, Mapping[int, float]]  # by learning rate, then by seed
+
+
+def key(run: LadderRun) -> Job:
+    return Job(run["rung"], run["arm"], run["learning_rate"], run["seed"])
+
+
+@cache
+def meaning(recipe: str, workers: int) -> str | None:
+    """The resolved recipe, or None where this version cannot read the text."""
+    try:
+        return APART if recipe == APART else repr(resolve(recipe, workers))
+    except GossamerError:
+        return None
+
+
+def workers_of(arm: Arm) -> int:
+    return arm.workers or WORKERS
+
+
+def steps_of(arm: Arm, rung: Rung) -> int:
+    return max(1, round(rung.task.steps * arm.share * WORKERS / workers_of(arm)))
+
+
+def is_current(run: LadderRun) -> bool:
+    """Whether the task is unchanged, and the recipe still resolves to the one that was trained."""
+    arm, rung = ARMS.get(run["arm"]), rungs().get(run["rung"])
+    known = arm is not None and rung is not None and run["about"] == rung.about
+    return known and arm is not None and run["resolved"] == meaning(arm.recipe, workers_of(arm))
+
+
+def tuning_losses(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> dict[float, dict[int, float]]:
+    found: dict[float, dict[int, float]] = {}
+    for rate in RATES:
+        for seed in TUNING_SEEDS:
+            run = runs.get(Job(rung, arm, rate, seed))
+            if run is not None:
+                found.setdefault(rate, {})[seed] = number(run["held_out"])
+    return found
+
+
+def next_tries(losses: Losses, first: float) -> list[tuple[float, int]]:
+    """(learning rate, seed) to train next; empty when the best rate is known."""
+    seed, *others = TUNING_SEEDS
+    seen = {rate: by_seed[seed] for rate, by_seed in losses.items() if seed in by_seed}
+    if not seen:
+        return [(first, seed)]
+    best = min(seen, key=lambda rate: (seen[rate], rate))
+    at = RATES.index(best)
+    around = [RATES[place] for place in (at - 1, at + 1) if 0 <= place < len(RATES)]
+    if missing := [rate for rate in around if rate not in seen]:
+        return [(rate, seed) for rate in missing]
+    finalists = sorted(seen, key=lambda rate: (seen[rate], rate))[:FINALISTS]
+    return [(rate, other) for other in others for rate in finalists if other not in losses[rate]]
+
+
+def best_rate(losses: Losses) -> float:
+    """The rate with the lowest mean loss over all tuning seeds."""
+    whole = {rate: list(by_seed.values()) for rate, by_seed in losses.items() if len(by_seed) == len(TUNING_SEEDS)}
+    return min(whole, key=lambda rate: (sum(whole[rate]), rate), default=min(losses, default=inf))
+
+
+def tuned_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | None:
+    """The learning rate of an arm whose search is finished."""
+    losses = tuning_losses(runs, rung, arm)
+    return best_rate(losses) if losses and not next_tries(losses, first_rate(runs, rung, arm)) else None
+
+
+def first_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float:
+    """Where the search starts: at the arm's best rate on another rung of the same optimizer, if one is known."""
+    mine = rungs()[rung]
+    for other in rungs().values():
+        if other.name != rung and other.optimizer == mine.optimizer:
+            losses = tuning_losses(runs, other.name, arm)
+            if losses:
+                return best_rate(losses)
+    return mine.first_rate
+
+
+def wanted(runs: Mapping[Job, LadderRun], names: Sequence[str], arms: Iterable[str], seeds: int) -> Iterator[Job]:
+    """Jobs in the order of their importance: per rung, all searches, then all arms seed by seed."""
+    chosen = list(arms)
+    for rung in names:
+        for only_first in (True, False):
+            for arm in chosen:
+                losses = tuning_losses(runs, rung, arm)
+                for rate, seed in next_tries(losses, first_rate(runs, rung, arm)):
+                    if not only_first or seed == TUNING_SEEDS[0]:
+                        yield Job(rung, arm, rate, seed)
+        for seed in range(seeds):
+            for arm in chosen:
+                rate_or_none = tuned_rate(runs, rung, arm)
+                if rate_or_none is not None and Job(rung, arm, rate_or_none, seed) not in runs:
+                    yield Job(rung, arm, rate_or_none, seed)
+
+
+def at_an_end(losses: Losses) -> bool:
+    """Whether the best learning rate has no worse neighbor on one side, because the grid ends there."""
+    best = best_rate(losses)
+    return best in (min(losses), max(losses))

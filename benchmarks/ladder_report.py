@@ -1,0 +1,237 @@
+"""Report of benchmarks/ladder.py: retained benefit per arm and rung, its change with model size, and a prediction."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import exp, inf, isfinite, log, log2, nan, sqrt
+
+import numpy as np
+from benchmarks.ladder_arms import ARMS, Arm
+from benchmarks.ladder_plan import Job, LadderRun, at_an_end, steps_of, tuned_rate, tuning_losses
+from benchmarks.ladder_tasks import Rung, rungs
+from benchmarks.losses import Losses, number
+from benchmarks.report import markdown
+
+from gossamer.base.units import bytes_text
+from gossamer.plan.advise.racing.batch_means import ConfidenceInterval, student_quantile
+from gossamer.plan.retained_benefit import retained_benefit, text
+
+LOCK_STEP, SILENCE = "lock step", "silence"
+BUDGETS = 10, 30, 100, 300, 1000, 5000  # times fewer bytes than lock step
+LEAST_GAP, LEAST_SPREADS = 0.15, 20.0  # of silence over lock step, for a task that can rank recipes
+LEAST_TAU = 0.6  # of the ranking between rungs
+ABOUT = (
+    "`retained` is (L_silent - L) / (L_silent - L_dense) with a 95 % interval over paired seeds (Fieller): 100 % is "
+    "uncompressed lock step, 0 % equals workers that never communicate. L is the held-out loss of the parameters that "
+    "the workers agree on, after the same number of samples for all arms. Every arm has its own learning rate on every "
+    "rung, tuned over half decades with two other seeds on other held-out files. Bytes are the payload that a worker "
+    "sends, counted at the transport; `times fewer` compares with lock step in float32."
+)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The reported runs of one rung, by arm and seed; rates: the tuned learning rate of each arm."""
+
+    rung: Rung
+    runs: Mapping[str, Mapping[int, LadderRun]]
+    rates: Mapping[str, float]
+    edges: frozenset[str]  # arms whose best learning rate is at an end of the grid
+
+    def losses(self, arm: str) -> dict[int, float]:
+        return {seed: number(run["held_out"]) for seed, run in self.runs[arm].items()}
+
+    def bytes_per_step(self, arm: str) -> float:
+        """Mean payload bytes that one worker sends, over the steps of lock step."""
+        return statistics.fmean(run["bytes_sent"] for run in self.runs[arm].values()) / self.rung.task.steps
+
+    def times_fewer(self, arm: str) -> float:
+        sent = self.bytes_per_step(arm)
+        return self.bytes_per_step(LOCK_STEP) / sent if sent else inf
+
+    def retained(self, arm: str) -> ConfidenceInterval:
+        return retained_benefit(self.losses(arm), silent=self.losses(SILENCE), dense=self.losses(LOCK_STEP))
+
+    @property
+    def compared(self) -> list[str]:
+        """Arms other than lock step and silence, from most bytes to fewest."""
+        found = [arm for arm in self.runs if arm not in (LOCK_STEP, SILENCE)]
+        return sorted(found, key=self.times_fewer)
+
+    @property
+    def gap(self) -> float:
+        """L_silent / L_dense - 1."""
+        return (
+            Losses(tuple(self.losses(SILENCE).values())).mean / Losses(tuple(self.losses(LOCK_STEP).values())).mean - 1
+        )
+
+    @property
+    def gap_in_spreads(self) -> float:
+        """L_silent - L_dense in standard deviations over seeds, the larger of both arms'; nan with one seed."""
+        silent, dense = (Losses(tuple(self.losses(arm).values())) for arm in (SILENCE, LOCK_STEP))
+        spread = max(silent.spread, dense.spread)
+        return (silent.mean - dense.mean) / spread if spread else inf
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.gap >= LEAST_GAP and self.gap_in_spreads >= LEAST_SPREADS
+
+    def best(self, factor: float) -> str | None:
+        """The arm that retains most among those that send at least so many times fewer bytes."""
+        cheap = [arm for arm in self.compared if self.times_fewer(arm) >= factor and isfinite(self.times_fewer(arm))]
+        return max(cheap, key=lambda arm: self.retained(arm).value, default=None)
+
+
+def results(runs: Mapping[Job, LadderRun], names: Sequence[str], seeds: int) -> list[Results]:
+    """Rungs with at least one seed of both lock step and silence, each with the seeds that both have."""
+    found: list[Results] = []
+    for name in names:
+        mine: dict[str, dict[int, LadderRun]] = {}
+        rates: dict[str, float] = {}
+        for arm in ARMS:
+            rate = tuned_rate(runs, name, arm)
+            jobs = [Job(name, arm, rate, seed) for seed in range(seeds)] if rate is not None else []
+            if rate is not None and (known := {job.seed: runs[job] for job in jobs if job in runs}):
+                mine[arm], rates[arm] = known, rate
+        if LOCK_STEP in mine and SILENCE in mine and (both := {*mine[LOCK_STEP]} & {*mine[SILENCE]}):
+            kept = {arm: {seed: run for seed, run in by_seed.items() if seed in both} for arm, by_seed in mine.items()}
+            edges = frozenset(arm for arm in rates if at_an_end(tuning_losses(runs, name, arm)))
+            found.append(Results(rungs()[name], {arm: each for arm, each in kept.items() if each}, rates, edges))
+    return found
+
+
+def page_part(found: Sequence[Results], about: Sequence[str]) -> str:
+    return "\n\n".join([ABOUT, *about, *(part for each in found for part in _sections(each)), *_over_size(found)])
+
+
+def _sections(each: Results) -> Iterator[str]:
+    silent, dense = (Losses(tuple(each.losses(arm).values())) for arm in (SILENCE, LOCK_STEP))
+    yield f"## {each.rung.name}"
+    verdict = "admitted" if each.is_admitted else "**not admitted: this task cannot rank recipes**"
+    spreads = f"{each.gap_in_spreads:.0f} spreads" if isfinite(each.gap_in_spreads) else "one seed, spread unknown"
+    yield (
+        f"{each.rung.about}. L_silent {silent}, L_dense {dense}: silence is {100 * each.gap:.1f} % above lock step, "
+        f"{spreads} ({verdict}; required: {100 * LEAST_GAP:.0f} % and {LEAST_SPREADS:.0f} spreads)."
+    )
+    yield markdown([_budget(each, factor) for factor in BUDGETS], texts=2)
+    yield markdown([_row(each, arm) for arm in [LOCK_STEP, SILENCE, *each.compared]], texts=2)
+
+
+def _budget(each: Results, factor: int) -> dict[str, str]:
+    best = each.best(factor)
+    cells = {"times fewer bytes": f"{factor:,} or more", "best arm": "none trained", "retained": "", "sends": ""}
+    if best is None:
+        return cells
+    fewer = f"1/{each.times_fewer(best):,.0f}"
+    return cells | {"best arm": f"{best}: `{ARMS[best].recipe}`", "retained": text(each.retained(best)), "sends": fewer}
+
+
+def _row(each: Results, arm: str) -> dict[str, str]:
+    sent, fewer = each.bytes_per_step(arm), each.times_fewer(arm)
+    baseline = arm in (LOCK_STEP, SILENCE)
+    return {
+        "arm": arm,
+        "recipe": _recipe(ARMS[arm], each.rung),
+        "sent per step and worker": bytes_text(sent),
+        "times fewer": f"{fewer:,.1f}" if isfinite(fewer) else "",
+        "held-out loss": str(Losses(tuple(each.losses(arm).values()))),
+        "retained": "" if baseline else text(each.retained(arm)),
+        "seeds": str(len(each.runs[arm])),
+        "learning rate": f"{each.rates[arm]:g}" + (" (end of the grid)" if arm in each.edges else ""),
+    }
+
+
+def _recipe(arm: Arm, rung: Rung) -> str:
+    steps = "" if steps_of(arm, rung) == rung.task.steps else f", {steps_of(arm, rung)} steps"
+    workers = f", {arm.workers} worker" if arm.workers else ""
+    return ("" if arm.name == SILENCE else f"`{arm.recipe}`") + workers + steps
+
+
+# -- change with model size ------------------------------------------------------------------------------------------
+
+
+def families(found: Sequence[Results]) -> Iterator[list[Results]]:
+    """Rungs that differ in model size alone, small first; only admitted ones, and at least two of them."""
+    by_kind: dict[str, list[Results]] = {}
+    for each in found:
+        model, *kind = each.rung.name.split("-", 2)[::2] if each.rung.name.startswith("bytelm-") else (each.rung.name,)
+        by_kind.setdefault("-".join([model, *kind]), []).append(each)
+    for mine in by_kind.values():
+        admitted = sorted((each for each in mine if each.is_admitted), key=lambda each: each.rung.parameters)
+        if len(admitted) > 1:
+            yield admitted
+
+
+def slope(family: Sequence[Results], arm: str) -> ConfidenceInterval | None:
+    """Change of the retained benefit per doubling of the parameters: a line per shared seed, Student's interval over
+    seeds; None where fewer than two rungs have the arm."""
+    mine = [each for each in family if arm in each.runs]
+    seeds = set.intersection(*({*each.runs[arm]} for each in mine)) if len(mine) > 1 else set[int]()
+    if not seeds:
+        return None
+    doublings = [log2(each.rung.parameters) for each in mine]
+    slopes = []
+    for seed in sorted(seeds):
+        benefit = [
+            statistics.fmean(each.losses(SILENCE).values()) - statistics.fmean(each.losses(LOCK_STEP).values())
+            for each in mine
+        ]
+        kept = [
+            (each.losses(SILENCE)[seed] - each.losses(arm)[seed]) / whole
+            for each, whole in zip(mine, benefit, strict=True)
+        ]
+        slopes.append(float(np.polyfit(doublings, kept, 1)[0]) if all(map(isfinite, kept)) else nan)
+    value = statistics.fmean(slopes)
+    if len(slopes) < 2:
+        return ConfidenceInterval(value=value, low=-inf, high=inf)
+    half = student_quantile(0.95, len(slopes) - 1) * statistics.stdev(slopes) / sqrt(len(slopes))
+    return ConfidenceInterval(value=value, low=value - half, high=value + half)
+
+
+def kendall(first: Sequence[float], second: Sequence[float]) -> float:
+    """Kendall's tau of two rankings without ties: 1 equal, -1 reversed; nan of fewer than two."""
+    pairs = list(combinations(range(len(first)), 2))
+    agreed = sum((first[i] - first[j]) * (second[i] - second[j]) > 0 for i, j in pairs)
+    return (2 * agreed - len(pairs)) / len(pairs) if pairs else nan
+
+
+def predict(sizes: Sequence[int], losses: Sequence[float], size: int) -> float:
+    """Loss at another model size by L = A N^a, fitted to the logarithms by least squares.
+
+    Source: form of Kaplan et al. 2020, arXiv:2001.08361; fitted per arm as by Charles et al. 2025, arXiv:2503.09799.
+    """
+    power, scale = np.polyfit(np.log(sizes), np.log(losses), 1)
+    return exp(float(scale) + float(power) * log(size))
+
+
+def _over_size(found: Sequence[Results]) -> Iterator[str]:
+    for family in families(found):
+        names = [each.rung.name for each in family]
+        yield f"## Over model size: {', '.join(names)}"
+        arms = [arm for arm in ARMS if sum(arm in each.runs for each in family) > 1 and arm not in (LOCK_STEP, SILENCE)]
+        if not arms:
+            continue
+        yield markdown([_size_row(family, arm) for arm in arms])
+        yield " ".join(_taus(family))
+
+
+def _size_row(family: Sequence[Results], arm: str) -> dict[str, str]:
+    found = slope(family, arm)
+    cells = {"arm": arm}
+    cells |= {each.rung.name: text(each.retained(arm)) if arm in each.runs else "" for each in family}
+    if found is None:
+        return cells | {"per doubling": "", "transfers": ""}
+    points = f"{100 * found.value:+.1f} points"
+    bounds = f" ({100 * found.low:+.1f} to {100 * found.high:+.1f})" if isfinite(found.low) else ""
+    transfers = "unknown" if not isfinite(found.low) else "no" if found.high < 0 else "yes"
+    return cells | {"per doubling": points + bounds, "transfers": transfers}
+
+
+def _taus(family: Sequence[Results]) -> Iterator[str]:
+    for small, large in pairwise(family):
+        arms = [arm for arm in small.compared if arm in large.runs]
+        first, second = ([each.retained(arm).value for arm in arms] for each in (small, large))
+        tau = kendall(first, second)
+        said = f"Kendall's tau of {len(arms)} arms from {small.rung.name} to {large.rung.name}: {tau:.2f}."
+        yield said if tau >= LEAST_TAU else f"{said} **Below {LEAST_TAU:g}: the ranking does not transfer.**"

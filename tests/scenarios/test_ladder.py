@@ -1,0 +1,302 @@
+"""The study of retained benefit: learning-rate searches, planted results, transfer over size, resuming."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf, isnan
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import ladder
+from benchmarks.ladder_arms import ARMS, DENSE
+from benchmarks.ladder_picture import plot
+from benchmarks.ladder_plan import (
+    TUNING_SEEDS,
+    Job,
+    LadderRun,
+    at_an_end,
+    best_rate,
+    is_current,
+    next_tries,
+    tuned_rate,
+    wanted,
+    workers_of,
+)
+from benchmarks.ladder_report import LOCK_STEP, SILENCE, families, kendall, page_part, predict, results, slope
+from benchmarks.ladder_tasks import RATES, WORKERS, MuonWithAdamW, library, rungs, schedule
+from benchmarks.tasks import TASKS
+from torch.optim import AdamW, Muon
+
+FIRST, SECOND = TUNING_SEEDS
+SMALL, LARGE = "bytelm-57k-b16", "bytelm-113k-b16"
+FEW, HARMFUL = "4 bits", "top 1 %, 2 bits"
+
+
+# -- learning rates --------------------------------------------------------------------------------------------------
+
+
+def searched(optimum: float, first: float = 1e-2) -> dict[float, dict[int, float]]:
+    """All tries where the loss is the distance to the optimum on the grid."""
+    losses: dict[float, dict[int, float]] = {}
+    while tries := next_tries(losses, first):
+        for rate, seed in tries:
+            assert seed not in losses.get(rate, {}), "nothing is trained twice"
+            losses.setdefault(rate, {})[seed] = float(abs(RATES.index(rate) - RATES.index(optimum)))
+    return losses
+
+
+@pytest.mark.parametrize("optimum", [1e-4, 3e-3, 1e-2, 3e-2, 1.0])
+def test_search_ends_with_a_worse_neighbor_on_both_sides(optimum: float) -> None:
+    found = searched(optimum)
+    assert best_rate(found) == optimum
+    assert not at_an_end(found)
+    assert sum(SECOND in by_seed for by_seed in found.values()) == 2, "the second seed decides between two"
+
+
+@pytest.mark.parametrize("optimum", [RATES[0], RATES[-1]])
+def test_best_rate_at_the_end_of_the_grid_is_marked(optimum: float) -> None:
+    assert at_an_end(searched(optimum))
+
+
+def test_one_lucky_seed_does_not_decide() -> None:
+    losses = {1e-3: {FIRST: 2.0, SECOND: 2.0}, 3e-3: {FIRST: 1.9, SECOND: inf}, 1e-2: {FIRST: 1.8}}
+    assert best_rate(losses) == 1e-3
+
+
+def test_schedule_warms_up_and_decays_to_a_tenth() -> None:
+    paces = [schedule(step / 1000) for step in range(1000)]
+    assert max(paces) == pytest.approx(1.0, abs=1e-4) == paces[50]
+    assert paces[:50] == sorted(paces[:50])
+    assert paces[50:] == sorted(paces[50:], reverse=True)
+    assert paces[-1] == pytest.approx(0.1, abs=1e-4)
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_window_is_trained_on_twice_and_held_out_files_are_disjoint() -> None:
+    learn, tune, exam = library()
+    texts = [{bytes(window.tolist()) for window in part} for part in (tune, exam)]
+    assert not texts[0] & texts[1]
+    for rung in rungs().values():
+        if rung.name.startswith("bytelm"):
+            assert rung.task.steps * WORKERS * rung.task.batch <= len(learn)
+            assert rung.task.steps >= 1000
+
+
+def test_muon_and_adamw_step_as_they_do_apart() -> None:
+    torch.manual_seed(0)
+    one, other = TASKS["bytelm"].build(), TASKS["bytelm"].build()
+    other.load_state_dict(one.state_dict())
+    together = MuonWithAdamW(one.parameters(), 1e-3)
+    names = [name for name, p in other.named_parameters() if p.ndim == 2 and name.startswith("blocks.")]
+    inner = [p for name, p in other.named_parameters() if name in names]
+    rest = [p for name, p in other.named_parameters() if name not in names]
+    apart = [
+        Muon(inner, lr=1e-3, adjust_lr_fn="match_rms_adamw", weight_decay=0.01),
+        AdamW(rest, lr=1e-3, betas=(0.9, 0.98)),
+    ]
+    text = torch.arange(4 * 65).view(4, 65) % 256
+    for _ in range(2):
+        for model, optimizers in ((one, [together]), (other, apart)):
+            model(text).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.parameters(), other.parameters(), strict=True))
+
+
+# -- planted results -------------------------------------------------------------------------------------------------
+
+Loss = Callable[[str, int], float]  # of arm and seed
+
+
+def planted(shares: dict[str, dict[str, float]], seeds: int = 3) -> dict[Job, LadderRun]:
+    """Silence at 2.0 and lock step at 1.5; shares: the retained benefit by rung and arm. The best rate is 0.01."""
+    found: dict[Job, LadderRun] = {}
+    for rung, mine in shares.items():
+        for place, (arm, share) in enumerate({LOCK_STEP: 1.0, SILENCE: 0.0, **mine}.items()):
+            for rate in (3e-3, 1e-2, 3e-2):
+                for seed in (*TUNING_SEEDS, *(range(seeds) if rate == 1e-2 else ())):
+                    loss = 2.0 - 0.5 * share + 0.001 * (seed % 3) + (rate != 1e-2)
+                    found[Job(rung, arm, rate, seed)] = run_of(rung, arm, rate, seed, loss, 4e8 / 100**place)
+    return found
+
+
+def run_of(rung: str, arm: str, rate: float, seed: int, loss: float | None, sent: float) -> LadderRun:
+    recipe = ARMS[arm].recipe
+    return {
+        "rung": rung,
+        "arm": arm,
+        "about": rungs()[rung].about,
+        "recipe": recipe,
+        "resolved": "EveryStep() + Dense() + Complete()" if recipe == DENSE else recipe,
+        "learning_rate": rate,
+        "seed": seed,
+        "steps": rungs()[rung].task.steps,
+        "workers": 4,
+        "seconds": 2.0,
+        "cpu_seconds": 1.0,
+        "bytes_sent": 0.0 if arm == SILENCE else sent,
+        "curve": [],
+        "held_out": loss,
+        "alone": None,
+    }
+
+
+def test_planted_shares_are_reported_with_their_bytes() -> None:
+    (found,) = results(planted({SMALL: {FEW: 0.8, HARMFUL: -0.1}}), [SMALL], 3)
+    assert found.retained(FEW).value == pytest.approx(0.8)
+    assert found.times_fewer(FEW) == pytest.approx(1e4)
+    assert (found.best(10), found.best(1e5), found.best(1e7)) == (FEW, HARMFUL, None)
+    page = page_part([found], ["Written."])
+    assert "admitted" in page
+    assert "80 % (80 to 80)" in page
+    assert "-10 % (-10 to -10), worse than silence" in page
+
+
+def test_task_without_a_price_of_silence_is_not_admitted() -> None:
+    runs = planted({SMALL: {FEW: 0.8}})
+    flat: dict[Job, LadderRun] = {
+        job: run if job.seed in TUNING_SEEDS else {**run, "held_out": 1.9 + 0.05 * (run["arm"] == SILENCE)}
+        for job, run in runs.items()
+    }
+    (found,) = results(flat, [SMALL], 3)
+    assert not found.is_admitted
+    assert "cannot rank recipes" in page_part([found], [])
+
+
+def test_rung_without_both_baselines_has_no_results() -> None:
+    runs = {job: run for job, run in planted({SMALL: {FEW: 0.8}}).items() if job.arm != SILENCE}
+    assert results(runs, [SMALL], 3) == []
+
+
+def test_divergence_is_shown() -> None:
+    runs = planted({SMALL: {FEW: 0.8}})
+    diverged: dict[Job, LadderRun] = {
+        job: {**run, "held_out": None} if job.arm == FEW and job.seed == 1 else run for job, run in runs.items()
+    }
+    (found,) = results(diverged, [SMALL], 3)
+    assert "| diverged |" in page_part([found], [])
+
+
+# -- over model size -------------------------------------------------------------------------------------------------
+
+
+def test_share_that_falls_with_size_does_not_transfer() -> None:
+    found = results(planted({SMALL: {FEW: 0.9, HARMFUL: 0.5}, LARGE: {FEW: 0.6, HARMFUL: 0.5}}), [SMALL, LARGE], 3)
+    (family,) = families(found)
+    falling, level = slope(family, FEW), slope(family, HARMFUL)
+    assert falling is not None
+    assert level is not None
+    assert falling.value == pytest.approx(-0.3, rel=0.02)
+    assert falling.high < 0
+    assert level.value == pytest.approx(0, abs=1e-9)
+    (row,) = (line for line in page_part(found, []).splitlines() if line.startswith(f"| {FEW} | 90 %"))
+    assert row.endswith("| no |")
+
+
+def test_ranking_that_turns_round_is_named() -> None:
+    found = results(planted({SMALL: {FEW: 0.9, HARMFUL: 0.5}, LARGE: {FEW: 0.5, HARMFUL: 0.9}}), [SMALL, LARGE], 3)
+    assert "the ranking does not transfer" in page_part(found, [])
+
+
+def test_kendall_counts_ordered_pairs() -> None:
+    assert kendall([1, 2, 3], [1, 2, 3]) == 1
+    assert kendall([1, 2, 3], [3, 2, 1]) == -1
+    assert kendall([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(2 / 3)
+    assert isnan(kendall([1], [1]))
+
+
+def test_power_law_is_continued() -> None:
+    sizes = [60, 120, 240]
+    assert predict(sizes, [3.0 * size**-0.1 for size in sizes], 480) == pytest.approx(3.0 * 480**-0.1)
+
+
+# -- the program -----------------------------------------------------------------------------------------------------
+
+
+def test_searches_come_before_reported_seeds() -> None:
+    jobs = list(wanted({}, [SMALL], [LOCK_STEP, SILENCE], 3))
+    assert {job.seed for job in jobs} == {FIRST}
+    done = planted({SMALL: {}}, seeds=1)
+    assert tuned_rate(done, SMALL, LOCK_STEP) == 1e-2
+    assert [job.seed for job in wanted(done, [SMALL], [LOCK_STEP, SILENCE], 3)] == [1, 1, 2, 2]
+
+
+def test_search_on_another_rung_starts_at_the_known_rate() -> None:
+    runs = planted({SMALL: {}})
+    (job, *_) = wanted(runs, [LARGE], [LOCK_STEP], 1)
+    assert job.learning_rate == 1e-2
+
+
+def test_runs_of_a_changed_recipe_or_task_are_not_kept() -> None:
+    run = planted({SMALL: {}})[Job(SMALL, LOCK_STEP, 1e-2, 0)]
+    assert is_current(run)
+    assert not is_current({**run, "resolved": "EveryStep() + Int8() + Complete()"})
+    assert not is_current({**run, "about": "another task"})
+    assert not is_current({**run, "arm": "an arm that is gone"})
+
+
+def test_one_worker_sees_as_many_samples() -> None:
+    arm, rung = ARMS["one worker, as many samples"], rungs()[SMALL]
+    assert ladder.steps_of(arm, rung) * workers_of(arm) == rung.task.steps * WORKERS
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    rung = rungs()["digits-conv"]
+    monkeypatch.setitem(rungs(), "digits-conv", replace(rung, task=replace(rung.task, batch=2)))
+    page = tmp_path / "page.md"
+    page.write_text("# A\n<!-- written by a program: ladder -->\n<!-- end: ladder -->\n")
+    monkeypatch.setattr(ladder, "ProcessPoolExecutor", InThisProcess)
+    arms = ["--arms", LOCK_STEP, SILENCE, FEW]
+    files = ["--processes", "1", "--runs", str(tmp_path / "runs.jsonl"), "--page", str(page)]
+    return ["--rungs", "digits-conv", *arms, "--steps", "2", "--seeds", "2", *files]
+
+
+class InThisProcess:
+    """A pool of one process that is this one."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> InThisProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Callable[[Job], object], job: Job) -> object:
+        from concurrent.futures import Future
+
+        future: Future[object] = Future()
+        future.set_result(work(job))
+        return future
+
+
+def test_study_continues_where_it_stopped(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = tmp_path / "runs.jsonl"
+    with pytest.raises(SystemExit, match="no rung with a tuned run"):
+        ladder.main(ladder.options().parse_args([*asked, "--minutes", "0"]))
+    assert not runs.exists(), "no training begins after the time is up"
+    ladder.main(ladder.options().parse_args(asked))
+    first = capsys.readouterr()
+    lines = runs.read_text().splitlines()
+    assert first.err.count("held-out loss") == len(lines)
+    assert {json.loads(line)["seed"] for line in lines} == {0, 1, *TUNING_SEEDS}
+    ladder.main(ladder.options().parse_args(asked))
+    second = capsys.readouterr()
+    assert second.err.count("held-out loss") == 0
+    assert second.out == first.out
+    assert "](page.png)" in (tmp_path / "page.md").read_text()
+    assert (tmp_path / "page.png").exists()
+
+
+def test_picture_is_drawn_with_points_beyond_its_axis(tmp_path: Path) -> None:
+    found = results(planted({SMALL: {FEW: 0.8, HARMFUL: -3.0}}), [SMALL], 3)
+    plot(found, tmp_path / "found.png")
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
