@@ -63,7 +63,11 @@ EVERY_STEP = [
 LOCAL = [
     arm("LocalSGD(period=1)", "parameters averaged every step"),
     arm("LocalSGD(period=20)", "parameters averaged every 20 steps"),
+    arm(diloco(1, 0.0, 2.0), "parameters averaged every step, outer rate 2"),
+    arm(diloco(4), "DiLoCo 4"),
+    arm(f"{diloco(4)} + {ONE_BIT}", "DiLoCo 4, 1 bit"),
     arm(diloco(20), "DiLoCo 20"),
+    arm(diloco(20, 0.0, 2.0), "DiLoCo 20, outer rate 2 without momentum"),
     arm("DiLoCo(period=20)", "DiLoCo 20, outer 0.7 and 0.9"),
     arm(diloco(20, 0.9, 1.0), "DiLoCo 20, outer 1 and 0.9"),
     arm(f"{diloco(20)} + Float4()", "DiLoCo 20, 4 bits"),

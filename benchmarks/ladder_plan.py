@@ -6,7 +6,6 @@ the best rate has a worse neighbor on both sides; the second tuning seed then de
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from math import inf
 from typing import NamedTuple
 
 from benchmarks.ladder_arms import ARMS, Arm
@@ -94,9 +93,10 @@ def next_tries(losses: Losses, first: float) -> list[tuple[float, int]]:
 
 
 def best_rate(losses: Losses) -> float:
-    """The rate with the lowest mean loss over all tuning seeds."""
-    whole = {rate: list(by_seed.values()) for rate, by_seed in losses.items() if len(by_seed) == len(TUNING_SEEDS)}
-    return min(whole, key=lambda rate: (sum(whole[rate]), rate), default=min(losses, default=inf))
+    """The rate with the lowest mean loss, among those that were trained with the most tuning seeds."""
+    most = max(map(len, losses.values()))
+    whole = {rate: sum(by_seed.values()) / most for rate, by_seed in losses.items() if len(by_seed) == most}
+    return min(whole, key=lambda rate: (whole[rate], rate))
 
 
 def tuned_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | None:
@@ -106,14 +106,17 @@ def tuned_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | No
 
 
 def first_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float:
-    """Where the search starts: at the arm's best rate on another rung of the same optimizer, if one is known."""
+    """Where the search starts: the arm's best rate on another rung of the same optimizer, or that of the first arm
+    on this rung, as far as one is known."""
     mine = rungs()[rung]
     for other in rungs().values():
         if other.name != rung and other.optimizer == mine.optimizer:
             losses = tuning_losses(runs, other.name, arm)
             if losses:
                 return best_rate(losses)
-    return mine.first_rate
+    first_arm, *_ = ARMS
+    known = tuning_losses(runs, rung, first_arm)
+    return best_rate(known) if known else mine.first_rate
 
 
 def wanted(runs: Mapping[Job, LadderRun], names: Sequence[str], arms: Iterable[str], seeds: int) -> Iterator[Job]:

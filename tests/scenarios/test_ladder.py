@@ -66,6 +66,12 @@ def test_one_lucky_seed_does_not_decide() -> None:
     assert best_rate(losses) == 1e-3
 
 
+def test_search_on_the_same_rung_starts_at_the_first_arms_best_rate() -> None:
+    runs = {job: run for job, run in planted({SMALL: {}}).items() if job.arm == LOCK_STEP and job.seed == FIRST}
+    (job, *_) = wanted(runs, [SMALL], [SILENCE], 1)
+    assert job.learning_rate == 1e-2
+
+
 def test_schedule_warms_up_and_decays_to_a_tenth() -> None:
     paces = [schedule(step / 1000) for step in range(1000)]
     assert max(paces) == pytest.approx(1.0, abs=1e-4) == paces[50]
