@@ -11,7 +11,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
+.PHONY: help demo test test-nightly test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
 	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-front bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
@@ -32,6 +32,11 @@ test: $(READY) $(INTEGRATED) ## run the tests
 	$(BIN)/pytest --durations=15 -m "$(IN_TURN)" $(IN_TURN_FILES); in_turn=$$?; \
 	echo "tests beside each other: exit $$beside; tests of rates and networks: exit $$in_turn"; \
 	[ $$beside = 0 ] && [ $$in_turn = 0 ]
+
+# Heavy variations, and tests of benchmarks and pages: tests/conftest.py leaves them out of every run that does not name them.
+test-nightly: export PYTHONDONTWRITEBYTECODE :=
+test-nightly: $(READY) $(INTEGRATED) ## run the tests that `make test` leaves out: heavy variations, benchmarks, pages
+	$(BIN)/pytest --durations=40 -m nightly
 
 # Longer by a third, and without what tests/eager puts in the compiler's place: once a day is enough.
 test-plain: export PYTHONDONTWRITEBYTECODE :=

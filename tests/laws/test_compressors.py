@@ -35,6 +35,9 @@ from gossamer.base.kernels import Residual
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import AllGather, Payload
 
+# 2 is the smallest, 3 divides no size evenly, 4 has levels of pairs; larger groups repeat these cases
+each_world = pytest.mark.parametrize("world", [pytest.param(n, marks=[pytest.mark.nightly] * (n > 4)) for n in WORLDS])
+
 
 def test_every_compressor_is_here() -> None:
     public = {name for name in compressors.__all__ if not isabstract(getattr(compressors, name))}
@@ -42,7 +45,7 @@ def test_every_compressor_is_here() -> None:
     assert public <= inside, f"no law is checked for {public - inside}"
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@each_world
 @pytest.mark.parametrize("compressor", EXACT, ids=repr)
 def test_own(compressor: Compressor, world: int) -> None:
     check_own(compressor, world)
@@ -53,7 +56,7 @@ def test_own_of_half_precision_is_right_to_half_a_unit(compressor: Compressor) -
     check_own(compressor, 4, tolerance=2**-8)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@each_world
 @pytest.mark.parametrize(
     "compressor", [c for c in EXACT if ("Feedback" in repr(c) and c not in differences.EXACT) or c == Dense()], ids=repr
 )
@@ -115,7 +118,7 @@ for family in FAMILIES:
     FORMULAS += family.FORMULAS
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@each_world
 @pytest.mark.parametrize(
     ("compressor", "formula"), FORMULAS, ids=lambda value: repr(value)[:40] * isinstance(value, Compressor) or "formula"
 )
