@@ -67,7 +67,7 @@ def pytest_collection() -> Iterator[object]:
 
 @pytest.hookimpl(tryfirst=True)  # before -m leaves tests out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "nightly" not in config.option.markexpr:  # `-m nightly` selects them
+    if "nightly" not in config.option.markexpr and not config.getoption("plain"):  # both once a day
         nightly = [item for item in items if marked(item, ["nightly"])]
         items[:] = [item for item in items if not marked(item, ["nightly"])]
         config.hook.pytest_deselected(items=nightly)

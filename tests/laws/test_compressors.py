@@ -24,6 +24,7 @@ from laws.laws import (
     check_zeros,
 )
 from laws.subjects import EVERY, EXACT, FAMILIES, ROUNDED
+from support.nightly import nightly
 from torch import Tensor
 
 from gossamer.algorithms import compressors
@@ -36,7 +37,7 @@ from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import AllGather, Payload
 
 # 2 is the smallest, 3 divides no size evenly, 4 has levels of pairs; larger groups repeat these cases
-each_world = pytest.mark.parametrize("world", [pytest.param(n, marks=[pytest.mark.nightly] * (n > 4)) for n in WORLDS])
+each_world = pytest.mark.parametrize("world", [*WORLDS[:3], *nightly(*WORLDS[3:])])
 
 
 def test_every_compressor_is_here() -> None:
