@@ -28,7 +28,7 @@ IN_TURN := measures or namespaces
 IN_TURN_FILES = $(shell grep -rlE --include='test_*.py' 'measures|namespaces' tests)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY) $(INTEGRATED) ## run the tests
-	@$(BIN)/pytest -n 3 --durations=40 -m "not ($(IN_TURN))"; beside=$$?; \
+	@$(BIN)/pytest -n 3 --dist worksteal --durations=40 -m "not ($(IN_TURN))"; beside=$$?; \
 	$(BIN)/pytest --durations=15 -m "$(IN_TURN)" $(IN_TURN_FILES); in_turn=$$?; \
 	echo "tests beside each other: exit $$beside; tests of rates and networks: exit $$in_turn"; \
 	[ $$beside = 0 ] && [ $$in_turn = 0 ]
