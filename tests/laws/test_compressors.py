@@ -24,7 +24,7 @@ from laws.laws import (
     check_zeros,
 )
 from laws.subjects import EVERY, EXACT, FAMILIES, ROUNDED
-from support.nightly import nightly
+from support.nightly import nightly, once_each
 from torch import Tensor
 
 from gossamer.algorithms import compressors
@@ -36,8 +36,9 @@ from gossamer.base.kernels import Residual
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import AllGather, Payload
 
-# 2 is the smallest, 3 divides no size evenly, 4 has levels of pairs; larger groups repeat these cases
-each_world = pytest.mark.parametrize("world", [*WORLDS[:3], *nightly(*WORLDS[3:])])
+
+def conserves(compressor: Compressor) -> bool:
+    return ("Feedback" in repr(compressor) and compressor not in differences.EXACT) or compressor == Dense()
 
 
 def test_every_compressor_is_here() -> None:
@@ -46,8 +47,7 @@ def test_every_compressor_is_here() -> None:
     assert public <= inside, f"no law is checked for {public - inside}"
 
 
-@each_world
-@pytest.mark.parametrize("compressor", EXACT, ids=repr)
+@once_each("compressor, world", EXACT, WORLDS)
 def test_own(compressor: Compressor, world: int) -> None:
     check_own(compressor, world)
 
@@ -57,10 +57,7 @@ def test_own_of_half_precision_is_right_to_half_a_unit(compressor: Compressor) -
     check_own(compressor, 4, tolerance=2**-8)
 
 
-@each_world
-@pytest.mark.parametrize(
-    "compressor", [c for c in EXACT if ("Feedback" in repr(c) and c not in differences.EXACT) or c == Dense()], ids=repr
-)
+@once_each("compressor, world", filter(conserves, EXACT), WORLDS)
 def test_conservation(compressor: Compressor, world: int) -> None:
     check_conservation(compressor, world)
 
@@ -119,7 +116,7 @@ for family in FAMILIES:
     FORMULAS += family.FORMULAS
 
 
-@each_world
+@pytest.mark.parametrize("world", [2, 3, 8, *nightly(4, 5)])
 @pytest.mark.parametrize(
     ("compressor", "formula"), FORMULAS, ids=lambda value: repr(value)[:40] * isinstance(value, Compressor) or "formula"
 )

@@ -25,5 +25,13 @@ def once_each(names: str, *values: Iterable[object]) -> pytest.MarkDecorator:
     chosen = [(places, [each[place] for each, place in zip(lists, places, strict=True)]) for places in combinations]
     marks = [[] if places in by_day else [pytest.mark.nightly] for places, _ in chosen]
     return pytest.mark.parametrize(
-        names, [pytest.param(*arguments, marks=each) for (_, arguments), each in zip(chosen, marks, strict=True)]
+        names,
+        [
+            pytest.param(*arguments, marks=each, id="-".join(map(_name, arguments)))
+            for (_, arguments), each in zip(chosen, marks, strict=True)
+        ],
     )
+
+
+def _name(value: object) -> str:
+    return str(getattr(value, "__name__", value)) if isinstance(value, str) or callable(value) else repr(value)
