@@ -90,7 +90,7 @@ gpu-test: $(READY) ## run the tests that need a GPU, and those of its kernels, c
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
 		"torch finds no GPU here (torch.cuda.is_available() is False), so nothing would be tested. Run this where one is.")'
 	env -u TRITON_INTERPRET $(BIN)/pytest -m gpu
-	env -u TRITON_INTERPRET -u GOSSAMER_KERNELS $(BIN)/pytest tests/kernels
+	env -u TRITON_INTERPRET -u GOSSAMER_KERNELS $(BIN)/pytest -m "nightly or not nightly" tests/base/kernels
 
 bench-gpu: $(READY) ## encoders, a training step and a slow network on a GPU, beside torch's own; writes docs/benchmarks/gpu.md
 	$(BIN)/python benchmarks/gpu.py
