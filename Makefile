@@ -11,7 +11,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
+.PHONY: help demo test test-nightly test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
 	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-ladder bench-front bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
@@ -28,10 +28,15 @@ IN_TURN := measures or namespaces
 IN_TURN_FILES = $(shell grep -rlE --include='test_*.py' 'measures|namespaces' tests)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY) $(INTEGRATED) ## run the tests
-	@$(BIN)/pytest -n 3 --durations=40 -m "not ($(IN_TURN))"; beside=$$?; \
+	@$(BIN)/pytest -n 3 --dist worksteal --durations=40 -m "not ($(IN_TURN))"; beside=$$?; \
 	$(BIN)/pytest --durations=15 -m "$(IN_TURN)" $(IN_TURN_FILES); in_turn=$$?; \
 	echo "tests beside each other: exit $$beside; tests of rates and networks: exit $$in_turn"; \
 	[ $$beside = 0 ] && [ $$in_turn = 0 ]
+
+# Heavy variations, and tests of benchmarks and pages: tests/conftest.py leaves them out of every run that does not name them.
+test-nightly: export PYTHONDONTWRITEBYTECODE :=
+test-nightly: $(READY) $(INTEGRATED) ## run the tests that `make test` leaves out: heavy variations, benchmarks, pages
+	$(BIN)/pytest --durations=40 -m nightly
 
 # Longer by a third, and without what tests/eager puts in the compiler's place: once a day is enough.
 test-plain: export PYTHONDONTWRITEBYTECODE :=
@@ -85,7 +90,7 @@ gpu-test: $(READY) ## run the tests that need a GPU, and those of its kernels, c
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
 		"torch finds no GPU here (torch.cuda.is_available() is False), so nothing would be tested. Run this where one is.")'
 	env -u TRITON_INTERPRET $(BIN)/pytest -m gpu
-	env -u TRITON_INTERPRET -u GOSSAMER_KERNELS $(BIN)/pytest tests/kernels
+	env -u TRITON_INTERPRET -u GOSSAMER_KERNELS $(BIN)/pytest -m "nightly or not nightly" tests/base/kernels
 
 bench-gpu: $(READY) ## encoders, a training step and a slow network on a GPU, beside torch's own; writes docs/benchmarks/gpu.md
 	$(BIN)/python benchmarks/gpu.py

@@ -66,7 +66,11 @@ def pytest_collection() -> Iterator[object]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m leaves tests out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "nightly" not in config.option.markexpr and not config.getoption("plain"):  # both once a day
+        nightly = [item for item in items if marked(item, ["nightly"])]
+        items[:] = [item for item in items if not marked(item, ["nightly"])]
+        config.hook.pytest_deselected(items=nightly)
     no_gpu = pytest.mark.skip(reason="torch.cuda.is_available() is False: no GPU, or a torch built for processors")
     for item in items:
         if marked(item, ["gpu"]) and not torch.cuda.is_available():

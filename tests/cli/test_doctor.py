@@ -51,6 +51,7 @@ def test_two_workers_on_this_machine(tmp_path: Path) -> None:
 
 
 @needs_lab
+@pytest.mark.nightly
 @pytest.mark.namespaces
 @pytest.mark.processes
 def test_an_emulated_network_is_measured_as_it_was_asked_for(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import refusal
+from support.nightly import nightly
 from support.processes import eventually
 from support.testbed_traffic import inhabitants, left_by
 
@@ -54,7 +55,7 @@ def command(directory: Path, steps: int, *options: str) -> list[str]:
 @needs_lab
 @pytest.mark.namespaces
 @pytest.mark.processes
-@pytest.mark.parametrize(("spec", "name"), [("200mbit", "kernel"), ("200mbit,2ms", "switch")])
+@pytest.mark.parametrize(("spec", "name"), [("200mbit,2ms", "switch"), *nightly(("200mbit", "kernel"))])
 def test_the_record_of_a_run_on_an_emulated_network(tmp_path: Path, spec: str, name: str) -> None:
     ran = subprocess.run(
         command(tmp_path, 12, "--network", spec, "--fault", "stop(1, at=0, for_seconds=0.2)", "--json", "out.json"),

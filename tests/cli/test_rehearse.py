@@ -107,6 +107,7 @@ def test_whole_periods_are_rehearsed(text: str, fewest: int, steps: int) -> None
     assert (exchanges - warm_up(exchanges)) % (stage.schedule.period // stage.passes_per_step) == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_recipes_that_talk_less_are_rehearsed(shapes, tmp_path):
     recipes = ["DiLoCo(4, fragments=2, delay=1) + Int8()", "EveryStep(accumulate=2)"]

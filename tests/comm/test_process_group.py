@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.nightly import nightly
 from support.paths import SUPPORT
 from support.processes import succeed
 
@@ -23,7 +24,7 @@ CHECKS = [
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, *nightly(4)])
 def test_real_workers(world: int) -> None:
     said = succeed([str(SUPPORT / "worker_checks.py"), *CHECKS], world)
     for text in said:

@@ -98,6 +98,7 @@ def test_fabric_has_the_bits_of_a_plain_loop_and_resumes_with_them(said: Said) -
     assert said[0]["with_fabric"] == said[1]["with_fabric"]
 
 
+@pytest.mark.nightly
 def test_lightning_starts_the_workers_where_nobody_has(tmp_path: Path) -> None:
     """One process, whose Trainer(devices=2) starts the other."""
     alone = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")

@@ -10,6 +10,7 @@ import torch
 from laws.decoding import check_decoders, check_messages, check_scripts
 from laws.subjects import EVERY
 from support.aggregations import aggregate
+from support.nightly import nightly
 from torch import Tensor
 
 from gossamer.algorithms.compressors import (
@@ -34,6 +35,8 @@ from gossamer.base.runner import simulate
 from gossamer.errors import MalformedError
 
 SEEDS = range(14)
+# The first five have both types and both sizes of a group
+every_seed = pytest.mark.parametrize("seeds", [SEEDS[:5], *nightly(SEEDS[5:])], ids=["", "more seeds"])
 every_compressor = pytest.mark.parametrize("compressor", EVERY, ids=repr)
 
 
@@ -45,20 +48,23 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @every_compressor
-def test_promise_8_in_a_group(compressor: Compressor) -> None:
-    for seed in SEEDS:
+@every_seed
+def test_promise_8_in_a_group(compressor: Compressor, seeds: range) -> None:
+    for seed in seeds:
         check_scripts(compressor, world=3 if seed % 4 else 4, seed=seed, step=3)
 
 
 @every_compressor
-def test_promise_8_between_two_peers(compressor: Compressor) -> None:
-    for seed in SEEDS:
+@every_seed
+def test_promise_8_between_two_peers(compressor: Compressor, seeds: range) -> None:
+    for seed in seeds:
         check_messages(compressor, seed=seed, dtype=(torch.float32, torch.float64)[seed % 5 == 0])
 
 
 @every_compressor
-def test_a_decoder_alone(compressor: Compressor) -> None:
-    for seed in SEEDS:
+@every_seed
+def test_a_decoder_alone(compressor: Compressor, seeds: range) -> None:
+    for seed in seeds:
         check_decoders(compressor, seed=seed)
 
 

@@ -8,6 +8,8 @@ import pytest
 from benchmarks.adaptive import Curve, Job, adaptive, jobs, key, options, page_part, summary, top_k
 from benchmarks.training import Run
 
+pytestmark = pytest.mark.nightly
+
 CURVE = Curve(((100.0, 4.0), (400.0, 2.0), (1600.0, 2.0)))
 
 

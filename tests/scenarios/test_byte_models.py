@@ -6,6 +6,8 @@ from benchmarks.byte_models import ByteLSTM, ByteMLP
 from benchmarks.tasks import TASKS, UNLIKE
 from benchmarks.training import train
 
+pytestmark = pytest.mark.nightly
+
 TEXT = torch.zeros(1, 65, dtype=torch.uint8)
 
 

@@ -24,6 +24,8 @@ from gossamer.comm.network import read_network
 from gossamer.observe.rank_record import warm_up
 from gossamer.plan.estimate.calibration import COVERAGE, Calibration, PastForecast
 
+pytestmark = pytest.mark.nightly
+
 
 def planned(seconds=0.1, networks=22):
     return [*cases(networks, 3, 1, lambda subject, network: seconds)]

@@ -8,6 +8,8 @@ from support.paths import ROOT
 
 from gossamer.algorithms.collectives import RingAllReduce
 
+pytestmark = pytest.mark.nightly
+
 PAGE = (ROOT / "docs" / "collectives.md").read_text(encoding="utf-8")
 
 

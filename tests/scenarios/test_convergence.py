@@ -28,6 +28,8 @@ from torch.nn.functional import mse_loss
 
 from gossamer.plan.bench import case_texts, with_feedback
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(autouse=True)
 def set_back() -> Iterator[None]:

@@ -77,6 +77,7 @@ def test_names_at_the_ends_of_lines_stand_apart(tmp_path: Path) -> None:
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_plain_ddp_trains_as_dense_does(tmp_path: Path) -> None:
     """The same batches from the same model: bit for bit, with two workers, whose sum is halved exactly."""

@@ -55,6 +55,7 @@ def check_the_compiler_comes_when_asked_for(script: str, expected: dict[str, Any
     assert findings(said[0]) == [expected]
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_the_compiler_is_loaded_by_those_that_compile(request: pytest.FixtureRequest) -> None:
     """With --plain by all of them."""
@@ -65,6 +66,7 @@ def test_the_compiler_is_loaded_by_those_that_compile(request: pytest.FixtureReq
         check_the_compiler_comes_when_asked_for(TRAIN, {"early": plain}, extra={"PYTHONPATH": other})
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_recipes_are_priced_without_algebra_and_symbols_bring_it(request: pytest.FixtureRequest) -> None:
     plain = request.config.getoption("plain")

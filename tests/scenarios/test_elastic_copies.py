@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Loss
-from support.elastic_training import EVERY, STEPS, Told, check_alike, check_run, operations, told, trained
+from support.elastic_training import STEPS, Told, check_alike, check_run, each_recipe, operations, told, trained
 from support.sessions import sgd
 from support.virtual_workers import Worker, loss_of, network
 from torch import Tensor
@@ -79,7 +79,7 @@ def check_clipped() -> None:
         check_run("Dense()", 3, [Loss(victim=0, op=op, answered=True, deaf=frozenset({2}))], work=clipped)
 
 
-@pytest.mark.parametrize("recipe", EVERY)
+@each_recipe
 def test_answers_stay_as_they_are_until_nobody_can_need_them(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "OperationLog", CheckedLog)
     check_alike(ElasticRun(3)(partial(trained, recipe)))

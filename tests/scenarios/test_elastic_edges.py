@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.elastic_groups import ElasticRun, Join, Loss
 from support.elastic_training import STEPS, Told, again, check_alike, told
+from support.nightly import nightly
 from support.sessions import sgd
 from support.virtual_workers import Worker, batch, loss_of, network, seeded, train_step
 from torch import nn
@@ -18,7 +19,6 @@ from torch.nn.functional import mse_loss
 
 from gossamer.train.world import World
 
-RECIPES = ["Dense()", "TopK(0.1)"]
 Work = Callable[[str, Worker], Told]
 
 
@@ -120,13 +120,13 @@ def with_uneven_inputs(recipe: str, worker: Worker) -> Told:
 WORKS: list[Work] = [with_bad_numbers, with_scaler, with_buffers, with_sparse_rows, with_quiet_passes]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ["TopK(0.1)", *nightly("Dense()")])
 @pytest.mark.parametrize("work", WORKS, ids=lambda work: work.__name__)
 def test_promise_9_and_others_hold_through_losses_and_joins(work: Work, recipe: str) -> None:
     everywhere(work, recipe)
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, "LocalSGD(2)"])
+@pytest.mark.parametrize("recipe", ["TopK(0.1)", "LocalSGD(2)", *nightly("Dense()")])
 def test_uneven_inputs_through_losses(recipe: str) -> None:
     everywhere(with_uneven_inputs, recipe, STEPS, joins=False)
 
@@ -134,6 +134,7 @@ def test_uneven_inputs_through_losses(recipe: str) -> None:
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
+SAVED = ["Dense()", "TopK(0.1)", "LocalSGD(2)"]
 SAVED_STEPS = 4  # two checkpoints: the first, and one that takes its place
 
 
@@ -154,12 +155,13 @@ def resumed(directory: Path, recipe: str, worker: Worker) -> Told:
     return Told(session.steps, told(session).agreed, torch.empty(0), session)
 
 
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "LocalSGD(2)"])
-def test_a_checkpoint_is_whole_whoever_is_lost_while_it_is_written(recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "every"), [("TopK(0.1)", 2), *nightly(*((each, 1) for each in SAVED))])
+def test_a_checkpoint_is_whole_whoever_is_lost_while_it_is_written(recipe: str, every: int, tmp_path: Path) -> None:
+    """At every other operation, nightly at each."""
     run = ElasticRun(3)
     whole = check_alike(run(partial(saving, tmp_path / "whole", recipe)), SAVED_STEPS)[0]
     ops = run.members.operations[0, 2]
-    for op in range(5, ops):
+    for op in range(5, ops, every):
         for victim, answered in ((0, False), (1, True)):
             where = tmp_path / f"{op} {victim}"
             loss = Loss(victim=victim, op=op, answered=answered, deaf=frozenset({2}) if answered else frozenset())

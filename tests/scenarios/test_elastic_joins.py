@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Join, Loss, VirtualMembers
-from support.elastic_training import EVERY, IN_STEP, STEPS, Told, check_run, operations, told, trained
+from support.elastic_training import IN_STEP, STEPS, Told, check_run, each_recipe, operations, told, trained
 from support.sessions import sgd
 from support.virtual_workers import Worker, loss_of, network, notices
 from torch import Tensor
@@ -22,14 +22,14 @@ from gossamer.train.session.group_changes import GroupChanges
 FIRST = 3  # operation after all have said what newcomers must be like
 
 
-@pytest.mark.parametrize("recipe", EVERY)
+@each_recipe
 def test_promise_13_a_newcomer_agrees_with_the_others_whenever_it_comes(recipe: str) -> None:
     last = FIRST + 4 if "elay" in recipe else operations(recipe) - 3  # rounds on their way land before it is let in
     for op in sorted({FIRST, *Random(recipe).sample(range(FIRST, last), 3)}):
         assert len(check_run(recipe, 3, join=Join(op=op, member=op % 3), newcomers=1)) == 4, op
 
 
-@pytest.mark.parametrize("recipe", EVERY)
+@each_recipe
 def test_newcomers_come_while_another_is_lost_and_are_lost_while_they_come(recipe: str) -> None:
     random, ops = Random(recipe), operations(recipe)
     op = random.randrange(FIRST, ops - 3)

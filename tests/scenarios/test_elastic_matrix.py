@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Loss
-from support.elastic_training import EVERY, STEPS, Told, check_run, operations, trained
+from support.elastic_training import STEPS, Told, check_run, each_recipe, operations, trained
 from support.virtual_workers import Worker
 
 from gossamer.comm.elastic.transport import ElasticTransport
@@ -26,7 +26,7 @@ def loss(victim: int, op: int, heard: str, world: int = 3, group: int = 2) -> Lo
 
 
 @pytest.mark.parametrize("heard", HEARD)
-@pytest.mark.parametrize("recipe", EVERY)
+@each_recipe
 def test_promise_1_survivors_of_any_rank_agree(recipe: str, heard: str) -> None:
     random = Random(recipe + heard)
     for victim in range(3):
@@ -34,7 +34,7 @@ def test_promise_1_survivors_of_any_rank_agree(recipe: str, heard: str) -> None:
         assert len(check_run(recipe, 3, [loss(victim, op, heard)])) == 2
 
 
-@pytest.mark.parametrize("recipe", EVERY)
+@each_recipe
 def test_promise_1_one_loss_after_the_other(recipe: str) -> None:
     random, ops = Random(recipe), operations(recipe)
     for heard in HEARD:
@@ -45,7 +45,7 @@ def test_promise_1_one_loss_after_the_other(recipe: str) -> None:
         check_run(recipe, 4, losses)
 
 
-@pytest.mark.parametrize("recipe", EVERY)
+@each_recipe
 def test_promise_1_losses_within_a_recovery(recipe: str) -> None:
     """Operation 0 of a new group compares how far its members are, the next two give answers, and then their standings
     are gathered, before anything else."""
@@ -55,7 +55,7 @@ def test_promise_1_losses_within_a_recovery(recipe: str) -> None:
         check_run(recipe, 4, [first, loss(random.randrange(1, 4), place, random.choice([*HEARD]), 4, group=4)])
 
 
-@pytest.mark.parametrize("recipe", EVERY)
+@each_recipe
 def test_a_world_of_one_goes_on(recipe: str) -> None:
     op = Random(recipe).randrange(operations(recipe) - 1)
     assert len(check_run(recipe, 2, [loss(1, op, "by nobody", 2)])) == 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.elastic_groups import Loss
 from support.elastic_training import check_run
+from support.nightly import nightly
 
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.comm.runtime.transaction import Transaction
@@ -31,12 +32,12 @@ def left_by(train: Callable[[], object], kind: type[object] = PendingReduction) 
         gc.enable()
 
 
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)"])
+@pytest.mark.parametrize("recipe", ["Dense()", *nightly("TopK(0.1)")])
 def test_no_exchange_outlives_its_step(recipe: str) -> None:
     assert left_by(lambda: check_run(recipe, 3)) == 0
 
 
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)"])
+@pytest.mark.parametrize("recipe", ["Dense()", *nightly("TopK(0.1)")])
 def test_no_error_outlives_the_exchange_that_it_broke(recipe: str) -> None:
     assert left_by(lambda: check_run(recipe, 3, [LOSS]), PeerLost) == 0
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.nightly import nightly
 
 pytestmark = pytest.mark.processes
 
@@ -63,7 +64,7 @@ def ends(directory: Path, recipe: str, signal: str, size: int, *options: str) ->
     return [line.split()[:5] for line in re.findall(r"\bended (.*)", output)], output
 
 
-@pytest.mark.parametrize("recipe", ["TopK(0.5)", "LocalSGD(period=2) + Int8()"])
+@pytest.mark.parametrize("recipe", ["TopK(0.5)", *nightly("LocalSGD(period=2) + Int8()")])
 def test_promise_1_a_killed_worker_comes_back_and_all_agree(tmp_path: Path, recipe: str) -> None:
     found, output = ends(tmp_path, recipe, "9", 3, "--max-restarts", "1")
     assert sorted(place for place, *_ in found) == ["0", "1", "2"], output

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from examples import bytelm
+from support.nightly import nightly
 from support.paths import ROOT
 from support.processes import free_port
 
@@ -115,7 +116,7 @@ def test_bytelm_learns_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(density=0.05)"])
+@pytest.mark.parametrize("recipe", [*nightly("Dense()"), "TopK(density=0.05)"])
 def test_bytelm_ends_alike_on_all_workers(recipe: str) -> None:
     first, second = together(2, "bytelm.py", "--steps", "12", "--batch", "2", "--recipe", recipe)
     assert first["digest"] == second["digest"]
@@ -125,7 +126,7 @@ def test_bytelm_ends_alike_on_all_workers(recipe: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=3)"])
+@pytest.mark.parametrize("recipe", [*nightly("Dense()"), "LocalSGD(period=3)"])
 def test_bytelm_ends_alike_when_time_runs_out(recipe: str) -> None:
     """Also between evaluations, to which all come."""
     limits = ["--steps", "100000", "--batch", "1", "--seconds", "2", "--evaluate-every", "2"]
@@ -135,7 +136,7 @@ def test_bytelm_ends_alike_when_time_runs_out(recipe: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("model", ["conv", "resnet"])
+@pytest.mark.parametrize("model", ["conv", *nightly("resnet")])
 def test_digits_are_learned_on_uneven_shares(model: str) -> None:
     # 719 and 718 images: the first worker has a third batch, of one image, in every epoch
     first, second = together(2, "digits.py", "--model", model, "--epochs", "6", "--batch", "359")

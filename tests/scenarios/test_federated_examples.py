@@ -51,6 +51,7 @@ def test_devices_differ_in_labels() -> None:
     assert len(sizes) > 10
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_who_has_what_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")

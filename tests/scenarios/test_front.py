@@ -24,6 +24,8 @@ from benchmarks.virtual_workers import APART
 from matplotlib.text import Text
 from torch.optim import AdamW, Muon
 
+pytestmark = pytest.mark.nightly
+
 FIRST, SECOND = TUNING_SEEDS
 Point = tuple[float, float]
 FrontOf = Callable[[Iterable[Point]], list[Point]]

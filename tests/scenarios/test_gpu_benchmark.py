@@ -16,6 +16,8 @@ from benchmarks.gpu_step import LanguageModel, Shape
 from support.paths import BENCHMARKS, ROOT
 from support.processes import of_this_checkout
 
+pytestmark = pytest.mark.nightly
+
 QUICK = provenance.QUICK / "gpu.md"
 
 

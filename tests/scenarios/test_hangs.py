@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support.nightly import nightly
 from support.processes import engine_files_left_open
 
 from gossamer.cli.main import gossamer
@@ -51,7 +52,7 @@ def run(folder: Path, *options: str) -> Result:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("collective", ["auto", "engine"])
+@pytest.mark.parametrize("collective", ["auto", *nightly("engine")])
 def test_a_rank_that_is_stuck_outside_an_operation_is_named(
     collective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

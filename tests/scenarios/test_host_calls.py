@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from benchmarks.fake_accelerator import DATA_SIZED, SCALAR, TO_HOST
 from benchmarks.host_calls import RECIPES, HostCall, on_training_threads
+from support.nightly import nightly
 from support.paths import BENCHMARKS, ROOT, SUPPORT, TESTS
 from support.processes import of_this_checkout
 
@@ -37,7 +38,10 @@ def ran(*command: str, **variables: str) -> str:
 FEW = ("Int8()", "TopK(density=0.1)", "LocalSGD(period=2) + Int8()", "Gossip()")
 
 
-@pytest.mark.parametrize(("kernels", "recipes"), [("", RECIPES), ("reference", FEW)])
+@pytest.mark.parametrize(
+    ("kernels", "recipes"),
+    [("", FEW), *nightly(("", RECIPES), ("reference", FEW))],
+)
 def test_no_recipe_makes_the_training_thread_wait(tmp_path: Path, kernels: str, recipes: tuple[str, ...]) -> None:
     file = tmp_path / "calls.json"
     wanted = [word for recipe in recipes for word in ("--recipe", recipe)]

@@ -219,6 +219,7 @@ def check_arrival(seen: Seen) -> None:
     check_nothing_counted_twice(seen, sum(map(len, seen.steps.values())))
 
 
+@pytest.mark.nightly  # in virtual time: train/parameter_server/test_faults.py
 @pytest.mark.measures
 def test_in_rounds_whoever_stops_is_waited_for_and_who_dies_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,8 @@ from torch.nn.functional import mse_loss
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import resolve
 
+pytestmark = pytest.mark.nightly
+
 DENSE = "Dense()"
 
 

@@ -30,6 +30,8 @@ from gossamer.plan.rehearsal import worker
 from gossamer.plan.rehearsal.model_shapes import find_shapes
 from gossamer.train.traffic.traffic import estimate_traffic
 
+pytestmark = pytest.mark.nightly
+
 PAGES = ROOT / "docs" / "benchmarks"
 MEASURED = re.compile(r"[Ww]ritten\s+from\s+commit\s+`[0-9a-f]{7,40}(-dirty)?`")
 UNWRITTEN = re.compile(r"^To be written by `make bench-[a-z]+`\.$", re.MULTILINE)  # a page that tells no number

@@ -63,13 +63,20 @@ def gossamer(*arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     "command",
     [
-        ["train.py"],
-        gossamer("explain", "PowerSGD(rank=4)", "train.py"),
-        gossamer("run", "--recipe", "PowerSGD(rank=4)", "train.py"),
-        gossamer("run", "--recipe", "ParameterServer('async', push=TopK(0.01), pull=Int8())", "train.py"),
-        gossamer("run", "--recipe", "Gossip(mixing='pairwise') + Ring()", "train.py"),
+        pytest.param(["train.py"], id="alone", marks=pytest.mark.nightly),
+        pytest.param(gossamer("explain", "PowerSGD(rank=4)", "train.py"), id="explain"),
+        pytest.param(gossamer("run", "--recipe", "PowerSGD(rank=4)", "train.py"), id="averages"),
+        pytest.param(
+            gossamer("run", "--recipe", "ParameterServer('async', push=TopK(0.01), pull=Int8())", "train.py"),
+            id="servers",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            gossamer("run", "--recipe", "Gossip(mixing='pairwise') + Ring()", "train.py"),
+            id="gossip",
+            marks=pytest.mark.nightly,
+        ),
     ],
-    ids=["alone", "explain", "averages", "servers", "gossip"],
 )
 def test_it_works(command: list[str], folder: Path) -> None:
     code, said = say(folder, *command)
@@ -77,6 +84,7 @@ def test_it_works(command: list[str], folder: Path) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_a_comparison_makes_its_page(folder: Path) -> None:
     command = gossamer("compare", "--workers", "2", "--recipe", "Dense()", "--recipe", "home", "--page", "page.html")

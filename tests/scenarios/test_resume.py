@@ -182,6 +182,7 @@ def test_a_machine_that_is_lost_with_its_disk_is_made_up_for(tmp_path: Path) -> 
     assert digests(resumed) == whole
 
 
+@pytest.mark.nightly
 def test_dedicated_servers_are_given_back_what_they_had(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OWN_DIRECTORY)
     arguments = ["run", "--workers", "2", "--servers", "1", "train.py", "ParameterServer(mode='sync')"]

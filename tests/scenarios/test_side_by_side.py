@@ -13,6 +13,8 @@ import pytest
 import torch
 from benchmarks.side_by_side import done
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from support.paths import BENCHMARKS
 
+pytestmark = pytest.mark.nightly
+
 DOCS = BENCHMARKS.parent / "docs" / "servers.md"
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from benchmarks.time_to_loss import NO_LIMIT, Curves, steps_to, table
 
+pytestmark = pytest.mark.nightly
+
 FALLING = [(100, 0.0, 3.0), (200, 0.0, 2.0), (300, 0.0, 2.4), (400, 0.0, 1.5)]
 
 

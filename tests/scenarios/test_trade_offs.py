@@ -15,11 +15,13 @@ from gossamer.comm.mesh.collective_selector import WISHES
 PAGE = (ROOT / "docs" / "trade-offs.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.nightly
 def test_figures_are_those_of_the_code_and_of_the_measurements() -> None:
     assert {column for _, column, _ in figures(PAGE)} == set(COLUMNS)
     assert wrong_figures(PAGE) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

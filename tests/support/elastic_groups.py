@@ -125,6 +125,7 @@ class VirtualMembers:
         self.operations: dict[tuple[int, int], int] = {}  # by member and group
         self._changed = threading.Condition(threading.RLock())
         self._dead: set[int] = set()
+        self._finished: set[int] = set()  # loops that are over: they run no further operation
         self._ready: list[int] = []
         self._attached: set[int] = set()  # newcomers that have a state by now
         self._transports: dict[int, ElasticTransport] = {}
@@ -179,7 +180,8 @@ class VirtualMembers:
 
         def came() -> bool:
             over = view.number // 2 < self.views[-1].number
-            return over or all(self.operations.get((each, view.number), 0) > op for each in others)
+            at_op = (each in self._finished or self.operations.get((each, view.number), 0) > op for each in others)
+            return over or all(at_op)
 
         with self._changed:
             assert self._changed.wait_for(came, SECONDS), f"nobody else came to operation {op}"
@@ -202,6 +204,12 @@ class VirtualMembers:
         with self._changed:
             if not self.views[0].holds(number):
                 self._came.add(number)
+            self._changed.notify_all()
+
+    def finish(self, number: int) -> None:
+        """A member's loop is over: a victim does not wait for it."""
+        with self._changed:
+            self._finished.add(number)
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -341,6 +349,7 @@ class ElasticRun:
             worker = Worker(number, self.count, transport)
             try:
                 result = work(worker)
+                self.members.finish(number)
                 self._end_together()
                 if self.members.is_dead(number):
                     return None  # the loop was over, and others did not have its answers yet

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
+import pytest
 import torch
 from support.elastic_groups import ElasticRun, Join, Loss
+from support.nightly import nightly
 from support.sessions import RECIPES, sgd
 from support.virtual_workers import Worker, loss_of, network, parameters
 from torch import Tensor
@@ -31,6 +33,21 @@ ROUNDS = [
     "PostLocalSGD(start=2, period=2)",
 ]
 EVERY = [*GRADIENTS, *ROUNDS]
+# Recovery depends on what a strategy exchanges and what a compressor remembers: one recipe of each; the others nightly
+REPRESENTATIVES = [
+    "Dense()",
+    "TopK(0.1)",
+    "PowerSGD(rank=2)",
+    "SharedMask(density=0.1)",
+    "EveryStep(accumulate=2) + TopK(0.2)",
+    "EveryStep(delay=1) + TopK(0.2)",
+    "LocalSGD(2) + TopK(0.1)",
+    "DiLoCo(4, fragments=2, delay=1)",
+    "DelayedAveraging(2) + TopK(0.2)",
+]
+each_recipe = pytest.mark.parametrize(
+    "recipe", [*REPRESENTATIVES, *nightly(*(each for each in EVERY if each not in REPRESENTATIVES))]
+)
 IN_STEP = [*GRADIENTS, *ROUNDS[:2]]  # parameters are alike after every step
 
 

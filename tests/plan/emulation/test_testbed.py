@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.nightly import nightly
 from support.testbed_traffic import answering, arrived, bits_per_second, round_trip_seconds
 
 from gossamer.comm.network import Host, Network, read_network
@@ -76,7 +77,7 @@ def test_rate_and_round_trip_are_as_asked(spec: str, emulation: str) -> None:
         assert within(rate, asked), rate
 
 
-@pytest.mark.parametrize("spec", ["20mbit", "20mbit,5ms"])
+@pytest.mark.parametrize("spec", ["20mbit,5ms", *nightly("20mbit")])
 def test_a_slowed_host_is_slower_and_recovers(spec: str) -> None:
     with EmulatedNetwork(read_network(spec, 2)) as lab:
         lab.slow(1, 1.25)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.adam_training import Adam, adam, everywhere, matrices, schedule, unused_rows
+from support.nightly import once_each
 from support.session_laws import check_a_bad_gradient_changes_nothing, check_the_loss_scale_does_not_show, resumed
 from support.virtual_workers import Worker, agree, cluster, loss_of, network, parameters, train_step
 from torch import Tensor, nn
@@ -45,14 +46,12 @@ def test_ranks_have_the_same_bits(term: str) -> None:
     agree(kept)
 
 
-@pytest.mark.parametrize("term", RULES)
-@pytest.mark.parametrize("bad", [0, 5])
+@once_each("term, bad", RULES, [0, 5])
 def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(term: str, bad: int) -> None:
     check_a_bad_gradient_changes_nothing(adam, everywhere(term), bad)
 
 
-@pytest.mark.parametrize("term", RULES)
-@pytest.mark.parametrize("stop", [2, 5])
+@once_each("term, stop", RULES, [2, 5])
 def test_a_resumed_run_has_the_same_bits(term: str, stop: int, tmp_path: Path) -> None:
     whole, found = resumed(adam, everywhere(term), stop, tmp_path, schedule)
     assert torch.equal(found, whole)
@@ -121,8 +120,7 @@ def test_rows_that_nobody_used_stay_bit_for_bit(term: str) -> None:
     assert torch.equal(before, after)
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}], ids=str)
-@pytest.mark.parametrize("term", RULES)
+@once_each("term, options", RULES, [{"foreach": True}, {"fused": True}])
 def test_kernels_of_the_optimizer_make_no_difference(term: str, options: dict[str, Any]) -> None:
     """Biases stay with the optimizer, which steps them by whatever it has."""
 

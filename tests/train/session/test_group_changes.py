@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Loss
+from support.nightly import once_each
 from support.sessions import RECIPES, sgd
 from support.virtual_workers import Worker, cluster, loss_of, network, parameters
 from torch import Tensor
@@ -52,8 +53,7 @@ def check_survivors_agree(recipe: str, heard: str) -> int:
     raise AssertionError
 
 
-@pytest.mark.parametrize("heard", ["by nobody", "by all", "by some"])
-@pytest.mark.parametrize("recipe", [*RECIPES, *LOCAL])
+@once_each("recipe, heard", [*RECIPES, *LOCAL], ["by nobody", "by all", "by some"])
 def test_survivors_agree(recipe: str, heard: str) -> None:
     assert check_survivors_agree(recipe, heard) > 5
 

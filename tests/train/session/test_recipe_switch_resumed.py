@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.nightly import once_each
 from support.virtual_workers import agree, cluster, network, parameters, train_step
 
 from gossamer.algorithms.recipes.recipe import resolve
@@ -30,8 +31,7 @@ CHAINS = [
 ]
 
 
-@pytest.mark.parametrize("stop", [3, 4, 7])
-@pytest.mark.parametrize("chain", CHAINS, ids=" -> ".join)
+@once_each("chain, stop", CHAINS, [3, 4, 7])
 def test_a_run_that_switched_resumes_to_the_same_bits(chain, stop, tmp_path):
     """At the switch, one step after it, and later. The script attaches with its own recipe each time."""
     first, second = chain

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nightly import once_each
 from support.virtual_workers import Worker, batch, cluster, loss_of, network, notices, parameters
 from torch import Tensor, nn
 
@@ -91,8 +92,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("detour", DETOURS)
-@pytest.mark.parametrize("recipe", RECIPES)
+@once_each("recipe, detour", RECIPES, DETOURS)
 def test_a_pass_that_no_optimizer_uses_leaves_no_trace(recipe: str, detour: Detour) -> None:
     """Neither in parameters, nor in what a checkpoint holds, though the last one may still be used."""
     plain = cluster(lambda worker: trained(worker, recipe, nothing), 4)
@@ -209,8 +209,7 @@ def uneven(worker: Worker, recipe: str, detour: Detour) -> Tensor:
     return torch.cat([parameters(model), *(t.flatten() for each in kept.values() for t in each.values())])
 
 
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "RandomK(0.2)", "QSGD(4)", "Int8(stochastic=True)"])
-@pytest.mark.parametrize("detour", DETOURS)
+@once_each("recipe, detour", ["Dense()", "TopK(0.1)", "RandomK(0.2)", "QSGD(4)", "Int8(stochastic=True)"], DETOURS)
 def test_a_rank_without_data_takes_back_what_the_others_take_back(recipe: str, detour: Detour) -> None:
     plain = cluster(lambda worker: uneven(worker, recipe, nothing), 3)
     detoured = cluster(lambda worker: uneven(worker, recipe, detour), 3)

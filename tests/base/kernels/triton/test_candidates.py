@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.nightly import once_each
 from torch import Tensor
 
 pytest.importorskip("triton", reason="the extra gpu is not installed")
@@ -71,8 +72,7 @@ def test_what_is_not_finite_is_reported_wherever_it_lies(bad: float) -> None:
         assert status.item() == NOT_FINITE
 
 
-@pytest.mark.parametrize("bound", [1e-45, 2.4, 4.0])
-@pytest.mark.parametrize("kind", ["normal", "ties", "zeros"])
+@once_each("bound, kind", [1e-45, 2.4, 4.0], ["normal", "ties", "zeros"])
 def test_any_bound_leads_to_the_same_bits(bound: float, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too low a one, and there are more than there is room for; a good one; too high, and too few."""
     x = {"normal": numbers(), "ties": numbers().round(), "zeros": numbers() * (numbers(1) > 2.8)}[kind]

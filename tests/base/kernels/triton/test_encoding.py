@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from support.nightly import once_each
 
 triton = pytest.importorskip("triton", reason="the extra gpu is not installed")
 tl = triton.language
 
-from support.kernel_codecs import Codec  # noqa: E402
-from support.triton_codecs import CODECS, broken, compared, every_codec, numbers, told  # noqa: E402
+from support.triton_codecs import CODECS, EVERY, broken, compared, numbers, told  # noqa: E402
 
 from gossamer.base.kernels.reference.residual import Residual  # noqa: E402
 from gossamer.base.kernels.triton import encoding  # noqa: E402
@@ -25,14 +25,13 @@ N = sum(SIZES)
 every_module = pytest.mark.parametrize("module", CODECS)
 
 
-@every_codec
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_noticed_in_x(codec: Codec, number: float) -> None:
+@once_each("name, number", EVERY, [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_noticed_in_x(name: str, number: float) -> None:
     for place in (0, 12, N - 1):
         x = numbers("plain", N)
         x[place] = number
         with pytest.raises(NotFinite):
-            codec.encode(x, SIZES, None, plain=False)
+            EVERY[name].encode(x, SIZES, None, plain=False)
 
 
 @every_module
@@ -56,13 +55,12 @@ def test_what_is_not_finite_is_noticed_in_what_is_owed_which_stays(module: str) 
     assert torch.equal(before.nan_to_num(7.0), kept.nan_to_num(7.0))
 
 
-@every_codec
-@pytest.mark.parametrize("size", [1e20, 1e30, 3e38])
-def test_numbers_near_the_end_of_the_range(codec: Codec, size: float) -> None:
+@once_each("name, size", EVERY, [1e20, 1e30, 3e38])
+def test_numbers_near_the_end_of_the_range(name: str, size: float) -> None:
     """Sums, squares, or what is added, may leave it: where plain torch refuses, and nowhere else."""
     x = numbers("plain", 80).sign() * size
-    compared(codec, x, [80])
-    compared(codec, x, [80], x)
+    compared(EVERY[name], x, [80])
+    compared(EVERY[name], x, [80], x)
 
 
 @triton.jit

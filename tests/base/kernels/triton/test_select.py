@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nightly import nightly, once_each
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,7 +38,6 @@ COUNTS = [7, 0, 1, 10, 0, 700, 0]
 MODES = ["nothing owed", "apart", "in place"]
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 interpreted = pytest.mark.skipif(not knobs.runtime.interpret, reason="counts what the interpreter reads and writes")
-every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def data(n: int, kind: str, seed: int) -> Tensor:
@@ -76,22 +76,20 @@ def check_largest(
     )
 
 
-@pytest.mark.parametrize("mode", MODES[1:])
-@every_kind
+@once_each("kind, mode", KINDS, MODES[1:])
 def test_largest(kind: str, mode: str) -> None:
     x, before = data(sum(SIZES), kind, 1), data(sum(SIZES), "normal", 2) * 0.5
     check_largest(x, SIZES, COUNTS, mode, before)
 
 
-@pytest.mark.parametrize("dtype", [*TYPES, torch.float64], ids=str)
-@pytest.mark.parametrize("mode", MODES)
+@once_each("dtype, mode", [*TYPES, torch.float64], MODES)
 def test_largest_of_other_types(dtype: torch.dtype, mode: str) -> None:
     x = data(sum(SIZES), "normal", 3)
     x[::3] *= 1e-6  # float16's denormal numbers
     check_largest(x.to(dtype), SIZES, COUNTS, mode, data(len(x), "normal", 4).to(torch.promote_types(dtype, x.dtype)))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["in place", *nightly("nothing owed", "apart")])
 def test_denormal_numbers_of_bfloat16(mode: str) -> None:
     x, before = data(sum(SIZES), "denormal", 15).bfloat16(), data(sum(SIZES), "denormal", 16)
     assert x.float().any()
@@ -104,21 +102,20 @@ def test_denormal_numbers_of_bfloat16(mode: str) -> None:
     )
 
 
-@pytest.mark.parametrize("counts", [[0], [1], [1000], [99_999], [100_000]], ids=str)
+@pytest.mark.parametrize("counts", [[1], [1000], [100_000], *nightly([0], [99_999])], ids=str)
 def test_largest_of_many(counts: list[int]) -> None:
     x = data(100_000, "ties", 5)
     check_largest(x, [100_000], counts, "nothing owed", x)
 
 
-@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "mostly -0.0"])
-@pytest.mark.parametrize("n", [0, 1, 7, 64, 65])
+@once_each("n, kind", [0, 1, 7, 64, 65], ["normal", "ties", "zeros", "mostly -0.0"])
 def test_largest_of_few(n: int, kind: str) -> None:
     x = data(n, kind, 12)
     for count in {0, min(n, 1), n // 3, max(n - 1, 0), n}:
         check_largest(x, [n], [count], "apart", x.flip(0))
 
 
-@pytest.mark.parametrize("equals", [100, 400, 15_000])
+@pytest.mark.parametrize("equals", [100, 15_000, *nightly(400)])
 def test_more_entries_are_equal_to_the_last_one_than_travel(equals: int) -> None:
     """Few of them are candidates; of many all entries are looked at."""
     x = data(20_000, "normal", 13) * 0.1
@@ -186,9 +183,9 @@ def momentum_of(function: Any, x: Tensor, rate: float, owed: Residual, mode: str
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize(("masked", "mode"), [(False, "apart"), (True, "apart"), (True, "in place")])
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_largest_with_momentum(nesterov: bool, masked: bool, mode: str, dtype: torch.dtype) -> None:
+@once_each("case, dtype", [(False, "apart"), (True, "apart"), (True, "in place")], TYPES)
+def test_largest_with_momentum(nesterov: bool, case: tuple[bool, str], dtype: torch.dtype) -> None:
+    masked, mode = case
     x, before = data(sum(SIZES), "normal", 7).to(dtype), data(sum(SIZES), "ties", 8)
     named = {"nesterov": nesterov, "masked": masked}
     check(
@@ -216,8 +213,7 @@ def test_the_check_sees_momentum_that_is_rounded_otherwise() -> None:
         )
 
 
-@pytest.mark.parametrize("limit", [0.0, -0.0, -1.0, 0.5, 3.0, 1e-42, math.inf, math.nan, 0.1])
-@pytest.mark.parametrize("kind", ["normal", "special"])
+@once_each("limit, kind", [0.0, -0.0, -1.0, 0.5, 3.0, 1e-42, math.inf, math.nan, 0.1], ["normal", "special"])
 def test_above(limit: float, kind: str) -> None:
     for n, mode in ((0, "apart"), (1, "apart"), (9000, "in place")):
         x, before = data(n, kind, 9), data(n, "ties", 10)
@@ -243,8 +239,7 @@ def test_above_of_other_types(dtype: torch.dtype) -> None:
         )
 
 
-@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("mode", MODES)
+@once_each("bad, mode", [math.nan, -math.nan, math.inf, -math.inf], MODES)
 def test_what_is_not_finite_is_refused_and_nothing_is_lost(bad: float, mode: str) -> None:
     n = 9000
     x, before = data(n, "normal", 3), data(n, "normal", 4)
