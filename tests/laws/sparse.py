@@ -57,6 +57,9 @@ EXACT: list[Compressor] = [
     Feedback(Route(Adaptive(TopK(density=0.3), every=2))),
     Feedback(Warmup(Adaptive(TopK(density=0.1), every=2), steps=2)),
     Route(Feedback(TopK(density=0.1)), names="k*"),
+    Feedback(TopK(density=0.1), decay=0.95),
+    Feedback(Chain(TopK(density=0.1), Int8()), decay=0.5),
+    Feedback(Route(RandomK(density=0.1)), decay=0.0),
 ]
 ROUNDED: list[Compressor] = []
 
