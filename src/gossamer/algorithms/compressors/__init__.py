@@ -3,7 +3,7 @@
 base            Compressor (any script of collective operations) and Codec (an encoder and a decoder)
 wrapper         compressors around another: error_feedback, route, sharded, hierarchical, warmup, chain, rotated
 dense           everything, in full or half precision
-int8, float4, sign_magnitude, twobit, terngrad, onebit, qsgd   every entry in few bits; quantize: what they share
+int8, float4, sign_magnitude, bin_means, twobit, terngrad, onebit, qsgd   every entry in few bits; quantize: shared code
 topk, threshold, dgc, sparse_allreduce                         few entries; index_regions: who adds up which of them
 adaptive        as many entries, spread over the tensors by what waiting costs
 arc_topk, shared_mask, randomk  few entries at the same places on all ranks; shared_places: their mean; row_blocks,
@@ -27,6 +27,7 @@ from gossamer.algorithms.compressors.adam_update import AdamUpdate
 from gossamer.algorithms.compressors.adaptive import Adaptive
 from gossamer.algorithms.compressors.arc_topk import ARCTopK
 from gossamer.algorithms.compressors.base import Codec, Compressor
+from gossamer.algorithms.compressors.bin_means import BinMeans
 from gossamer.algorithms.compressors.chain import Chain
 from gossamer.algorithms.compressors.compressed_adam import CompressedAdam
 from gossamer.algorithms.compressors.demo import DeMo
@@ -61,6 +62,7 @@ __all__ = [
     "ARCTopK",
     "AdamUpdate",
     "Adaptive",
+    "BinMeans",
     "Chain",
     "Codec",
     "CompressedAdam",

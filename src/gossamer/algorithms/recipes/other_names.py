@@ -156,8 +156,9 @@ OTHER_NAMES = (
     OtherName(
         ("SparseLoCo", "CCLoco"),
         "Sarfi et al. 2025",
-        "DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) + Chain(TopK(density=0.0156), SignMagnitude())",
-        "its residual decays, it selects entries in chunks of 4,096, and it quantizes them by another codebook",
+        "DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) + "
+        "Feedback(Chain(TopK(density=0.015625, chunk=4096), BinMeans(bits=2)), decay=0.95)",
+        "its chunks of a matrix are squares of 64 x 64 entries, and here runs of 4,096 in memory order",
     ),
     OtherName(
         ("MuLoCo",),

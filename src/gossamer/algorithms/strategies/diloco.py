@@ -34,8 +34,9 @@ class DiLoCo(AveragingStrategy):
     steps leaves then, and lands after step sync_every. Later rounds are equally far apart in both.
 
     Pseudo-gradients, agreed - x_i, go through any compressor, with feedback where it is biased. SparseLoCo (Sarfi et
-    al. 2025, arXiv:2508.15706) is not built: Chain(TopK(...), SignMagnitude()) without momentum is near it, but its
-    residual decays, it selects entries in chunks of 4,096, and its 2-bit codebook is another.
+    al. 2025, arXiv:2508.15706) is DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) +
+    Feedback(Chain(TopK(density=0.015625, chunk=4096), BinMeans(bits=2)), decay=0.95). Its text divides the sum by the
+    number of workers, as here; its program divides each entry by the number of workers that sent it.
     What such a compressor leaves out waits for rounds, and comes to a momentum that has gone on without it. Where outer
     momentum is above 0.5 and a message holds less than a third of a difference (of the energy of a Gaussian matrix), as
     TopK(0.05), RandomK and PowerSGD(1) do, attach says so: in a sweep over one small task such pairs mostly ended worse
