@@ -173,6 +173,11 @@ OTHER_NAMES = (
         "its periods are independent, and here those of moments are multiples of the parameters' period",
     ),
     OtherName(
+        ("Local AMSGrad", "LocalAMSGrad"),
+        "Chen et al. 2020",
+        "LocalSGD(period=8, second_moment='amsgrad')",
+    ),
+    OtherName(
         ("Decoupled DiLoCo", "async DiLoCo", "asynchronous local SGD", "HALoS", "GASLoC"),
         "arXiv:2604.21428, 2401.09135, 2506.04531 and 2606.11081",
         "DiLoCo(period=20)",

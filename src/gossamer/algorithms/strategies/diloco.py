@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.algorithms.compressors import Compressor, Feedback
 from gossamer.algorithms.compressors.distortion import kept_share
 from gossamer.algorithms.strategies.base import AGREED, AveragingStrategy, Memory
-from gossamer.algorithms.strategies.moment_rounds import KEEP, MomentRounds, check_moments, moment_rounds
+from gossamer.algorithms.strategies.moment_rounds import KEEP, OWN, MomentRounds, check_moments, moment_rounds
 from gossamer.algorithms.strategies.schedule import PeriodicSchedule
 from gossamer.errors import require
 
@@ -37,6 +37,8 @@ class DiLoCo(AveragingStrategy):
     al. 2025, arXiv:2508.15706) is DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) +
     Feedback(Chain(TopK(density=0.015625, chunk=4096), BinMeans(bits=2)), decay=0.95). Its text divides the sum by the
     number of workers, as here; its program divides each entry by the number of workers that sent it.
+    Moments and second_moment are those of LocalSGD.
+
     What such a compressor leaves out waits for rounds, and comes to a momentum that has gone on without it. Where outer
     momentum is above 0.5 and a message holds less than a third of a difference (of the energy of a Gaussian matrix), as
     TopK(0.05), RandomK and PowerSGD(1) do, attach says so: in a sweep over one small task such pairs mostly ended worse
@@ -52,6 +54,7 @@ class DiLoCo(AveragingStrategy):
     optimizer_state: str = KEEP  # of each fragment: "keep" each worker's own, "average" it (dense), or "reset" it
     first_moment_period: int | None = None  # steps between two means of it, a multiple of period; None: as above
     second_moment_period: int | None = None  # likewise
+    second_moment: str = OWN  # that Adam's local steps divide by: each worker's "own", the "agreed" one, or "amsgrad"
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period is a number of steps, 1 or more, not {self.period}")
@@ -70,7 +73,17 @@ class DiLoCo(AveragingStrategy):
             f"a period of {self.period}: write delay={self.period - 1} at most",
         )
         require(0 <= self.mix <= 1, f"mix is the share in [0, 1] of its own that a worker keeps, not {self.mix}")
-        check_moments(self.period, self.optimizer_state, self.first_moment_period, self.second_moment_period)
+        check_moments(*self._moment_settings)
+        require(
+            self.second_moment == OWN or not self.mix,
+            f"mix={self.mix} keeps a share of each worker's own state, so that no second moment is the same on all "
+            f'workers. Leave out mix or second_moment="{self.second_moment}".',
+        )
+
+    @property
+    def _moment_settings(self) -> tuple[int, str, int | None, int | None, str]:
+        periods = self.first_moment_period, self.second_moment_period
+        return self.period, self.optimizer_state, *periods, self.second_moment
 
     def caution(self, compressor: Compressor) -> str | None:
         if self.outer_momentum <= CALM_MOMENTUM:
@@ -93,7 +106,7 @@ class DiLoCo(AveragingStrategy):
 
     @property
     def moments(self) -> MomentRounds:
-        return moment_rounds(self.period, self.optimizer_state, self.first_moment_period, self.second_moment_period)
+        return moment_rounds(*self._moment_settings)
 
     @property
     def schedule(self) -> PeriodicSchedule:

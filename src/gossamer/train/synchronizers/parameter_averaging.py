@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from gossamer.algorithms.strategies import AGREED, FROM, RESET, AveragingStrategy, Memory
 from gossamer.base.layout import FlatTensors
 from gossamer.train.checkpoint.state import MERGING_PREFIX
+from gossamer.train.moments.shared_variance import share_variance
 from gossamer.train.reducer.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
 from gossamer.train.reducer.bucket import Bucket
 from gossamer.train.reducer.step_report import Presence
@@ -76,10 +77,18 @@ class ParameterAveraging(RoundTask):
             averaged = self.averaged_state(landed.number, landed)
             averaged.replace(result.averaged_state, self._strategy.kept_share, landed.sent)
             self.agreed_state = {**self.agreed_state, **averaged.named(result.averaged_state)}
+            self._share_second_moment(landed)
         if self._strategy.on_merge == RESET:
             for outgoing in landed.outgoing:
                 for parameter in outgoing.bucket.parameters.values():
                     self._optimizer.state.pop(parameter, None)
+
+    def _share_second_moment(self, landed: InFlightRound) -> None:
+        """From now on local steps divide by the second moment that was averaged, in rounds that averaged it."""
+        moments, turn = self._strategy.moments, landed.number // len(self._fragments)
+        if moments.shared_divisor and (turn + 1) % moments.second == 0:
+            parameters = [p for outgoing in landed.outgoing for p in outgoing.bucket.parameters.values()]
+            share_variance(self._optimizer, parameters, keeps_largest=moments.keeps_largest)
 
     def revert(self, landed: InFlightRound) -> None:
         for outgoing in landed.outgoing:
