@@ -5,6 +5,7 @@ moment_rounds      in which rounds an optimizer's moments are averaged along
 schedule           tables of sync rounds: when a fragment leaves and lands
 every_step         EveryStep: synchronous data parallelism, accumulated or delayed
 global_batch       how many passes each worker makes for a step of a fixed number of samples
+radial_mean        lengths and directions of differences, averaged apart (DiLoCo)
 local_sgd          LocalSGD, PostLocalSGD
 diloco             DiLoCo, Streaming DiLoCo
 delayed_averaging  DelayedAveraging (DGA)

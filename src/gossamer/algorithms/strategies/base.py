@@ -102,6 +102,11 @@ class AveragingStrategy(Strategy):
         return False
 
     @property
+    def radial(self) -> bool:
+        """Whether lengths and directions of pseudo-gradients are averaged apart: see `radial_mean`."""
+        return False
+
+    @property
     def on_merge(self) -> str:
         """The fate of the optimizer's momenta when parameters land: KEEP, AVERAGE or RESET."""
         return KEEP
