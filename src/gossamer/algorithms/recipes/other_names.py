@@ -184,12 +184,6 @@ OTHER_NAMES = (
         _OUTER_ASYNC,
     ),
     OtherName(
-        ("NoLoCo",),
-        "Kolehmainen et al. 2025",
-        "Gossip(period=50) + RandomPeers()",
-        "its outer momentum between pairs of workers is missing",
-    ),
-    OtherName(
         ("SPARTA",),
         "EXO Labs 2025",
         "LocalSGD(period=1) + RandomK(density=0.005)",

@@ -10,6 +10,7 @@ local_sgd          LocalSGD, PostLocalSGD
 diloco             DiLoCo, Streaming DiLoCo
 delayed_averaging  DelayedAveraging (DGA)
 gossip             Gossip: symmetric, push-sum or pairwise (AD-PSGD)
+noloco             NoLoCo: an outer optimizer above gossip
 parameter_server   ParameterServer: synchronous, asynchronous or stale-synchronous
 federated          rounds of a server and devices that hold their own data
 """
@@ -46,6 +47,7 @@ from gossamer.algorithms.strategies.federated import (
 from gossamer.algorithms.strategies.gossip import Gossip
 from gossamer.algorithms.strategies.local_sgd import LocalSGD, PostLocalSGD
 from gossamer.algorithms.strategies.moment_rounds import AVERAGE, KEEP, NEVER, RESET, MomentRounds
+from gossamer.algorithms.strategies.noloco import NoLoCo
 from gossamer.algorithms.strategies.parameter_server import ParameterServer
 from gossamer.algorithms.strategies.schedule import PeriodicSchedule, SyncRound
 
@@ -78,6 +80,7 @@ __all__ = [
     "LocalSGD",
     "Memory",
     "MomentRounds",
+    "NoLoCo",
     "ParameterServer",
     "PeriodicSchedule",
     "PostLocalSGD",
