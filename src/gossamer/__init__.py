@@ -13,6 +13,7 @@ from gossamer.version import __version__
 if TYPE_CHECKING:
     from gossamer.algorithms.compressors import (
         DGC,
+        EDEN,
         QSGD,
         AdamUpdate,
         Adaptive,
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DGC",
+    "EDEN",
     "QSGD",
     "SCAFFOLD",
     "ARCTopK",
@@ -173,6 +175,7 @@ if not TYPE_CHECKING:  # or every misspelled name would have a type
             "AdamUpdate",
             "Adaptive",
             "BinMeans",
+            "EDEN",
             "Chain",
             "Codec",
             "CompressedAdam",

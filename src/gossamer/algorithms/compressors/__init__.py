@@ -3,7 +3,8 @@
 base            Compressor (any script of collective operations) and Codec (an encoder and a decoder)
 wrapper         compressors around another: error_feedback, route, sharded, hierarchical, warmup, chain, rotated
 dense           everything, in full or half precision
-int8, float4, sign_magnitude, bin_means, twobit, terngrad, onebit, qsgd   every entry in few bits; quantize: shared code
+int8, float4, sign_magnitude, bin_means, eden, twobit, terngrad, onebit, qsgd   every entry in few bits; quantize has
+                shared code
 topk, threshold, dgc, sparse_allreduce                         few entries; index_regions: who adds up which of them
 adaptive        as many entries, spread over the tensors by what waiting costs
 arc_topk, shared_mask, randomk  few entries at the same places on all ranks; shared_places: their mean; row_blocks,
@@ -33,6 +34,7 @@ from gossamer.algorithms.compressors.compressed_adam import CompressedAdam
 from gossamer.algorithms.compressors.demo import DeMo
 from gossamer.algorithms.compressors.dense import Dense
 from gossamer.algorithms.compressors.dgc import DGC
+from gossamer.algorithms.compressors.eden import EDEN
 from gossamer.algorithms.compressors.error_feedback import Feedback
 from gossamer.algorithms.compressors.float4 import Float4
 from gossamer.algorithms.compressors.hierarchical import Hierarchical
@@ -58,6 +60,7 @@ from gossamer.algorithms.compressors.warmup import Warmup
 
 __all__ = [
     "DGC",
+    "EDEN",
     "QSGD",
     "ARCTopK",
     "AdamUpdate",

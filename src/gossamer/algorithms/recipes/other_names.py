@@ -305,13 +305,7 @@ OTHER_NAMES = (
         "OneBit(feedback=False)",
         "workers do not vote for a sign, signs have a magnitude and their mean is taken",
     ),
-    OtherName(
-        ("DRIVE", "EDEN"),
-        "Vargaftik et al. 2021; 2022",
-        "Rotated(OneBit(), by='hadamard', block=1024)",
-        "its signs are fresh for each sender and its scale makes the estimate unbiased; here signs are fixed and the "
-        "scale is biased",
-    ),
+    OtherName(("DRIVE",), "Vargaftik et al. 2021", "EDEN(bits=1)"),
     OtherName(
         ("DIANA", "MARINA"),
         "Mishchenko et al. 2019; Gorbunov et al. 2021",
