@@ -351,8 +351,8 @@ OTHER_NAMES = (
     OtherName(
         ("EF21-Muon",),
         "Gruntkowska et al. 2025",
-        "Feedback(TopK(density=0.01), rule='ef21')",
-        "it steps by Muon on the estimate, and here torch's optimizer steps on the mean",
+        "Feedback(TopK(density=0.01), rule='ef21', momentum=0.1)",
+        "it compresses the way down as well; pass torch.optim.Muon(..., momentum=0.0, nesterov=False) to attach",
     ),
     OtherName(("EF21",), "Richtarik et al. 2021", "Feedback(TopK(density=0.01), rule='ef21')"),
     OtherName(("gTopK", "Ok-Topk", "global top-k"), "sums of few entries", "SparseSum(TopK(density=0.01))"),
