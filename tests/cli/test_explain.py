@@ -115,7 +115,7 @@ def test_json_says_what_is_printed(tmp_path, script):
 @pytest.mark.parametrize(
     ("args", "ops"),
     [
-        (["Topk(1)"], ["no Topk", "TopK(density, feedback=True)"]),
+        (["Topk(1)"], ["no Topk", "TopK(density, feedback=True"]),
         (["TopK(0.1) + Int8"], ["at most one compressor"]),
         (["home", "--workers", "0"], ["--workers", "0 is not in the range"]),
         (["home", "--parameters", "0"], ["--parameters", "0 is not in the range"]),

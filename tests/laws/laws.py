@@ -91,26 +91,34 @@ def check_own(compressor: Compressor, world: int, *, tolerance: float = 1e-11, s
         owed = now
 
 
-def check_conservation(compressor: Compressor, world: int, *, tolerance: float = 1e-10, steps: int = 12) -> None:
-    """Law 2: what was sent, the mean residual and what is owed add up to what was given."""
+def check_conservation(
+    compressor: Compressor, world: int, *, tolerance: float = 1e-10, steps: int = 12, decay: float = 1.0
+) -> None:
+    """Law 2: what was sent, the mean residual and what is owed add up to what was given, less what decayed."""
     group = Group(compressor, world)
     given = torch.zeros(LAYOUT.numel, dtype=torch.float64)
     sent = torch.zeros_like(given)
     for _ in range(steps):
         gradients = group.gradients()
-        given += torch.stack(gradients).mean(0)
+        given += torch.stack(gradients).mean(0) - (1 - decay) * mean_residual(group)
         staged = group.aggregate(gradients)
         sent += staged[0].mean
-    owed = torch.zeros_like(given)
+    owed = mean_residual(group)
     for each in staged:
         if (share := each.owed) is not None:
             owed += share
+    close(sent + owed, given, tolerance)
+
+
+def mean_residual(group: Group) -> Tensor:
+    """The mean over the workers of what feedback has left: (n,)."""
+    mean = torch.zeros(LAYOUT.numel, dtype=torch.float64)
     for state in group.states:
         for key, packed in state.items():
             if key.endswith("residual"):
                 for name, view in packed.items():
-                    LAYOUT.by_name[name].view(owed).add_(view / world)
-    close(sent + owed, given, tolerance)
+                    LAYOUT.by_name[name].view(mean).add_(view / group.world)
+    return mean
 
 
 def check_zeros(compressor: Compressor, world: int) -> None:

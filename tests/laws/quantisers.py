@@ -8,7 +8,17 @@ from collections.abc import Callable
 from laws.formulas import ring, sizes
 from laws.laws import SHAPES
 
-from gossamer.algorithms.compressors import Compressor, Feedback, Float4, OneBit, Route, SignMagnitude, TernGrad, TwoBit
+from gossamer.algorithms.compressors import (
+    BinMeans,
+    Compressor,
+    Feedback,
+    Float4,
+    OneBit,
+    Route,
+    SignMagnitude,
+    TernGrad,
+    TwoBit,
+)
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.compressors.qsgd import QSGD
 
@@ -28,6 +38,8 @@ CODECS: list[Compressor] = [
     Float4(block=6),
     SignMagnitude(),
     SignMagnitude(block=16),
+    BinMeans(),
+    BinMeans(bits=4, deviations=4.0),
 ]
 EXACT: list[Compressor] = [
     *CODECS,
@@ -73,6 +85,8 @@ FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
     (Feedback(Float4(block=6)), lambda n: (n - 1) * (bits(4) + numbers(6))),
     (SignMagnitude(), lambda n: (n - 1) * (bits(2) + 2 * numbers(512))),
     (Feedback(SignMagnitude(block=16)), lambda n: (n - 1) * (bits(2) + 2 * numbers(16))),
+    (BinMeans(), lambda n: (n - 1) * (bits(2) + 4 * 4 * TENSORS)),
+    (Feedback(BinMeans(bits=4)), lambda n: (n - 1) * (bits(4) + 4 * 16 * TENSORS)),
     (Route(Feedback(QSGD())), lambda n: (n - 1) * (270 + 4 + 528 + 8) + ring(n, 4 * REST)),
     (Route(Feedback(TernGrad())), lambda n: (n - 1) * (4 + 54 + 4 + 106) + ring(n, 4 * REST)),
 ]

@@ -8,6 +8,7 @@ from laws.formulas import ring, sizes, sparse
 from laws.quantisers import bits, numbers
 
 from gossamer.algorithms.compressors import (
+    EDEN,
     QSGD,
     Compressor,
     DeMo,
@@ -27,6 +28,9 @@ from gossamer.algorithms.compressors import (
 from gossamer.algorithms.compressors.int8 import Int8
 
 EXACT: list[Compressor] = [
+    EDEN(),
+    EDEN(bits=2, block=64),
+    Feedback(EDEN(bits=4, block=8)),
     Rotated(Dense()),
     Rotated(Dense(), by="hadamard"),
     Rotated(TopK(density=0.1), block=8),
@@ -50,9 +54,18 @@ EXACT: list[Compressor] = [
     Route(Feedback(Rotated(TopK(density=0.1))), rest=Feedback(Rotated(Int8(), by="hadamard"))),
 ]
 ROUNDED: list[Compressor] = [Rotated(Dense(dtype="float16"), by="hadamard")]
+
+
+def powers_of_two(block: int) -> int:
+    """Blocks of all tensors, of which what is left over is cut into powers of two."""
+    return sum(size // block + (size % block).bit_count() for size in sizes())
+
+
 FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
     (Rotated(Dense()), lambda n: ring(n, 4 * sum(sizes()))),
     (DeMo(TopK(density=0.1)), lambda n: (n - 1) * sparse(sizes())),
     (Feedback(Rotated(TopK(density=0.1))), lambda n: (n - 1) * sparse(sizes())),
     (Rotated(QSGD(), by="hadamard"), lambda n: (n - 1) * (bits(8) + numbers(512))),
+    (EDEN(), lambda n: (n - 1) * (8 + bits(1) + 4 * powers_of_two(4096))),
+    (EDEN(bits=2, block=64), lambda n: (n - 1) * (8 + bits(2) + 4 * powers_of_two(64))),
 ]

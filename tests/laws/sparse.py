@@ -57,6 +57,12 @@ EXACT: list[Compressor] = [
     Feedback(Route(Adaptive(TopK(density=0.3), every=2))),
     Feedback(Warmup(Adaptive(TopK(density=0.1), every=2), steps=2)),
     Route(Feedback(TopK(density=0.1)), names="k*"),
+    Feedback(TopK(density=0.1), decay=0.95),
+    Feedback(Chain(TopK(density=0.1), Int8()), decay=0.5),
+    Feedback(Route(RandomK(density=0.1)), decay=0.0),
+    TopK(density=0.1, chunk=64),
+    Feedback(TopK(density=0.1, chunk=7)),
+    Feedback(Chain(TopK(density=0.1, chunk=64), Int8())),
 ]
 ROUNDED: list[Compressor] = []
 
@@ -65,6 +71,12 @@ MEAN_OF_ALL = 4 * sum(sizes())
 
 def kept(density: float) -> int:
     return sum(max(1, round(density * size)) for size in sizes())
+
+
+def kept_of_runs(density: float, chunk: int) -> int:
+    """At least one entry of each run, also of a tensor's last and shorter one."""
+    runs = [min(chunk, size - start) for size in sizes() for start in range(0, size, chunk)]
+    return sum(max(1, round(density * run)) for run in runs)
 
 
 def threshold(room: int) -> int:
@@ -78,6 +90,10 @@ def chained(density: float) -> int:
 
 
 FORMULAS: list[tuple[Compressor, Callable[[int], float]]] = [
+    (
+        TopK(density=0.1, chunk=64),
+        lambda n: (n - 1) * (4 * kept_of_runs(0.1, 64) + places(kept_of_runs(0.1, 64), sum(sizes()))),
+    ),
     (RandomK(density=0.1), lambda n: ring(n, 4 * kept(0.1))),
     (Feedback(RandomK(density=0.1)), lambda n: ring(n, 4 * kept(0.1))),
     (Threshold(value=1.0), lambda n: (n - 1) * threshold(55)),

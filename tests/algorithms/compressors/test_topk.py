@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.aggregations import aggregate
 from torch import Tensor
 
-from gossamer.algorithms.compressors import Dense, Feedback, RandomK, TopK
+from gossamer.algorithms.compressors import Adaptive, Dense, Feedback, RandomK, TopK
 from gossamer.algorithms.compressors.randomk import draw
 from gossamer.algorithms.compressors.threshold import Threshold
 from gossamer.algorithms.compressors.topk import dearer_than_dense, share
@@ -98,6 +98,69 @@ def test_topk_refuses_what_it_never_sent(values: Tensor, places: list[int]) -> N
     with pytest.raises(MalformedError):
         TopK(density=0.1).decode([good, bad], layout, out)
     assert torch.equal(out, kept)
+
+
+# -- TopK in chunks ------------------------------------------------------------------------------------------------
+
+
+def chunked_by_hand(x: Tensor, layout: Layout, density: float, chunk: int) -> Tensor:
+    """C(x) in a loop over the runs of each tensor."""
+    kept = torch.zeros_like(x)
+    for slot in layout:
+        source, into = slot.flat_view(x).split(chunk), slot.flat_view(kept).split(chunk)
+        for run, out in zip(source, into, strict=True):
+            if len(run):
+                places = run.abs().topk(max(1, round(density * len(run)))).indices
+                out[places] = run[places]
+    return kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("density", "chunk"), [(0.5, 2), (0.25, 8), (0.2, 7), (0.1, 4096), (1.0, 3), (1e-9, 5)])
+def test_each_run_of_a_chunked_topk_keeps_its_own_largest_entries(
+    density: float, chunk: int, dtype: torch.dtype
+) -> None:
+    top, x = TopK(density=density, chunk=chunk), numbers(3).to(dtype)
+    residual = Residual(torch.zeros_like(x), torch.full_like(x, math.nan))
+    payload = top.encode(FlatTensors(x, LAYOUT), TWO, residual)
+    wanted = chunked_by_hand(x, LAYOUT, density, chunk)
+    assert torch.equal(top.decoded(payload, LAYOUT, x), wanted)
+    assert torch.equal(residual.after, x - wanted)
+    assert len(payload[0]) == sum(top.counts(LAYOUT.sizes))
+
+
+def test_a_chunk_spreads_entries_over_a_tensor_where_topk_takes_one_end() -> None:
+    layout = Layout.of({"rising": (64, 64)})
+    x = FlatTensors(torch.arange(1.0, 4097.0), layout)
+    plain, _ = TopK(density=1 / 64).select(x, TWO)
+    spread, _ = TopK(density=1 / 64, chunk=256).select(x, TWO)
+    assert plain.tolist() == list(range(4032, 4096))
+    assert spread.tolist() == [256 * run + 252 + place for run in range(16) for place in range(4)]
+
+
+def test_the_published_chunks_send_64_of_4096_with_places_of_8_bits() -> None:
+    layout = Layout.of({"matrix": (512, 512)})
+    top, x = TopK(density=0.015625, chunk=4096), numbers(4, layout)
+    values, coded = top.encode(FlatTensors(x, layout), TWO)
+    assert len(values) == 64 * 64
+    assert 8 * len(coded) <= 8 * len(values)
+
+
+def test_a_chunk_of_every_tensor_is_topk_bit_for_bit() -> None:
+    x = FlatTensors(numbers(5), LAYOUT)
+    whole, cut = (TopK(density=0.3, chunk=chunk).encode(x, TWO) for chunk in (None, 40))
+    assert all(torch.equal(a, b) for a, b in zip(whole, cut, strict=True))
+
+
+@pytest.mark.parametrize("chunk", [0, -4096])
+def test_topk_rejects_a_chunk_without_entries(chunk: int) -> None:
+    with pytest.raises(ValueError, match=r"chunk must be a number of entries.*Write TopK\(density=0.1, chunk=4096\)"):
+        TopK(density=0.1, chunk=chunk)
+
+
+def test_chunks_have_counts_of_their_own_so_they_are_not_adaptive() -> None:
+    with pytest.raises(ValueError, match=r"Write Adaptive\(TopK\(density=0.01\)\)"):
+        Adaptive(TopK(density=0.1, chunk=64))
 
 
 # -- RandomK: places -----------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ FIELD_NAMES = (
     "PipeDream, tensor parallelism, MPI, NCCL, Gloo, Horovod, Elastic Horovod, torchft, MirroredStrategy, "
     "TPUStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy, CentralStorageStrategy, "
     "OneDeviceStrategy, KVStore, BytePS, device, local, dist_sync, dist_async, ps-lite, Downpour, Hogwild, "
-    "EASGD, SSP, hivemind, Moshpit, Moshpit SGD, DGA, SparseLoCo, MuLoCo, NoLoCo, DES-LOC, SPARTA, OpenDiLoCo, "
-    "Streaming DiLoCo, Decoupled DiLoCo, Dion, EF21-Muon, DRIVE, EDEN, DIANA, MARINA, FetchSGD, ATOMO, STC, "
+    "EASGD, SSP, hivemind, Moshpit, Moshpit SGD, DGA, SparseLoCo, MuLoCo, DES-LOC, SPARTA, OpenDiLoCo, "
+    "Streaming DiLoCo, Decoupled DiLoCo, Dion, EF21-Muon, DRIVE, DIANA, MARINA, FetchSGD, ATOMO, STC, "
     "CocktailSGD, ScaleCom, signSGD, SwarmSGD, MATCHA, BlueFog, AD-PSGD, Krum, Bulyan, SecAgg, Mime, Ditto, "
     "FedDyn, FedAdam, q-FedAvg"
 )

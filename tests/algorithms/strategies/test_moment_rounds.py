@@ -163,6 +163,8 @@ def sent(recipe: str, steps: int, rule: Callable[[nn.Module], Optimizer]) -> tup
     [
         ("LocalSGD(2, first_moment_period=4, second_moment_period=6)", [0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 2]),
         ("LocalSGD(2, optimizer_state='average', second_moment_period=6)", [0, 1, 0, 1, 0, 2, 0, 1, 0, 1, 0, 2]),
+        ("LocalSGD(2, second_moment='agreed')", [0, 1] * 6),
+        ("LocalSGD(2, second_moment='amsgrad', second_moment_period=4)", [0, 0, 0, 1] * 3),
         ("DiLoCo(2, second_moment_period=4) + TopK(0.05)", [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1]),
     ],
 )

@@ -22,10 +22,13 @@ RECIPES = [
     "EveryStep(accumulate=3) + PowerSGD(2)",
     "EveryStep(delay=1) + Int8()",
     "LocalSGD(3) + Int8()",
+    "LocalSGD(3, second_moment='agreed')",
+    "DiLoCo(4, averaging='radial')",
     "DiLoCo(4, outer_momentum=0.5, fragments=2) + PowerSGD(2)",
     "DiLoCo(4, fragments=2, delay=1) + TopK(0.1)",
     "DelayedAveraging(delay=2)",
     "Gossip() + Ring()",
+    "NoLoCo(2) + Ring()",
     "Gossip() + Int8() + Ring()",
 ]
 EXCHANGES = (2, 3)  # of the timer; all ranks hear of each other in one of two rounds of gossip
@@ -87,7 +90,8 @@ def trained(recipe):
 
     def work(worker):
         model = network(worker.rank)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rule = torch.optim.Adam if "second_moment" in repr(recipe) else torch.optim.SGD
+        optimizer = rule(model.parameters(), lr=0.1)
         session = worker.attach(model, optimizer, recipe)
         for step in range(PERIODS * recipe.strategy.steady_stage.schedule.period):
             optimizer.zero_grad()

@@ -3,7 +3,8 @@
 base            Compressor (any script of collective operations) and Codec (an encoder and a decoder)
 wrapper         compressors around another: error_feedback, route, sharded, hierarchical, warmup, chain, rotated
 dense           everything, in full or half precision
-int8, float4, sign_magnitude, twobit, terngrad, onebit, qsgd   every entry in few bits; quantize: what they share
+int8, float4, sign_magnitude, bin_means, eden, twobit, terngrad, onebit, qsgd   every entry in few bits; quantize has
+                shared code
 topk, threshold, dgc, sparse_allreduce                         few entries; index_regions: who adds up which of them
 adaptive        as many entries, spread over the tensors by what waiting costs
 arc_topk, shared_mask, randomk  few entries at the same places on all ranks; shared_places: their mean; row_blocks,
@@ -27,11 +28,13 @@ from gossamer.algorithms.compressors.adam_update import AdamUpdate
 from gossamer.algorithms.compressors.adaptive import Adaptive
 from gossamer.algorithms.compressors.arc_topk import ARCTopK
 from gossamer.algorithms.compressors.base import Codec, Compressor
+from gossamer.algorithms.compressors.bin_means import BinMeans
 from gossamer.algorithms.compressors.chain import Chain
 from gossamer.algorithms.compressors.compressed_adam import CompressedAdam
 from gossamer.algorithms.compressors.demo import DeMo
 from gossamer.algorithms.compressors.dense import Dense
 from gossamer.algorithms.compressors.dgc import DGC
+from gossamer.algorithms.compressors.eden import EDEN
 from gossamer.algorithms.compressors.error_feedback import Feedback
 from gossamer.algorithms.compressors.float4 import Float4
 from gossamer.algorithms.compressors.hierarchical import Hierarchical
@@ -57,10 +60,12 @@ from gossamer.algorithms.compressors.warmup import Warmup
 
 __all__ = [
     "DGC",
+    "EDEN",
     "QSGD",
     "ARCTopK",
     "AdamUpdate",
     "Adaptive",
+    "BinMeans",
     "Chain",
     "Codec",
     "CompressedAdam",

@@ -23,15 +23,20 @@ CLASSIC, EF21 = "classic", "ef21"
 class Feedback(Wrapper):
     """Remember what the inner compressor lost and offer it again next time.
 
-    wanted = x + residual, residual' = wanted - own, answer = mean own
+    wanted = x + decay residual, residual' = wanted - own, answer = mean own
     ef21:  told = (1 - momentum) told + momentum x, known' = known + C(told - known), answer = mean known'
-    law:    classic: sum of what was sent + mean residual = sum of what was given; ef21: the answer is the mean of what
-            is known, and a gradient that stays as it is becomes known exactly
+    law:    classic: sum of what was sent + mean residual = sum of what was given - (1 - decay) sum of mean residuals
+            before each step; ef21: the answer is the mean of what is known, and a gradient that stays as it is becomes
+            known exactly
     bytes:  the inner compressor's; memory: 2 N of at least float32, which take turns (ef21: 4 N, with momentum 6 N)
-    source: Seide et al. 2014, Interspeech; Karimireddy et al. 2019, ICML; ef21: Richtarik et al. 2021, NeurIPS, with
-            momentum Fatkhullin et al. 2023, NeurIPS
+    source: Seide et al. 2014, Interspeech; Karimireddy et al. 2019, ICML; decay: Sarfi et al. 2025, arXiv:2508.15706
+            (SparseLoCo: 0.95 per round); ef21: Richtarik et al. 2021, NeurIPS, with momentum Fatkhullin et al. 2023,
+            NeurIPS
 
     The residual is local and in gradient units: a learning rate that falls also shrinks what is still owed.
+
+    A decay below 1 forgets old losses. A residual of many rounds of local steps points to parameters that training has
+    left since. SparseLoCo decays it instead of an outer momentum.
 
     With rule "ef21" nothing is owed: entries that do not travel are answered as they were last told. An answer goes on
     from the last one, so only strategies that average all workers' gradients take it. momentum is that of SGD in its
@@ -46,6 +51,7 @@ class Feedback(Wrapper):
     inner: Compressor
     rule: str = CLASSIC
     momentum: float | None = None  # the newest gradient's share of what is told, for "ef21" only; None: all of it
+    decay: float = 1.0  # share of the residual that is offered again, for "classic" only
 
     def __post_init__(self) -> None:
         require(
@@ -63,6 +69,16 @@ class Feedback(Wrapper):
             f'or not, so it would change nothing. Write Feedback({self.inner!r}, rule="{EF21}", '
             f"momentum={self.momentum}), or leave it out.",
         )
+        require(
+            0 <= self.decay <= 1,
+            f"decay must be in [0, 1], got {self.decay}: it is the share of the residual that is offered again. "
+            f"Write Feedback({self.inner!r}, decay=0.95).",
+        )
+        require(
+            self.rule == CLASSIC or self.decay == 1,
+            f'decay={self.decay} shrinks a residual, and rule="{EF21}" has none. Write Feedback({self.inner!r}, '
+            f'decay={self.decay}) or Feedback({self.inner!r}, rule="{EF21}").',
+        )
         held = self.inner.held() if self.rule == EF21 and isinstance(self.inner, Compressor) else ()
         halves = [term for term in held if isinstance(term, Dense) and term.dtype is not None]
         require(
@@ -74,7 +90,9 @@ class Feedback(Wrapper):
 
     @property
     def _rule(self) -> FeedbackRule:
-        return Losses() if self.rule == CLASSIC else Differences(1.0 if self.momentum is None else self.momentum)
+        if self.rule == CLASSIC:
+            return Losses(self.decay)
+        return Differences(1.0 if self.momentum is None else self.momentum)
 
     @property
     def incremental(self) -> bool:

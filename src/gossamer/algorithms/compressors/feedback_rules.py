@@ -37,7 +37,9 @@ class FeedbackRule(Protocol):
 
 @dataclass(frozen=True)
 class Losses:
-    """What was lost is added to the next numbers."""
+    """Add what was lost to the next numbers. decay: the share of what was lost before that is added."""
+
+    decay: float = 1.0
 
     incremental = False
 
@@ -48,7 +50,10 @@ class Losses:
         self, inner: Compressor, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None
     ) -> Aggregation:
         left = state.scratch(RESIDUAL)
-        residual = Residual(state[RESIDUAL].flat, left.flat)
+        before = state[RESIDUAL].flat
+        if self.decay != 1:
+            before = torch.mul(before, self.decay, out=left.flat)
+        residual = Residual(before, left.flat)
         staged = yield from inner.aggregate_compensated(x, residual, state.part("", RESIDUAL), at, out)
         return replace(staged, next_state=State({RESIDUAL: left, **staged.next_state}))
 

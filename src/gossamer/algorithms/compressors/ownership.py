@@ -19,6 +19,7 @@ class UpdateRule(Enum):
     MOMENTUM_VARIANCE = "momentum variance"  # ... is made of the first one's square
     AGREED_VARIANCE = "agreed variance"  # ... goes on where something arrived
     WINDOW = "window"  # Adam: both moments are those of the last few gradients that arrived
+    SHARED_VARIANCE = "shared variance"  # Adam: steps divide by the second moment that all workers agreed on last
     SIGN = "sign"  # SGD or Adam: parameters move by the sign of what arrives
 
 

@@ -50,10 +50,9 @@ class Rotated(Wrapper):
     blocks of `block` by `block`, those of one dimension into blocks of `block`; at an end stays a shorter one. (The
     largest divisor instead would leave a dimension of prime length as it is.) Hadamard's blocks have one dimension, and
     the rest of a tensor is cut into powers of two. The signs are the same on all ranks, in all blocks and at every
-    step, so that whatever is inside may remember coefficients; Feedback around it remembers entries. So
-    Rotated(OneBit(), by="hadamard") is neither DRIVE (Vargaftik et al. 2021, NeurIPS) nor EDEN (2022, ICML): for an
-    unbiased estimate these draw fresh signs for each sender and step, and scale by |x|^2 / |y|_1 with y = T x.
-    OneBit's scale |y|_1 / n has the least squared error for fixed signs, and is biased.
+    step, so that whatever is inside may remember coefficients; Feedback around it remembers entries. EDEN draws fresh
+    signs for each sender and step, and is unbiased. OneBit's scale |y|_1 / n, with y = T x, has the least squared error
+    for fixed signs, and is biased.
 
     Cosines are products of matrices, like PowerSGD's: ranks hear the same bits where processors and threads are alike.
     Hadamard's sums have one order everywhere. Of what these lose in float32, a tenth of a millionth of an entry's

@@ -25,8 +25,7 @@ class SignMagnitude(Quantizer):
     means of |x| over its a entries above m and over the others
     law:    |x - C(x)|^2 = |x|^2 - a h^2 - (d - a) l^2 <= |x|^2 - d m^2 per block; blocks of zeros stay zero
     bytes:  (workers - 1) (ceil(N / 4) + 8 ceil(N / block)), N per tensor
-    source: in the spirit of SparseLoCo (arXiv:2508.15706, 2025), which sends its largest entries in two bits by another
-            codebook, with feedback
+    source: this library's own; BinMeans is the 2-bit code of SparseLoCo (arXiv:2508.15706, 2025)
 
     Made for values that another rule chose: Chain(TopK(density=0.01), SignMagnitude()). The largest entries of a tensor
     have magnitudes that differ little, but for a few far above the others.

@@ -1,4 +1,4 @@
-"""Gossip rules: the payload for neighbors, and the update from theirs (plain averaging, CHOCO, push-sum)."""
+"""Gossip rules: the payload for neighbors, and the update from theirs (averaging, CHOCO, push-sum, NoLoCo)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gossamer.base.ops import Payload
 from gossamer.errors import AttachError, NotFinite
 
 Memory = dict[str, Tensor]
-HAT, PULL, NUMBERS, MASS = "hat", "pull", "numbers", "mass"
+HAT, PULL, NUMBERS, MASS, SLOW, MOMENTUM = "hat", "pull", "numbers", "mass", "slow", "momentum"
 
 
 @dataclass(frozen=True)
@@ -214,3 +214,47 @@ class PushSum(MixingRule):
     def _shown(self, x: Tensor, memory: Memory) -> Tensor:
         """x as the last round left it, the same bits each time."""
         return (memory[NUMBERS] / memory[MASS].to(memory[NUMBERS].dtype)).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class OuterMomentum(MixingRule):
+    """Each worker's outer optimizer follows its neighbors' differences, and pulls slow parameters together.
+
+    Delta_i = x_i - slow_i;  mean_i(y) = y_i + sum_j W_ij (y_j - y_i)
+    delta_i <- momentum delta_i + learning_rate mean_i(Delta) + pull (mean_i(slow) - slow_i)
+    slow_i <- slow_i + delta_i;  x_i <- slow_i
+    law:    the means over workers obey momentum SGD: pull does not move them (columns of W sum to 1)
+    bytes:  2 N itemsize, at least in float32, per neighbor told; memory: 2 N
+    source: Kolehmainen et al. 2025, arXiv:2506.10911 (NoLoCo), with the sign of its proof and program
+
+    A neighbor whose numbers are not finite is left out.
+    """
+
+    learning_rate: float
+    momentum: float
+    pull: float
+
+    @property
+    def along(self) -> MixingRule:
+        return Averaging()
+
+    def begin(self, x: Tensor) -> Memory:
+        slow = x.to(accumulation_dtype(x.dtype), copy=True)
+        return {SLOW: slow, MOMENTUM: torch.zeros_like(slow)}
+
+    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+        slow = memory[SLOW].clone()
+        numbers = slow, x.flat.to(slow.dtype) - slow
+        return GossipOffer(numbers, numbers)
+
+    def land(
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+    ) -> Tensor:
+        slow, moved = offer.own
+        change = moved * self.learning_rate
+        for weight, (their_slow, they_moved), _ in heard:
+            if all_finite(their_slow) and all_finite(they_moved):
+                change.add_(they_moved - moved, alpha=weight * self.learning_rate)
+                change.add_(their_slow - slow, alpha=weight * self.pull)
+        memory[SLOW].add_(memory[MOMENTUM].mul_(self.momentum).add_(change))
+        return memory[SLOW].to(x.dtype, copy=True)

@@ -156,8 +156,9 @@ OTHER_NAMES = (
     OtherName(
         ("SparseLoCo", "CCLoco"),
         "Sarfi et al. 2025",
-        "DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) + Chain(TopK(density=0.0156), SignMagnitude())",
-        "its residual decays, it selects entries in chunks of 4,096, and it quantizes them by another codebook",
+        "DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) + "
+        "Feedback(Chain(TopK(density=0.015625, chunk=4096), BinMeans(bits=2)), decay=0.95)",
+        "its chunks of a matrix are squares of 64 x 64 entries, and here runs of 4,096 in memory order",
     ),
     OtherName(
         ("MuLoCo",),
@@ -172,16 +173,15 @@ OTHER_NAMES = (
         "its periods are independent, and here those of moments are multiples of the parameters' period",
     ),
     OtherName(
+        ("Local AMSGrad", "LocalAMSGrad"),
+        "Chen et al. 2020",
+        "LocalSGD(period=8, second_moment='amsgrad')",
+    ),
+    OtherName(
         ("Decoupled DiLoCo", "async DiLoCo", "asynchronous local SGD", "HALoS", "GASLoC"),
         "arXiv:2604.21428, 2401.09135, 2506.04531 and 2606.11081",
         "DiLoCo(period=20)",
         _OUTER_ASYNC,
-    ),
-    OtherName(
-        ("NoLoCo",),
-        "Kolehmainen et al. 2025",
-        "Gossip(period=50) + RandomPeers()",
-        "its outer momentum between pairs of workers is missing",
     ),
     OtherName(
         ("SPARTA",),
@@ -305,13 +305,7 @@ OTHER_NAMES = (
         "OneBit(feedback=False)",
         "workers do not vote for a sign, signs have a magnitude and their mean is taken",
     ),
-    OtherName(
-        ("DRIVE", "EDEN"),
-        "Vargaftik et al. 2021; 2022",
-        "Rotated(OneBit(), by='hadamard', block=1024)",
-        "its signs are fresh for each sender and its scale makes the estimate unbiased; here signs are fixed and the "
-        "scale is biased",
-    ),
+    OtherName(("DRIVE",), "Vargaftik et al. 2021", "EDEN(bits=1)"),
     OtherName(
         ("DIANA", "MARINA"),
         "Mishchenko et al. 2019; Gorbunov et al. 2021",
@@ -357,8 +351,8 @@ OTHER_NAMES = (
     OtherName(
         ("EF21-Muon",),
         "Gruntkowska et al. 2025",
-        "Feedback(TopK(density=0.01), rule='ef21')",
-        "it steps by Muon on the estimate, and here torch's optimizer steps on the mean",
+        "Feedback(TopK(density=0.01), rule='ef21', momentum=0.1)",
+        "it compresses the way down as well; pass torch.optim.Muon(..., momentum=0.0, nesterov=False) to attach",
     ),
     OtherName(("EF21",), "Richtarik et al. 2021", "Feedback(TopK(density=0.01), rule='ef21')"),
     OtherName(("gTopK", "Ok-Topk", "global top-k"), "sums of few entries", "SparseSum(TopK(density=0.01))"),

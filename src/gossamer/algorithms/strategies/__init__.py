@@ -5,10 +5,12 @@ moment_rounds      in which rounds an optimizer's moments are averaged along
 schedule           tables of sync rounds: when a fragment leaves and lands
 every_step         EveryStep: synchronous data parallelism, accumulated or delayed
 global_batch       how many passes each worker makes for a step of a fixed number of samples
+radial_mean        lengths and directions of differences, averaged apart (DiLoCo)
 local_sgd          LocalSGD, PostLocalSGD
 diloco             DiLoCo, Streaming DiLoCo
 delayed_averaging  DelayedAveraging (DGA)
 gossip             Gossip: symmetric, push-sum or pairwise (AD-PSGD)
+noloco             NoLoCo: an outer optimizer above gossip
 parameter_server   ParameterServer: synchronous, asynchronous or stale-synchronous
 federated          rounds of a server and devices that hold their own data
 """
@@ -45,6 +47,7 @@ from gossamer.algorithms.strategies.federated import (
 from gossamer.algorithms.strategies.gossip import Gossip
 from gossamer.algorithms.strategies.local_sgd import LocalSGD, PostLocalSGD
 from gossamer.algorithms.strategies.moment_rounds import AVERAGE, KEEP, NEVER, RESET, MomentRounds
+from gossamer.algorithms.strategies.noloco import NoLoCo
 from gossamer.algorithms.strategies.parameter_server import ParameterServer
 from gossamer.algorithms.strategies.schedule import PeriodicSchedule, SyncRound
 
@@ -77,6 +80,7 @@ __all__ = [
     "LocalSGD",
     "Memory",
     "MomentRounds",
+    "NoLoCo",
     "ParameterServer",
     "PeriodicSchedule",
     "PostLocalSGD",

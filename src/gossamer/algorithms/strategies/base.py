@@ -8,8 +8,10 @@ from typing import ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
+from torch.optim import Adam
 
 from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.compressors.ownership import Ownership, UpdateRule
 from gossamer.algorithms.gossip.rules import Memory as Memory
 from gossamer.algorithms.gossip.rules import MixingRule
 from gossamer.algorithms.strategies.global_batch import dealt
@@ -48,6 +50,11 @@ class Strategy(Term, ABC):
     def agrees_on_means(self) -> bool:
         """Whether all workers agree on means, of which each could average a part for all: a recipe may add Sharded."""
         return True
+
+    @property
+    def ownership(self) -> Ownership | None:
+        """The rule by which parameters move in the optimizer's place; None leaves its step to the optimizer."""
+        return None
 
     def among(self, world: int) -> Self:
         """As so many workers train, for estimates: where the schedule follows their number, that of this one."""
@@ -95,6 +102,11 @@ class AveragingStrategy(Strategy):
         return False
 
     @property
+    def radial(self) -> bool:
+        """Whether lengths and directions of pseudo-gradients are averaged apart: see `radial_mean`."""
+        return False
+
+    @property
     def on_merge(self) -> str:
         """The fate of the optimizer's momenta when parameters land: KEEP, AVERAGE or RESET."""
         return KEEP
@@ -103,6 +115,12 @@ class AveragingStrategy(Strategy):
     def moments(self) -> MomentRounds:
         """In which rounds momenta are averaged."""
         return ALWAYS if self.on_merge == AVERAGE else NEVER
+
+    @property
+    def ownership(self) -> Ownership | None:
+        if not self.moments.shared_divisor:
+            return None
+        return Ownership(optimizers=(Adam,), rule=UpdateRule.SHARED_VARIANCE)
 
     @property
     def kept_share(self) -> float:

@@ -15,7 +15,7 @@ from gossamer.algorithms.strategies.base import (
     Stage,
     Strategy,
 )
-from gossamer.algorithms.strategies.moment_rounds import KEEP, MomentRounds, check_moments, moment_rounds
+from gossamer.algorithms.strategies.moment_rounds import KEEP, OWN, MomentRounds, check_moments, moment_rounds
 from gossamer.algorithms.strategies.schedule import PeriodicSchedule
 from gossamer.errors import require
 
@@ -28,13 +28,20 @@ class LocalSGD(AveragingStrategy):
     law:    period 1 with a linear optimizer (SGD, momentum, Nesterov) is synchronous training; with Adam it is not
     bytes:  the compressor's, once per period; a moment that is averaged, dense, once per its own; memory: 2 N
     source: Stich 2018, arXiv:1805.09767; Lin et al. 2020, ICLR (hierarchical: `per_site`); Iacob et al. 2026, ICLR,
-            arXiv:2505.22549 (DES-LOC: periods of moments, 3 and 6 times the parameters' in the paper's experiments)
+            arXiv:2505.22549 (DES-LOC: periods of moments, 3 and 6 times the parameters' in the paper's experiments);
+            Chen et al. 2020, FODS, arXiv:2109.05109 (Local AMSGrad: second_moment="amsgrad")
 
     DES-LOC's periods are independent. Here a moment's period must be a multiple of `period`, so that a moment is
     averaged only in a round that averages its parameters as well.
 
     A moment changes the more slowly the closer its beta is to one, so it may be averaged less often. What has a period
     of its own here is SGD's or Muon's momentum and Adam's two moments; other optimizers are refused.
+
+    second_moment: v that Adam and AdamW divide by in local steps. "agreed": the mean of the workers' v in the last
+    round, bias corrected there, the same on all workers until the next. "amsgrad": the largest of these means so far,
+    entry by entry (Local AMSGrad). Each worker's own v moves on meanwhile, and is used until the first round; the paper
+    begins with a constant instead. A mean of v is not the v of mean gradients: it is larger by the gradients' variance
+    over the workers. v travels dense, in every round or once per second_moment_period.
     """
 
     period: int  # steps of the optimizer
@@ -42,6 +49,7 @@ class LocalSGD(AveragingStrategy):
     optimizer_state: str = KEEP  # momenta at a merge: "keep" each worker's own, "average" them (dense), or "reset" them
     first_moment_period: int | None = None  # steps between two means of it, a multiple of period; None: as above
     second_moment_period: int | None = None  # likewise
+    second_moment: str = OWN  # that Adam's local steps divide by: each worker's "own", the "agreed" one, or "amsgrad"
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period is a number of steps, 1 or more, not {self.period}")
@@ -49,7 +57,12 @@ class LocalSGD(AveragingStrategy):
             self.per_site is None or self.per_site >= 2,
             f"per_site is how many neighbours average gradients in every step, at least 2, not {self.per_site}",
         )
-        check_moments(self.period, self.optimizer_state, self.first_moment_period, self.second_moment_period)
+        check_moments(*self._moment_settings)
+
+    @property
+    def _moment_settings(self) -> tuple[int, str, int | None, int | None, str]:
+        periods = self.first_moment_period, self.second_moment_period
+        return self.period, self.optimizer_state, *periods, self.second_moment
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -61,7 +74,7 @@ class LocalSGD(AveragingStrategy):
 
     @property
     def moments(self) -> MomentRounds:
-        return moment_rounds(self.period, self.optimizer_state, self.first_moment_period, self.second_moment_period)
+        return moment_rounds(*self._moment_settings)
 
     @property
     def schedule(self) -> PeriodicSchedule:

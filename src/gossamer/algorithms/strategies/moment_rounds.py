@@ -9,6 +9,8 @@ from gossamer.errors import require
 
 AVERAGE, KEEP, RESET = "average", "keep", "reset"
 OPTIMIZER_STATES = (KEEP, AVERAGE, RESET)
+OWN, AGREED_MEAN, LARGEST_MEAN = "own", "agreed", "amsgrad"
+SECOND_MOMENTS = (OWN, AGREED_MEAN, LARGEST_MEAN)
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,17 @@ class MomentRounds:
     second: int = 0  # Adam's mean of squares
     others: int = 0  # everything else that an optimizer keeps about each entry
     named: tuple[str, ...] = ()  # of the first two, those that have a period of their own
+    divisor: str = OWN  # the second moment by which steps divide: a worker's own, the last mean, or the largest mean
+
+    @property
+    def shared_divisor(self) -> bool:
+        """Whether steps divide by a second moment that all workers hold alike between two rounds."""
+        return self.divisor != OWN
+
+    @property
+    def keeps_largest(self) -> bool:
+        """Whether that second moment never falls in any entry."""
+        return self.divisor == LARGEST_MEAN
 
     @property
     def any(self) -> bool:
@@ -37,21 +50,42 @@ NEVER, ALWAYS = MomentRounds(), MomentRounds(1, 1, 1)
 
 
 def moment_rounds(
-    period: int, optimizer_state: str, first_moment_period: int | None, second_moment_period: int | None
+    period: int,
+    optimizer_state: str,
+    first_moment_period: int | None,
+    second_moment_period: int | None,
+    second_moment: str = OWN,
 ) -> MomentRounds:
     """From periods in steps; optimizer_state: the fate of moments that have none."""
+    if second_moment != OWN and second_moment_period is None:
+        second_moment_period = period
     own = {"first": first_moment_period, "second": second_moment_period}
     rest = ALWAYS if optimizer_state == AVERAGE else NEVER
     given = {name: steps // period for name, steps in own.items() if steps is not None}
-    return MomentRounds(given.get("first", rest.first), given.get("second", rest.second), rest.others, tuple(given))
+    first, second = given.get("first", rest.first), given.get("second", rest.second)
+    return MomentRounds(first, second, rest.others, tuple(given), second_moment)
 
 
 def check_moments(
-    period: int, optimizer_state: str, first_moment_period: int | None, second_moment_period: int | None
+    period: int,
+    optimizer_state: str,
+    first_moment_period: int | None,
+    second_moment_period: int | None,
+    second_moment: str = OWN,
 ) -> None:
     require(
         optimizer_state in OPTIMIZER_STATES,
         f'optimizer_state is what becomes of momenta at a merge: "keep", "average" or "reset", not {optimizer_state!r}',
+    )
+    require(
+        second_moment in SECOND_MOMENTS,
+        f'second_moment must be "own", "agreed" or "amsgrad", got {second_moment!r}: local steps divide by this '
+        'second moment of Adam. Write second_moment="agreed".',
+    )
+    require(
+        second_moment == OWN or optimizer_state != RESET,
+        f'second_moment="{second_moment}" needs the second moment that optimizer_state="reset" drops. Leave out one of '
+        "them.",
     )
     for name, steps in {"first": first_moment_period, "second": second_moment_period}.items():
         if steps is None:

@@ -23,6 +23,8 @@ KERNELS: Variants = {
     "SharedMask": ["SharedMask(density=0.01)"],
     "Threshold": ["Threshold(value=4.0, capacity=0.01)"],
     "Chain": ["Chain(TopK(density=0.01), Int8())", "Chain(TopK(density=0.01), SignMagnitude())"],
+    "BinMeans": [],  # plain torch only, as EDEN but for its rotation
+    "EDEN": [],
     "RandomProjection": [],
     "Feedback": [],
     "Hierarchical": [],

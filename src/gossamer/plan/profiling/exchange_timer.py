@@ -82,7 +82,8 @@ def stage_timer(
     transport = ReplayTransport(2 if gossip else workers)  # gossip: with one neighbor
     threads, timed = _InlineCommThread(transport), TimedCompressor(compressor, transport)
     recipe = Recipe(compressor=compressor if gossip else cast(Compressor, timed), topology=Ring())
-    optimizer = torch.optim.SGD(parameters.values())
+    moments = isinstance(stage, AveragingStage) and bool(stage.strategy.moments.named)
+    optimizer = (torch.optim.Adam if moments else torch.optim.SGD)(parameters.values())
     sequence = StageSequence(recipe, optimizer, transport, cast(CommThread, threads), _loop(), seed=0)
     sequence.now = alone
     with torch.no_grad():

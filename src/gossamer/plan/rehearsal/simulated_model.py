@@ -152,6 +152,8 @@ IDLE: dict[type[Optimizer], Callable[[Iterator[nn.Parameter]], Optimizer]] = {SG
 def idle(model: SimulatedModel, recipe: Recipe) -> Optimizer:
     """The optimizer that does least and goes with the recipe."""
     stage = recipe.strategy.steady_stage
+    if recipe.strategy.ownership is not None:  # it moves parameters, so that there is something to average
+        return Adam(model.parameters())
     if stage.local_parameters:
         return Drifting(model, stage.schedule.period, averaged=stage.averages_optimizer_state)
     for owner in ownership(recipe.compressor, trainable(model)).values():

@@ -6,6 +6,7 @@ velocity.py         SGD's momentum, applied before gradients travel (DGC)
 first_moment.py     Adam's first moment is agreed on: what the rules for its second have in common
 frozen_variance.py  ... which stands still (OneBitAdam, CompressedAdam), or does so row by row
 moving_variance.py  ... which follows from what arrives (CompressedAdam)
+shared_variance.py  Adam's steps divide by a second moment that all workers agreed on (LocalSGD, DiLoCo)
 window.py           Adam's moments of the last few gradients that arrived (MicroAdam)
 whole_step.py       Adam's step arrives, but for the learning rate (AdamUpdate)
 sign.py             parameters move by the sign of what arrives (DeMo)

@@ -9,12 +9,14 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.compressors.ownership import Ownership, UpdateRule
+from gossamer.algorithms.strategies import Strategy
 from gossamer.base.transport import Transport
 from gossamer.comm.elastic.transport import elastic
 from gossamer.errors import AttachError
 from gossamer.events import notice
 from gossamer.train.moments.frozen_variance import FrozenVariance, RowVariance
 from gossamer.train.moments.moving_variance import AgreedVariance, MomentumVariance
+from gossamer.train.moments.shared_variance import SharedVariance
 from gossamer.train.moments.sign import SignDescent
 from gossamer.train.moments.transfer import KeepMomentum, Momentum, MomentumTransfer
 from gossamer.train.moments.velocity import SGDMomentumTransfer
@@ -29,6 +31,7 @@ RULES: dict[UpdateRule, type[MomentumTransfer]] = {
     UpdateRule.ROW_VARIANCE: RowVariance,
     UpdateRule.MOMENTUM_VARIANCE: MomentumVariance,
     UpdateRule.AGREED_VARIANCE: AgreedVariance,
+    UpdateRule.SHARED_VARIANCE: SharedVariance,
     UpdateRule.WINDOW: WindowedMoments,
     UpdateRule.SIGN: SignDescent,
 }
@@ -43,6 +46,27 @@ def ownership(compressor: Compressor, parameters: Mapping[str, Parameter]) -> di
 def _stays_alone(transport: Transport) -> bool:
     """Others may come to an elastic group of one, which therefore sends as a group of several would."""
     return transport.world == 1 and elastic(transport) is None
+
+
+def share_second_moment(
+    optimizer: Optimizer, strategy: Strategy, parameters: Mapping[str, Parameter], transport: Transport
+) -> Momentum | None:
+    """The rule of local steps that divide by an agreed second moment; None where the strategy has none.
+
+    Raises AttachError where the optimizer has no second moment of this kind.
+    """
+    owner = strategy.ownership
+    if owner is None or _stays_alone(transport):
+        return None
+    if not isinstance(optimizer, owner.optimizers):
+        raise AttachError(
+            f"{strategy!r} needs the second moment of torch.optim.Adam or AdamW, and this optimizer is a "
+            f"{type(optimizer).__name__}. Leave out second_moment, or train with torch.optim.AdamW(model.parameters(), "
+            "...)."
+        )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    mine = {name: parameter for name, parameter in parameters.items() if id(parameter) in held}
+    return RULES[owner.rule](optimizer, mine, owner, warns=False)
 
 
 def take_over(

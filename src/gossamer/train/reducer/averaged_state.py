@@ -101,7 +101,7 @@ def averaged_keys(optimizer: Optimizer, moments: MomentRounds) -> dict[str, int]
         if moment not in {MOMENTS[key] for key in keys}:
             raise AttachError(
                 f"{kind} keeps no {moment} moment{_kept(keys)}, so there is nothing to average. Leave out "
-                f"{moment}_moment_period."
+                f"{moment}_moment{'' if moments.shared_divisor and moment == 'second' else '_period'}."
             )
     rounds = {key: getattr(moments, MOMENTS.get(key, "others")) for key in keys}
     return {key: each for key, each in rounds.items() if each}

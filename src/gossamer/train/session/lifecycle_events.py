@@ -89,6 +89,8 @@ def _rider_bytes(
 
     def mean_bytes(along: Sequence[Tensor], fragment: Sequence[Bucket]) -> float:
         parameters = [p for bucket in fragment for p in bucket.parameters.values()]
+        if isinstance(stage, AveragingStage) and stage.strategy.radial:
+            along = [*along, *(parameter.detach().new_empty(1) for parameter in parameters)]  # a number per tensor
         due = [sum((turn + 1) % each == 0 for each in rounds.values()) for turn in range(moments.cycle)]
         return fmean(averaged_bytes([*along, *(count * parameters)]) for count in due)
 

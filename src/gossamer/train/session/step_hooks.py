@@ -14,7 +14,7 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.graph_capture import refuse_capture
 from gossamer.errors import LoopError
-from gossamer.train.moments.take_over import take_over
+from gossamer.train.moments.take_over import share_second_moment, take_over
 from gossamer.train.reducer.parameter_check import ParameterCheck
 from gossamer.train.session import step_spans
 from gossamer.train.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook, WeakParameters
@@ -82,7 +82,8 @@ class StepHooks:
             says=transport.rank == 0,
         )  # fmt: skip
         compressor, norm = self._recipe.compressor, self._clip.norm
-        self.momentum = take_over(self._optimizer, compressor, self._parameters, transport, norm)
+        shared = share_second_moment(self._optimizer, self._recipe.strategy, self._parameters, transport)
+        self.momentum = shared or take_over(self._optimizer, compressor, self._parameters, transport, norm)
 
     def switch(self, recipe: Recipe, transport: Transport) -> None:
         """The same parameters are attached under another recipe."""

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.algorithms.strategies import AGREED, FROM, RESET, AveragingStrategy, Memory
-from gossamer.base.layout import FlatTensors
+from gossamer.algorithms.strategies.radial_mean import restore_lengths, split_lengths
+from gossamer.base.layout import FlatTensors, accumulation_dtype
 from gossamer.train.checkpoint.state import MERGING_PREFIX
+from gossamer.train.moments.shared_variance import share_variance
 from gossamer.train.reducer.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
 from gossamer.train.reducer.bucket import Bucket
 from gossamer.train.reducer.step_report import Presence
@@ -42,6 +44,7 @@ class ParameterAveraging(RoundTask):
         self._memory: dict[Bucket, Memory] = {
             bucket: strategy.begin(bucket.gather_parameters()) for buckets in fragments for bucket in buckets
         }
+        self._lengths = {bucket: _room_for_lengths(bucket) for bucket in self._memory} if strategy.radial else {}
         self.agreed_state = AveragedState.of(loop.averaged()).held()
 
     @property
@@ -55,6 +58,8 @@ class ParameterAveraging(RoundTask):
     def offer(self, bucket: Bucket, presence: Presence) -> Tensor:
         flat = bucket.gather_parameters(None if self.keeps_offers else bucket.flat)
         self._strategy.offer(flat, self._memory[bucket])
+        if self._lengths:
+            self._lengths[bucket].copy_(split_lengths(flat, bucket.layout.sizes))
         return flat
 
     def averaged_state(self, number: int, landed: InFlightRound | None = None) -> AveragedState:
@@ -64,9 +69,12 @@ class ParameterAveraging(RoundTask):
         kinds = [key for key, rounds in self._rounds.items() if (turn + 1) % rounds == 0]
         held = taken_along(self._loop.averaged(), landed) if fragment == 0 else {}
         parameters = [p for bucket in self._fragments[fragment] for p in bucket.parameters.values()]
-        return AveragedState.of(held, optimizer_state_tensors(self._optimizer, parameters, kinds))
+        lengths = [self._lengths[bucket] for bucket in self._fragments[fragment] if self._lengths]
+        return AveragedState.of(held, [*optimizer_state_tensors(self._optimizer, parameters, kinds), *lengths])
 
     def apply(self, landed: InFlightRound, result: RoundResult) -> None:
+        if self._lengths:
+            self._restore_lengths(landed, result)
         for outgoing, mean, own in zip(landed.outgoing, result.means, result.owns, strict=True):
             bucket = outgoing.bucket
             flat = bucket.gather_parameters()
@@ -76,10 +84,26 @@ class ParameterAveraging(RoundTask):
             averaged = self.averaged_state(landed.number, landed)
             averaged.replace(result.averaged_state, self._strategy.kept_share, landed.sent)
             self.agreed_state = {**self.agreed_state, **averaged.named(result.averaged_state)}
+            self._share_second_moment(landed)
         if self._strategy.on_merge == RESET:
             for outgoing in landed.outgoing:
                 for parameter in outgoing.bucket.parameters.values():
                     self._optimizer.state.pop(parameter, None)
+
+    def _restore_lengths(self, landed: InFlightRound, result: RoundResult) -> None:
+        """Give means of directions the mean lengths, which are the last numbers that were averaged along."""
+        assert result.averaged_state is not None
+        counts = [len(outgoing.layout.sizes) for outgoing in landed.outgoing]
+        lengths = result.averaged_state[-sum(counts) :].split(counts)
+        for outgoing, mean, each in zip(landed.outgoing, result.means, lengths, strict=True):
+            restore_lengths(mean, outgoing.layout.sizes, each)
+
+    def _share_second_moment(self, landed: InFlightRound) -> None:
+        """From now on local steps divide by the second moment that was averaged, in rounds that averaged it."""
+        moments, turn = self._strategy.moments, landed.number // len(self._fragments)
+        if moments.shared_divisor and (turn + 1) % moments.second == 0:
+            parameters = [p for outgoing in landed.outgoing for p in outgoing.bucket.parameters.values()]
+            share_variance(self._optimizer, parameters, keeps_largest=moments.keeps_largest)
 
     def revert(self, landed: InFlightRound) -> None:
         for outgoing in landed.outgoing:
@@ -112,3 +136,7 @@ class ParameterAveraging(RoundTask):
             if self.merges_own:
                 for unsent in bucket.unsent:
                     unsent.zero_()
+
+
+def _room_for_lengths(bucket: Bucket) -> Tensor:
+    return bucket.flat.new_zeros(len(bucket.layout.sizes), dtype=accumulation_dtype(bucket.flat.dtype))

@@ -52,7 +52,7 @@ def test_linear_codes_are_taken() -> None:
 
 def test_the_others_are_refused_with_a_line_to_write() -> None:
     others = (Int8(), TopK(0.01), Feedback(PowerSGD(2)), Dense("bfloat16"), Route(RandomK(0.1), rest=Int8()))
-    for compressor in (*others, Feedback(Dense(), rule="ef21")):
+    for compressor in (*others, Feedback(Dense(), rule="ef21"), Feedback(Dense(), decay=0.9)):
         why = SecureAggregation().refuses(compressor)
         assert why is not None
         assert "masks cancel in a sum of whole numbers only" in why

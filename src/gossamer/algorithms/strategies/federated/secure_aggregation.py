@@ -63,7 +63,7 @@ class SecureAggregation(Term):
         match compressor:
             case Dense(dtype=None) | RandomSubspace():
                 return None
-            case Rotated(inner=inner) | Feedback(inner=inner, rule="classic"):
+            case Rotated(inner=inner) | Feedback(inner=inner, rule="classic", decay=1):
                 return self.refuses(inner)
             case Route(inner=inner, rest=rest):
                 return self.refuses(inner) or self.refuses(rest)
@@ -71,6 +71,8 @@ class SecureAggregation(Term):
         match compressor:
             case Dense(dtype=dtype):
                 return f"{term}{dtype} rounds each number on its own scale. Leave Dense(dtype={dtype!r}) out."
+            case Feedback(rule="classic"):
+                return f"{term}devices keep the whole residual. Leave decay={compressor.decay!r} out."
             case Feedback():
                 return f"{term}its messages are changes to those before. Leave rule={compressor.rule!r} out: {CLASSIC}."
             case PowerSGD(rank=rank):

@@ -1,0 +1,64 @@
+"""Shared variance: runs Adam in local steps on a second moment that all workers agreed on in the last round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gossamer.base.aggregation import NO_MOMENTS, Moments
+from gossamer.errors import AttachError
+from gossamer.train.moments.first_moment import AdamRule, AdamState, corrections
+from gossamer.train.moments.transfer import Group
+
+SHARED = "shared_exp_avg_sq"  # in the optimizer's state: bias corrected, the same on all ranks between two rounds
+
+
+class SharedVariance(AdamRule):
+    """Adam whose steps divide by the shared second moment; its own moments move on as Adam's.
+
+    p -= lr m / (1 - b1^t) / (sqrt(shared) + eps), where shared is v / (1 - b2^t) until the first round.
+    """
+
+    arrives_with_momentum = False
+
+    def check(self, group: Group) -> None:
+        if group["amsgrad"]:
+            raise AttachError(
+                "amsgrad=True keeps the largest second moment of each worker, and local steps divide by the one that "
+                'all workers agree on. Leave amsgrad out, and write second_moment="amsgrad" in the recipe.'
+            )
+        super().check(group)
+
+    def notices(self) -> Iterable[str]:
+        return ()
+
+    def read(self, group: Group) -> Moments:
+        return NO_MOMENTS  # momentum stays in the optimizer
+
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        first, second = group["betas"]
+        moment = state["exp_avg"].lerp_(gradient, 1 - first)
+        variance = state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        of_first, of_second = corrections(state, group)
+        shared = state[SHARED] if SHARED in state else variance / of_second
+        return moment / of_first, shared.sqrt().add_(group["eps"])
+
+
+@torch.no_grad()
+def share_variance(optimizer: Optimizer, parameters: Iterable[Parameter], *, keeps_largest: bool) -> None:
+    """Share the second moments of these parameters, which were just averaged over all ranks, until the next round.
+
+    keeps_largest: entries that were larger in an earlier round stay (AMSGrad).
+    """
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    for parameter in parameters:
+        state = optimizer.state.get(parameter)
+        if not state:  # no gradient yet
+            continue
+        _, of_second = corrections(state, groups[id(parameter)])
+        agreed = state["exp_avg_sq"] / of_second
+        state[SHARED] = torch.maximum(state[SHARED], agreed) if keeps_largest and SHARED in state else agreed
