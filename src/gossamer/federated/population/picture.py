@@ -35,7 +35,7 @@ def plot_partition(parts: Sequence[Sequence[int]], dataset_or_labels: Any, path:
     held = [Counter(names.get(every[index], OTHERS) for index in part) for part in parts]
     rows = [*dict.fromkeys(names.values()), *([OTHERS] if any(OTHERS in own for own in held) else [])]
     if len(held) <= MOST_BUBBLES:
-        picture = figure(2.2 + 0.3 * len(held), 1.6 + 0.27 * len(rows))
+        picture = figure(max(4.4, 2.2 + 0.3 * len(held)), 1.6 + 0.27 * len(rows))
         _bubbles(picture.subplots(), held, rows)
     else:
         picture = figure(11, 4.2)
@@ -65,7 +65,7 @@ def _bubbles(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> No
     axes.set_xticks(range(len(held)), [str(sum(own.values())) for own in held], fontsize=7)
     axes.set_xlim(-0.7, len(held) - 0.3)
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.set_xlabel(f"a column a device, with its number of samples; the largest bubble: {most} of a label")
+    axes.set_xlabel(f"a column a device, with its number of samples\nthe largest bubble: {most} of a label")
     axes.set_ylabel("label")
     light_grid(axes, alpha=0.18)
     axes.tick_params(length=0)
