@@ -10,6 +10,7 @@ from math import sqrt
 from pathlib import Path
 from random import Random
 
+from gossamer.base import figures
 from gossamer.base.units import seconds_text
 from gossamer.plan.estimate.calibration import COVERAGE, Calibration, ForecastInterval, PastForecast, fewest_pairs
 
@@ -123,11 +124,10 @@ def page(pairs: Sequence[PastForecast], written: str, picture: str) -> str:
 
 def plot(judged: Sequence[Judged], path: Path) -> None:
     """Measured over foretold, a dot a run, and its interval as a line; by kind of recipe."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
     order = sorted(judged, key=lambda each: (each.pair.family, each.pair.measured_seconds / each.pair.foretold_seconds))
-    figure = Figure(figsize=(7.5, 1 + 0.11 * len(order)), layout="constrained", dpi=120)
+    figure = figures.figure(7.5, 1 + 0.11 * len(order), dpi=120)
     axes = figure.subplots()
     for row, each in enumerate(order):
         color, ends = "#0072B2" if each.held else "#D55E00", (each.interval.low_seconds, each.interval.high_seconds)

@@ -26,7 +26,7 @@ from gossamer.events import Attached, Logged, StepEnded
 from gossamer.observe.aside_log import Aside
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.telemetry import insert, open_store
-from gossamer.observe.telemetry.thinning import TABLES, thin
+from gossamer.observe.telemetry.store import THINNED, thin
 from gossamer.train.session.data_wait import DataWait
 
 BLOCK_STEPS, BLOCKS = 2000, 15
@@ -112,7 +112,7 @@ def size() -> None:
         path = Path(folder) / "run.sqlite"
         db = open_store(path)
         fill(db)
-        counts = {each.name: db.execute(f"SELECT COUNT(*) FROM {each.name}").fetchone()[0] for each in TABLES}
+        counts = {each.name: db.execute(f"SELECT COUNT(*) FROM {each.name}").fetchone()[0] for each in THINNED}
         db.close()
         print(f"{RANKS} ranks x {STEPS} steps: {path.stat().st_size / 1e6:.0f} MB, rows {counts}")
 
@@ -123,7 +123,7 @@ def fill(db: sqlite3.Connection) -> None:
         with db:
             for table, rows in chunk(range(begin, begin + CHUNK_SECONDS)).items():
                 insert(db, table, rows)
-            for each in TABLES:
+            for each in THINNED:
                 thin(db, each, each.most)
 
 

@@ -22,6 +22,7 @@ from gossamer.algorithms.collectives import (
     RingAllReduce,
     TreeAllReduce,
 )
+from gossamer.base import figures
 from gossamer.base.units import seconds_text
 from gossamer.comm.network import Network, read_network
 from gossamer.comm.network.cost.cheapest_collective import (
@@ -92,11 +93,10 @@ COLORS = {Does.ADD: "#0072B2", Does.KEEP: "#D55E00"}  # safe for color-blind rea
 
 def picture(path: Path, world: int = 4) -> None:
     """Time to the right, ranks one below the other; the thicker an arrow, the more of the tensor goes along it."""
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     rounds = [1 + max(hop.round for rank in range(world) for hop in each.hops(rank, world)) for each in DRAWN]
-    figure = Figure(figsize=(14, 3.2), layout="constrained", dpi=110)
+    figure = figures.figure(14, 3.2, dpi=110)
     for axes, each, count in zip(figure.subplots(1, len(DRAWN), width_ratios=rounds), DRAWN, rounds, strict=True):
         axes.set_title(each.name if each.name != HierarchicalAllReduce.name else "hierarchical(2)", fontsize=10)
         _draw(axes, each, world, count)
@@ -122,7 +122,7 @@ def _draw(axes: Any, collective: Collective, world: int, rounds: int) -> None:
     for round_, found in enumerate(shares):
         axes.text(round_ + 0.5, world - 0.45, " ".join(sorted(found)), ha="center", va="top", fontsize=8)
     axes.set(xlim=(-0.15, rounds + 0.15), ylim=(world - 0.2, -0.4), yticks=range(world), xticks=[])
-    axes.spines[:].set_visible(False)
+    figures.open_frame(axes, without=("top", "right", "bottom", "left"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from gossamer.base import figures
+
 OURS, DENSE, LINE, BAND, STRIPE = "#0072B2", "#D55E00", "#B8C2CC", "#FBE3C0", "#F5F7F9"
 FONT = 8.5  # points
 WIDEST_NAME = 60  # letters of a name's line
@@ -38,12 +40,10 @@ def draw(
 ) -> None:
     """Rows are `names`, from the top down. says: what the marks are, below the picture. Logarithmic axes are each
     panel's own; others are one, so that panels can be held against each other."""
-    from matplotlib.figure import Figure
-
     labels = [fill(name, WIDEST_NAME, break_long_words=False) for name in names]
     edges = [0.0, *accumulate(0.14 + 0.14 * (label.count("\n") + 1) for label in labels)]  # inches
     spans = dict(zip(names, pairwise(edges), strict=True))
-    figure = Figure(figsize=(3.2 + 2.9 * len(panels), edges[-1] + 1.5), layout="constrained", dpi=120)
+    figure = figures.figure(3.2 + 2.9 * len(panels), edges[-1] + 1.5, dpi=120)
     every = figure.subplots(1, len(panels), sharey=True, sharex=not log, squeeze=False)[0]
     for axes, panel in zip(every, panels, strict=True):
         _draw_panel(axes, panel, spans, log)
@@ -80,7 +80,7 @@ def _draw_panel(axes: Any, panel: Panel, spans: Mapping[str, tuple[float, float]
     for name, span in spans.items():
         if name in panel.dots:
             _draw_dot(axes, sum(span) / 2, panel.dots[name])
-    axes.set_title(panel.title, loc="left", fontsize=FONT + 1.5, fontweight="bold")
+    figures.title(axes, panel.title, FONT + 1.5)
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=5))
@@ -88,7 +88,7 @@ def _draw_panel(axes: Any, panel: Panel, spans: Mapping[str, tuple[float, float]
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(labelsize=FONT - 0.5)
     axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    figures.open_frame(axes, without=("top", "right", "left"))
 
 
 def _draw_dot(axes: Any, row: float, dot: Dot) -> None:

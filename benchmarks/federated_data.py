@@ -18,6 +18,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
+from gossamer.base import figures
+
 SIDE = 8  # of an image, in pixels
 TASTE = 0.5  # of a Dirichlet: how unlike writers are in the digits that they write
 FEWEST_SAMPLES, MEAN_SAMPLES = 4, 24
@@ -108,15 +110,13 @@ def main(args: argparse.Namespace) -> None:
 
 def draw(path: Path, writers: int = 12, columns: int = 16) -> None:
     """A row a writer, a column a digit."""
-    from matplotlib.figure import Figure
-
     page = torch.ones(writers * (SIDE + 1), columns * (SIDE + 1))
     for row in range(writers):
         images, _ = writer(row)
         for column, image in enumerate(images[:columns]):
             top, left = row * (SIDE + 1), column * (SIDE + 1)
             page[top : top + SIDE, left : left + SIDE] = 1 - image[0]
-    figure = Figure(figsize=(columns / 2, writers / 2), dpi=120, layout="constrained")
+    figure = figures.figure(columns / 2, writers / 2, dpi=120)
     axes = figure.subplots()
     axes.imshow(page, cmap="gray", vmin=0, vmax=1)
     axes.axis("off")

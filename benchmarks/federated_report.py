@@ -26,6 +26,8 @@ from benchmarks.federated import (
 )
 from benchmarks.provenance import provenance
 
+from gossamer.base import figures
+
 Row = tuple[str, str, str]
 BASE: Row = ("FedAvg", "Dense()", "")
 COLORS = {
@@ -101,10 +103,8 @@ def _spread(values: Sequence[float], form: str) -> str:
 
 def draw(record: Record, rows: Sequence[Row], path: Path) -> None:
     """Accuracy over bytes up, the seed whose bytes are the median for each row; a panel for each strategy."""
-    from matplotlib.figure import Figure
-
     strategies = [each for each in STYLES if any(row[0] == each for row in rows)]
-    figure: Any = Figure(figsize=(max(4.1 * len(strategies), 6.0), 4.7), layout="constrained", dpi=130)
+    figure = figures.figure(max(4.1 * len(strategies), 6.0), 4.7, dpi=130)
     every = figure.subplots(1, len(strategies), sharey=True, sharex=True, squeeze=False)[0]
     for axes, strategy in zip(every, strategies, strict=True):
         for row in rows:
@@ -112,11 +112,11 @@ def draw(record: Record, rows: Sequence[Row], path: Path) -> None:
                 _curve(axes, _typical(finals(record, row)), row[1])
         axes.axhline(TARGET, color="#777777", linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_xscale("log")
-        axes.set_title(strategy, loc="left", fontsize=11, fontweight="bold")
+        figures.title(axes, strategy)
         axes.set_xlabel("megabytes that all devices sent")
         axes.set_ylim(0.4, 1.0)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
+        figures.light_grid(axes)
+        figures.open_frame(axes)
     every[0].set_ylabel(f"accuracy on unseen digits, mean of {SMOOTHED} rounds")
     handles = {name: line for axes in every for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     columns = max(len(strategies), 1)

@@ -11,6 +11,8 @@ from benchmarks.front_families import DENSE, FAMILIES
 from benchmarks.front_report import Front
 from benchmarks.virtual_workers import APART
 
+from gossamer.base import figures
+
 COLUMNS = 4
 OURS, OTHERS, BAND = "#0072B2", "#CFCFCF", "#FBE3C0"
 FONT = 7.5  # points
@@ -43,12 +45,10 @@ def plot(found: Front, path: Path) -> None:
 
 def drawn(found: Front) -> Any:
     """The picture, as matplotlib's Figure."""
-    from matplotlib.figure import Figure
-
     panels = _panels(found)
     columns = min(COLUMNS, len(panels)) or 1
     rows = max(1, -(-len(panels) // columns))
-    figure = Figure(figsize=(3.4 * columns, 2.7 * rows + 0.7), layout="constrained", dpi=120)
+    figure = figures.figure(3.4 * columns, 2.7 * rows + 0.7, dpi=120)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     low, high = _limits(found)
     axes[0][0].set_xscale("log")
@@ -58,8 +58,8 @@ def drawn(found: Front) -> Any:
         one.set_axis_off()
     for one, name in zip(axes.flat, panels, strict=False):
         _backdrop(one, found, high)
-        one.set_title(FAMILIES[name].about, loc="left", fontsize=10, fontweight="bold", color=OURS)
-        one.spines[["top", "right"]].set_visible(False)
+        figures.title(one, FAMILIES[name].about, 10, color=OURS)
+        figures.open_frame(one)
         one.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}x")
         one.yaxis.set_major_formatter(lambda value, _: f"{value:+.0f} %" if value else "0")
         one.tick_params(labelsize=8, labelbottom=True)

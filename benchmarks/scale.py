@@ -19,6 +19,7 @@ from benchmarks.page import put_between  # found only after the line above
 from benchmarks.provenance import ROOT, provenance, scratch
 
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base import figures
 from gossamer.base.units import bytes_text, count_text, seconds_text, share_text
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
@@ -92,12 +93,11 @@ def table(found: Costs) -> Iterator[str]:
 
 def draw(panels: dict[str, Costs], path: Path) -> None:
     """A panel for each network and model: seconds of a step over the number of workers, a line for each recipe."""
-    from matplotlib import pyplot as plt
+    from matplotlib import colormaps
 
-    figure, grid = plt.subplots(
-        1, len(panels), figsize=(4.6 * len(panels) + 3.6, 4.4), sharey=True, squeeze=False, layout="constrained"
-    )
-    colors: Any = plt.get_cmap("tab20")
+    figure = figures.figure(4.6 * len(panels) + 3.6, 4.4, dpi=110)
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)
+    colors: Any = colormaps["tab20"]
     for axes, (title, found) in zip(grid[0], panels.items(), strict=True):
         for number, text in enumerate(dict.fromkeys(name for name, _ in found)):
             points = [(workers, cost.seconds) for (name, workers), cost in found.items() if name == text]
@@ -106,12 +106,12 @@ def draw(panels: dict[str, Costs], path: Path) -> None:
             axes.plot(*zip(*points, strict=True), label=text, **style)
         axes.set(xscale="log", yscale="log", xlabel="workers")
         axes.set_title(title, loc="left", fontsize=10)
-        axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
+        figures.light_grid(axes)
+        figures.open_frame(axes)
     grid[0][0].set_ylabel("seconds a step (dashed: at least)")
     handles, names = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right upper", fontsize=8, frameon=False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path)
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from gossamer.algorithms.compressors import Compressor, Dense, Sharded, SparseSum, TopK
+from gossamer.base import figures
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.runner import price
@@ -49,9 +50,7 @@ def table(found: Curves, workers: Sequence[int]) -> str:
 
 
 def picture(found: Curves, workers: Sequence[int], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained", dpi=120)
+    figure = figures.figure(6, 4, dpi=120)
     axes = figure.subplots()
     for name, sent in found.items():
         axes.plot(workers, sent, marker="o", label=name)
@@ -60,7 +59,7 @@ def picture(found: Curves, workers: Sequence[int], path: Path) -> None:
     axes.set_xticks(workers, [str(count) for count in workers])
     axes.set_xlabel("workers")
     axes.set_ylabel("bytes per worker and step")
-    axes.spines[["top", "right"]].set_visible(False)
+    figures.open_frame(axes)
     axes.legend(frameon=False)
     figure.savefig(path)
 

@@ -268,6 +268,8 @@ if not TYPE_CHECKING:  # or every misspelled name would have a type
 
         torch takes seconds to import, and the command line often does without.
         """
+        if name == "attach":
+            import_module("gossamer.observe.reporter").register()
         place = PLACES.get(name, f"gossamer.{name}")
         try:
             module = import_module(place)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gossamer.base.layout import Layout  # which imports torch
 
 Ended = Literal["finished", "failed", "interrupted"]  # how a run did
+RecordOption = str | os.PathLike[str] | Literal[False] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +242,18 @@ class Closed(Event):
     ended: Ended = "finished"
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttachRequest:
+    """The arguments of `attach` that say how the session is reported, before there is a session. No event."""
+
+    record: RecordOption
+    log_to: Iterable[str]
+    rank: int
+    local_rank: int
+    world: int
+    is_first: bool  # whether this worker prints and writes for all
+
+
 Listener = Callable[[Event], None]
 # Left out of notices, which may quote other machines: all control characters but the end of a line and the tabulator
 CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})
@@ -247,6 +261,7 @@ CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})
 _listeners: list[Listener] = []
 _silent: list[Listener] = []  # those of them that show no notice
 _samplers: list[Listener] = []  # those of them that take samples
+_begin_reports: Callable[[AttachRequest], str] | None = None
 
 
 def subscribe(listener: Listener, *, shows_notices: bool = True, takes_samples: bool = False) -> Callable[[], None]:
@@ -261,6 +276,20 @@ def subscribe(listener: Listener, *, shows_notices: bool = True, takes_samples: 
     if not shows_notices:
         _silent.append(listener)
     return partial(_unsubscribe, listener)
+
+
+def report_sessions(begin: Callable[[AttachRequest], str]) -> None:
+    """Call `begin` before each session is attached, in place of the function that was given before.
+
+    begin: subscribes the listeners of one session, and returns the path of its record, or "". It may raise AttachError.
+    """
+    global _begin_reports
+    _begin_reports = begin
+
+
+def begin_reports(request: AttachRequest) -> str:
+    """Begin to report the session that is about to be attached. Returns the path of its record, or ""."""
+    return "" if _begin_reports is None else _begin_reports(request)
 
 
 def _unsubscribe(listener: Listener) -> None:

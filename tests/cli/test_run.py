@@ -21,7 +21,6 @@ from gossamer.cli import servers
 from gossamer.cli.main import gossamer
 from gossamer.comm.network import read_network
 from gossamer.launch.job import Serving
-from gossamer.observe import plot
 from gossamer.plan.emulation import plan
 
 TRAINING = """
@@ -346,7 +345,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert "--rendezvous HOST:PORT" in refused("--nnodes", "2", script)
     assert "from 0 to 0" in refused("--node-rank", "1", script)
     assert "HOST:PORT" in refused("--rendezvous", "nonsense", script)
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    monkeypatch.setattr("gossamer.base.figures.find_spec", lambda name: None)
     assert "gossamer[plot]" in refused("--plot", "out.png", script)
     assert os.listdir(tmp_path) == ["train.py"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 from support.command_line import output_of, refusal
-from support.perfetto_readers import ReadTrace, check_read_back, read_back
 from support.processes import succeed
+from support.trace_reader import ReadTrace, check_read_back, read_back
 from support.virtual_traces import CLOCKS, Rounds
 
 from gossamer.base.tracing import active
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name", ["t.pftrace", "t.json", "t.json.gz", "t.png"])
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz", "t.png"])
 def test_the_format_follows_the_files_name(run: Path, tmp_path: Path, name: str) -> None:
     if name.endswith("png"):
         pytest.importorskip("matplotlib")
@@ -39,7 +39,7 @@ def test_the_format_follows_the_files_name(run: Path, tmp_path: Path, name: str)
     assert "4 processes" in said
     assert "ranks 1: within" in said
     content = (tmp_path / name).read_bytes()
-    beginnings = {"t.pftrace": b"\n", "t.json": b"{", "t.json.gz": b"\x1f\x8b", "t.png": b"\x89PNG"}
+    beginnings = {"t.json": b"{", "t.json.gz": b"\x1f\x8b", "t.png": b"\x89PNG"}
     assert content.startswith(beginnings[name])
     if name == "t.json.gz":
         steps = {each["name"] for each in json.loads(gzip.decompress(content))["traceEvents"]}
@@ -51,8 +51,9 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(run: Path, tm
     (tmp_path / "there.json").write_text("mine")
     assert "is there already" in refusal("trace", str(run), "-o", str(tmp_path / "there.json"))
     assert (tmp_path / "there.json").read_text() == "mine"
-    assert "end it with .pftrace" in refusal("trace", str(run), "-o", str(tmp_path / "trace.txt"))
-    assert "end it with .pftrace" in refusal("trace", str(run), "-o", str(tmp_path / ".json"))
+    assert "end it with .json" in refusal("trace", str(run), "-o", str(tmp_path / "trace.txt"))
+    assert "end it with .json" in refusal("trace", str(run), "-o", str(tmp_path / ".json"))
+    assert "Write -o trace.json.gz" in refusal("trace", str(run), "-o", str(tmp_path / "trace.pftrace"))
     assert "no directory" in refusal("trace", str(run), "-o", str(tmp_path / "no" / "t.json"))
     assert "Missing option" in refusal("trace", str(run))
 
@@ -187,7 +188,7 @@ def test_two_real_workers_leave_a_trace(real: Path, tmp_path: Path) -> None:
         ):
             assert forward["end"] <= backward["begin"] < backward["end"] <= waiting["begin"]
     assert processes[0].operations.keys() == processes[1].operations.keys() != set()
-    code, said = output_of(trace_command, str(real), "-o", str(tmp_path / "t.pftrace"))
+    code, said = output_of(trace_command, str(real), "-o", str(tmp_path / "t.json.gz"))
     assert code == 0
     assert "2 processes" in said
 
@@ -202,20 +203,21 @@ def test_servers_within_workers_have_a_track(tmp_path: Path) -> None:
 
 
 def check_others_read_it(folder: Path, out: Path) -> ReadTrace:
-    """Perfetto's own classes and torch's validator; what the former read."""
-    for name in ("t.pftrace", "t.json"):
-        code, said = output_of(trace_command, str(folder), "-o", str(out / name))
-        assert code == 0, said
+    """torch's validator, and our reader: what the latter read."""
+    code, said = output_of(trace_command, str(folder), "-o", str(out / "t.json"))
+    assert code == 0, said
     validator = pytest.importorskip("torch.profiler._trace_validator", reason="torch's validator of traces")
     assert validator.validate_trace(str(out / "t.json")) == (True, [])
-    told = read_back((out / "t.pftrace").read_bytes())
+    told = read_back((out / "t.json").read_bytes())
     assert set(told.processes.values()) == {"rank 0", "rank 1"}
     tracks = {(told.processes[parent], name) for parent, name in told.tracks.values()}
     usual = {"steps", "training", "communication", "wire", "bytes in flight"}
     assert {("rank 0", name) for name in usual} <= tracks
     assert not {name for process, name in tracks if process == "rank 0" and name.startswith("operators")}
     check_read_back(told)
-    assert {"step 4", "forward", "backward", "optimizer", "encode", "decode"} <= {each.name for each in told.slices}
+    assert {"ProfilerStep#4", "forward", "backward", "optimizer", "encode", "decode"} <= {
+        each.name for each in told.slices
+    }
     return told
 
 
@@ -230,7 +232,7 @@ def test_operators_of_a_real_worker_lie_within_its_steps(real: Path, tmp_path: P
     (operators,) = (track for track, (_, name) in told.tracks.items() if name == "operators")
     assert told.processes[told.tracks[operators][0]] == "rank 1"
     assert "aten::addmm" in {each.name for each in told.slices if each.track == operators}
-    steps = [each for each in told.slices if each.name.startswith("step ") and told.of(each) == "rank 1"]
+    steps = [each for each in told.slices if each.name.startswith("ProfilerStep#") and told.of(each) == "rank 1"]
     forwards = [each for each in told.slices if each.name == "forward" and told.of(each) == "rank 1"]
     assert len(steps) == len(forwards) == 3
     for forward in forwards:  # two linear layers, on the clock of the spans

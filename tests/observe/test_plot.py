@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
+from gossamer.base import figures
+from gossamer.base.figures import check_matplotlib
 from gossamer.errors import GossamerError
-from gossamer.observe import plot as plots
-from gossamer.observe.plot import check_matplotlib, drawn, plot
+from gossamer.observe.plot import drawn, plot
 
 
 def record(loss: list[list[float | None]]) -> dict[str, Any]:
@@ -56,6 +57,6 @@ def test_recipes_are_named_at_their_curves_ends_and_nothing_covers_another() -> 
 
 
 def test_without_matplotlib_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
     with pytest.raises(GossamerError, match=r'pip install "gossamer\[plot\]"'):
         check_matplotlib()

@@ -20,6 +20,7 @@ from rich.text import Text
 from gossamer.algorithms.recipes.parser import UnknownTerm
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base import bounded_file
+from gossamer.base.figures import check_matplotlib
 from gossamer.base.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import Command, output_option, session_recipe
@@ -28,8 +29,8 @@ from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
 from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare
-from gossamer.observe.page import write_page
-from gossamer.observe.plot import check_matplotlib, plot
+from gossamer.observe.pages.comparison import write_page
+from gossamer.observe.plot import plot
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target, read_target
 from gossamer.plan.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable

@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from gossamer.base import bounded_file
+from gossamer.base.figures import check_matplotlib
 from gossamer.cli.options import output_option
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.event_log import LOG_SUFFIX
-from gossamer.observe.plot import check_matplotlib, plot
+from gossamer.observe.plot import plot
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, recover, write
 from gossamer.observe.terminal import rows
 

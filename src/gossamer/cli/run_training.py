@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from gossamer.base.figures import check_matplotlib
 from gossamer.base.run_files import RunFiles
 from gossamer.base.tracing.step_range import StepRange
 from gossamer.cli.console import say
@@ -38,7 +39,6 @@ from gossamer.launch.worker_range import WorkerRange
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.live import LiveView
-from gossamer.observe.plot import check_matplotlib
 from gossamer.observe.telemetry import Collector
 from gossamer.observe.terminal import Terminal
 from gossamer.plan.emulation import EmulationPlan, Fault, Schedule, read_fault

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.figures import COLORS, check_matplotlib
 from gossamer.base.json_text import json_text
 from gossamer.base.units import bytes_text, seconds_text, short
 from gossamer.cli.compare import NO_LOSS, different_recipes
@@ -21,8 +22,8 @@ from gossamer.cli.options import output_option
 from gossamer.cli.script_terms import register_terms
 from gossamer.cli.simulated_costs import simulate_costs
 from gossamer.errors import GossamerError
-from gossamer.observe.panels import COLORS, Curve, Panel, drawable, shortened
-from gossamer.observe.plot import check_matplotlib, plot_panel
+from gossamer.observe.panels import Curve, Panel, drawable, shortened
+from gossamer.observe.plot import plot_panel
 from gossamer.plan.estimate.workload_profile import WorkloadProfile
 from gossamer.plan.profiling.profile_runs import assume_profile, profile_script
 from gossamer.plan.profiling.user_script import attached_by

@@ -14,7 +14,7 @@ from gossamer.observe.event_log import event_log_path, read_entries
 from gossamer.observe.flight_dump import Dump, read_flights, write_for_torchfrtrace
 from gossamer.observe.stacks import newest_dump, read_stacks, side_by_side
 from gossamer.observe.telemetry import STORE_FILE, open_store
-from gossamer.observe.telemetry.hang_watch import read_places
+from gossamer.observe.telemetry.hangs import read_places
 
 NOTHING = (
     "no worker of {run} has written its stacks. They do where one is waited for over ten seconds and ten usual steps, "

@@ -15,14 +15,13 @@ from gossamer.cli.console import echo
 from gossamer.cli.options import check_parent
 from gossamer.cli.trace_options import check_steps
 from gossamer.errors import GossamerError
-from gossamer.observe.trace import chrome, perfetto
+from gossamer.observe.trace import chrome
 from gossamer.observe.trace.clock_alignment import describe
 from gossamer.observe.trace.picture import draw
 from gossamer.observe.trace.span_files import ProcessSpans, missing_ranks, read_run
 from gossamer.observe.trace.timeline import Timeline, build
 
 WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
-    ".pftrace": perfetto.pack,
     ".json": chrome.pack,
     ".json.gz": lambda timeline: gzip.compress(chrome.pack(timeline), mtime=0),
     ".png": draw,
@@ -36,6 +35,12 @@ OPEN_IT = "Open it in https://ui.perfetto.dev, which reads it in the browser and
 
 
 def check_output(context: click.Context, option: click.Parameter, path: Path) -> Path:
+    if path.suffix == ".pftrace":
+        instead = path.with_suffix(".json.gz").name
+        raise click.BadParameter(
+            f"{path.name}: Perfetto's own format is no longer written. Write -o {instead}: ui.perfetto.dev opens it as "
+            "well, and it is smaller"
+        )
     if suffix(path) is None:
         raise click.BadParameter(f"{path.name} names no format that is known here: end it with {', '.join(WRITERS)}")
     if path.exists():

@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gossamer import attach as attach_session
 from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.errors import AttachError
 from gossamer.integrations.library_versions import require_library
 from gossamer.integrations.session_folder import load_within, save_within
-from gossamer.train.session.attach import attach as attach_session
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session import Session
 from gossamer.train.world import current

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.nn.utils import get_total_norm
 
+from gossamer import attach
 from gossamer.integrations.accelerate import leave_out_ddp, refuse_other_world, share_no_sync
 from gossamer.integrations.library_versions import require_library
 from gossamer.integrations.session_folder import load_within, save_within
@@ -24,7 +25,6 @@ from gossamer.integrations.trainer_recipes import (
     trains_apart,
 )
 from gossamer.train.reducer.parameter_views import copy_parameters, state_of
-from gossamer.train.session.attach import attach
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session import Session
 

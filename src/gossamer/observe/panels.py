@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
+from gossamer.base.figures import COLORS
 from gossamer.base.units import BYTE_UNITS
 from gossamer.observe.record import Record
 
-# Safe for color-blind readers (Okabe and Ito)
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#3B8FC4", "#000000")
 SMOOTHED_POINTS = 30  # as many as a curve of noisy losses shows apart
 LARGEST_DRAWN = 1e300
 LONGEST_NAME = 46  # characters

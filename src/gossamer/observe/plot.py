@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gossamer.errors import GossamerError
+from gossamer.base.figures import SOFT, figure, light_grid, open_frame, title
 from gossamer.observe.panels import (
     BARS_SAY,
     COMMUNICATION,
@@ -27,46 +26,31 @@ BAR, ROW = 0.36, 1.0  # heights; a row has a recipe's two bars
 CHARACTER = 0.0068  # of the bars' width, roughly, that a letter of a label takes
 
 
-def check_matplotlib() -> None:
-    """Raise GossamerError before a run whose picture could not be drawn after it."""
-    if find_spec("matplotlib") is None:
-        raise GossamerError(
-            "A picture needs matplotlib, which is not installed here, and only the end of the run would tell. "
-            'Write: pip install "gossamer[plot]"'
-        )
-
-
 def plot(records: Sequence[Record], path: Path, metric: str = "loss") -> None:
     """Draw `records`, one color a recipe, into the PNG file `path`."""
-    check_matplotlib()
     drawn(records, metric).savefig(path)
 
 
 def plot_panel(panel: Panel, path: Path) -> None:
     """Draw one panel into the PNG file `path`."""
-    from matplotlib.figure import Figure
-
-    check_matplotlib()
-    figure: Any = Figure(figsize=(9, 4.6), layout="constrained", dpi=150)
-    _draw_panel(figure.subplots(), panel, named=True)
-    figure.savefig(path)
+    picture = figure(9, 4.6)
+    _draw_panel(picture.subplots(), panel, named=True)
+    picture.savefig(path)
 
 
 def drawn(records: Sequence[Record], metric: str = "loss") -> Any:
     """The picture, as matplotlib's Figure."""
-    from matplotlib.figure import Figure
-
-    figure: Any = Figure(figsize=(13, 5.6 + 0.55 * len(records)), layout="constrained", dpi=150)
-    above, below = figure.subfigures(2, 1, height_ratios=(4.4, 1.2 + 0.55 * len(records)))
+    picture = figure(13, 5.6 + 0.55 * len(records))
+    above, below = picture.subfigures(2, 1, height_ratios=(4.4, 1.2 + 0.55 * len(records)))
     curves = above.subplots(1, 2)
     for axes, panel in zip(curves, panels(records, metric), strict=True):
         _draw_panel(axes, panel, named=len(records) > 1)
     _draw_bars(below.subplots(), step_bars(records))
-    below.supxlabel(BARS_SAY, x=0.01, ha="left", fontsize=TEXT_POINTS + 1, color="#555555")
+    below.supxlabel(BARS_SAY, x=0.01, ha="left", fontsize=TEXT_POINTS + 1, color=SOFT)
     if len(records) == 1:
-        title = f"{shortened(records[0]['recipe'])}, {records[0]['workers']} workers"
-        above.suptitle(title, x=0.01, ha="left", fontsize=10, color="#555555")
-    return figure
+        name = f"{shortened(records[0]['recipe'])}, {records[0]['workers']} workers"
+        above.suptitle(name, x=0.01, ha="left", fontsize=10, color=SOFT)
+    return picture
 
 
 def _draw_panel(axes: Any, panel: Panel, named: bool) -> None:
@@ -77,11 +61,11 @@ def _draw_panel(axes: Any, panel: Panel, named: bool) -> None:
             axes.plot(curve.across, curve.values, color=curve.color, linewidth=0.7, alpha=0.2)
         single = "o" if len(curve.values) == 1 else ""
         axes.plot(curve.across, curve.smoothed, color=curve.color, linewidth=1.9, marker=single)
-    axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold")
+    title(axes, panel.title)
     axes.set_xlabel(panel.across)
     axes.set_ylabel(panel.up)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
+    open_frame(axes)
+    light_grid(axes)
     axes.set_xlim(left=0)
     if panel.empty:
         axes.text(0.5, 0.5, f"nothing logged:\nsession.log({panel.up}=...)", transform=axes.transAxes, ha="center")
@@ -131,12 +115,11 @@ def _draw_bars(axes: Any, bars: Sequence[StepBars]) -> None:
     for tick, each in zip(axes.get_yticklabels(), bars, strict=True):
         tick.set_color(each.color)
     axes.set_ylim(ROW * (len(bars) - 0.5), -0.5 * ROW)
-    axes.set_title("where a step's time goes", loc="left", fontsize=11, fontweight="bold")
+    title(axes, "where a step's time goes")
     axes.set_xlabel("milliseconds a step")
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    open_frame(axes, without=("top", "right", "left"))
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
+    light_grid(axes, "x")
     key = [Patch(label=part.name, **_look(part)) for part in (*TRAINING, *COMMUNICATION)]
     axes.legend(
         handles=key,

@@ -1,25 +1,93 @@
-"""Reporter: shows progress and writes the record of rank 0's session where no `gossamer run` does."""
+"""Reporter: shows progress and writes the record of rank 0's session where no `gossamer run` does.
+
+It also decides, before a session is attached, whether its launcher shows and records it, and begins its exporters.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from gossamer import events
+from gossamer.base.run_files import RUN_DIRECTORY
 from gossamer.base.units import bytes_text, seconds_text, share_text, short
-from gossamer.events import Attached, Closed, Ended, Event, Logged, StepEnded
+from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.errors import AttachError
+from gossamer.events import Attached, AttachRequest, Closed, Ended, Event, Logged, RecordOption, StepEnded
 from gossamer.observe import record as records
+from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.event_log import LOG_SUFFIX, Entry, EventLog, LineFile
+from gossamer.observe.exporters import destination
+from gossamer.observe.exporters.destination import Destination, RankPlace, read_destination, read_destinations
 from gossamer.observe.live import Progress
 from gossamer.observe.rank_record import Tally
 from gossamer.observe.recorder import LiveLines
-from gossamer.observe.status_line import StatusLine, standard_error
+
+# -- status line: in place on a terminal, now and then elsewhere -------------------------------------------------------
+
+PREFIX = "gossamer: "
+FIRST_SECONDS = 2.0
+TERMINAL_SECONDS = 0.5
+PLAIN_SECONDS = 10.0  # where it is no terminal: a file, a pipe, a notebook
+ERASE = "\r\x1b[K"
+
+
+def standard_error() -> TextIO:
+    """As it is now: notebooks and tests replace it."""
+    return sys.stderr
+
+
+class StatusLine:
+    """Shows no text before FIRST_SECONDS and none too often; a stream that is closed or full ends no training."""
+
+    def __init__(self, began: float, stream: Callable[[], TextIO] = standard_error) -> None:
+        self._stream = stream
+        self._next = began + FIRST_SECONDS
+        self._unfinished = False  # whether the cursor stands behind a line that is to be overwritten
+
+    def is_due(self, moment: float) -> bool:
+        return moment >= self._next
+
+    def show(self, text: str, moment: float) -> None:
+        if self._on_terminal():
+            self._next = moment + TERMINAL_SECONDS
+            self._write(f"{ERASE}{(PREFIX + text)[: shutil.get_terminal_size().columns - 1]}")
+            self._unfinished = True
+        else:
+            self._next = moment + PLAIN_SECONDS
+            self._write(f"{PREFIX}{text}\n")
+
+    def say(self, sentence: str) -> None:
+        """A line that stays."""
+        self._write(f"{ERASE if self._unfinished else ''}{PREFIX}{without_controls(sentence)}\n")
+        self._unfinished = False
+
+    def leave(self) -> None:
+        """Something else is about to write a line."""
+        if self._unfinished:
+            self._write("\n")
+            self._unfinished = False
+
+    def _on_terminal(self) -> bool:
+        try:
+            return self._stream().isatty()
+        except (AttributeError, ValueError):  # it is closed, or stands in for a stream
+            return False
+
+    def _write(self, text: str) -> None:
+        with suppress(AttributeError, OSError, ValueError):
+            stream = self._stream()
+            stream.write(text)
+            stream.flush()
+
 
 REWRITE_SECONDS = 60.0  # at most between two writings of a record while training goes on; at first it doubles
 REWRITE_SHARE = 0.005  # of the time, at most
@@ -181,11 +249,42 @@ class RecordFile:
             )
 
 
+# -- which session -----------------------------------------------------------------------------------------------------
+
+RECORD, QUIET, LOG_TO = "GOSSAMER_RECORD", "GOSSAMER_QUIET", "GOSSAMER_LOG_TO"
 _reporter: Reporter | None = None  # of the newest session
 
 
+def register() -> None:
+    """Report every session that this process attaches from now on."""
+    events.report_sessions(begin_session)
+
+
+def begin_session(request: AttachRequest) -> str:
+    """Begin to report the session that is about to be attached; the one before is over.
+
+    Rank 0 shows its progress and writes its record, unless its launcher does. Every rank exports its numbers.
+    Returns the path of the record, or "". Raises AttachError where the record cannot be written, and for what is no
+    destination.
+    """
+    path, destinations = record_path(request.record), log_destinations(request.log_to)
+    destination.end()
+    if request.is_first:
+        try:
+            begin(lines=shows_lines(request.record, request.world), record=path)
+        except OSError as error:
+            raise AttachError(
+                f"the record of this run would go to {path}, and nothing can be written there ({error.strerror}), so "
+                'all that is logged would be lost. Name another place, such as record="record.json".'
+            ) from None
+    destination.begin(destinations, RankPlace(_lasting_rank(request.rank), request.local_rank))
+    if path is None and RUN_DIRECTORY in os.environ:
+        path = Path(os.environ[RUN_DIRECTORY]).parent / "record.json"
+    return str(path or "")
+
+
 def begin(*, lines: bool, record: Path | None) -> None:
-    """Report the session that this process is about to attach; the one before it is over.
+    """Show and record the session that this process is about to attach; the one before it is over.
 
     lines: whether to show any, where nothing else listens, such as the recorder of `gossamer run`. Raises OSError where
     the record cannot be written.
@@ -197,3 +296,34 @@ def begin(*, lines: bool, record: Path | None) -> None:
     lines = lines and not events.observed()
     if lines or record is not None:
         _reporter = Reporter(lines=lines, record=record)
+
+
+def record_path(record: RecordOption) -> Path | None:
+    """The variable beats the script, as with recipes; empty, it means nowhere."""
+    written = os.environ.get(RECORD, record)
+    if not written:
+        return None
+    if not isinstance(written, str | os.PathLike):
+        raise AttachError(f'record={written!r} names no file, so nothing is recorded. Write record="record.json".')
+    return Path(written).absolute()
+
+
+def shows_lines(record: RecordOption, world: int) -> bool:
+    """A world of one stays as quiet as plain training, unless it is asked not to."""
+    quiet = os.environ.get(QUIET, "")
+    return record is not False and (world > 1 if not quiet else quiet == "0")
+
+
+def log_destinations(log_to: Iterable[str]) -> tuple[Destination, ...]:
+    """The variable beats the script, as with records; empty, it means nowhere."""
+    text = os.environ.get(LOG_TO)
+    texts = [log_to] if isinstance(log_to, str) else log_to
+    try:
+        return tuple(map(read_destination, texts)) if text is None else read_destinations(text)
+    except ValueError as problem:
+        raise AttachError(f"{LOG_TO if text is not None else 'log_to'}: {problem}") from None
+
+
+def _lasting_rank(rank: int) -> int:
+    """Where workers come and go and are numbered anew, the number that this one was started with."""
+    return int(os.environ["RANK"]) if is_elastic() and "RANK" in os.environ else rank

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from support.exporting import MANY, ODD, attached, logged, step
 from support.processes import free_port
 
-from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url, request, told_headers
+from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url, post, request, told_headers
 from gossamer.observe.exporters.totals import Totals
 
 RESOURCE = {"service.name": "gossamer"}
@@ -138,3 +140,61 @@ def test_a_dead_endpoint_and_one_that_refuses_are_errors_of_the_destination() ->
         OtlpExporter(metrics_url(f"http://127.0.0.1:{free_port()}"), 0, RESOURCE).close()
     with collector(status=503) as (endpoint, _), pytest.raises(OSError, match="503"):
         OtlpExporter(metrics_url(endpoint), 0, RESOURCE).close()
+
+
+Reply = Callable[[socket.socket, threading.Event], None]
+
+
+@contextmanager
+def answering(reply: Reply) -> Iterator[str]:
+    """A server that reads one request and then runs `reply` until its client has gone."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as client, suppress(OSError):
+                client.recv(2**16)
+                reply(client, over)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1/metrics"
+        finally:
+            over.set()
+            thread.join()
+
+
+def endless(client: socket.socket, over: threading.Event) -> None:
+    client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    while not over.is_set():
+        client.sendall(b"x" * 2**20)
+
+
+def byte_by_byte(client: socket.socket, over: threading.Event) -> None:
+    client.sendall(b"HTTP/1.1 200 OK\r\n")
+    while not over.wait(0.01):
+        client.sendall(b"x")
+
+
+def elsewhere(client: socket.socket, over: threading.Event) -> None:
+    client.sendall(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\n\r\n")
+    while not over.is_set():
+        client.sendall(b"x" * 2**20)
+
+
+def test_an_answer_without_an_end_is_not_read() -> None:
+    with answering(endless) as url:
+        post(url, b"{}", {}, 30.0)
+
+
+def test_a_header_that_comes_byte_by_byte_ends_with_a_timeout() -> None:
+    with answering(byte_by_byte) as url, pytest.raises(OSError, match="did not answer in time"):
+        post(url, b"{}", {}, 0.2)
+
+
+def test_a_redirect_is_refused_and_its_content_not_read() -> None:
+    with answering(elsewhere) as url:
+        with pytest.raises(HTTPError, match="302") as caught:
+            post(url, b"{}", {}, 30.0)
+        caught.value.close()

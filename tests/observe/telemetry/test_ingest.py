@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.paths import ROOT
 
 from gossamer.events import Attached, Logged, StepEnded
 from gossamer.observe.event_log import EventLog
@@ -99,7 +102,7 @@ def test_a_kill_in_the_middle_of_a_look_leaves_it_to_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr("gossamer.observe.telemetry.thinning.Thinning.look", killed)
+        during.setattr("gossamer.observe.telemetry.store.Thinning.look", killed)
         with pytest.raises(KeyboardInterrupt):
             ingest.look()
     assert values(ingest.db, "SELECT * FROM log") == []
@@ -220,3 +223,43 @@ def test_what_the_launcher_says_and_the_servers_it_has(tmp_path: Path, ingest: I
     assert values(again.db, "SELECT kind, content FROM event") == [("dropped", '{"rows": 3}')]
     assert values(again.db, "SELECT value FROM run WHERE key = 'script'") == [('"train.py"',)]
     again.close()
+
+
+PROGRAM = ROOT / "tests" / "support" / "collecting.py"
+
+
+def kept(folder: Path) -> list[int]:
+    db = open_store(folder / "run.sqlite")
+    found = [json.loads(row["content"])["number"] for row in db.execute("SELECT content FROM event ORDER BY id")]
+    assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    db.close()
+    return found
+
+
+@pytest.mark.processes
+def test_kills_at_random_moments_lose_nothing_that_was_there(tmp_path: Path) -> None:
+    draws = random.Random(5)
+    written = 0
+    for _ in range(3):
+        collector = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert collector.stdin is not None
+        assert collector.stdout is not None
+        told = 0
+        for _ in range(draws.randrange(20, 60)):
+            with (tmp_path / "aside-0.jsonl").open("a") as file:
+                for _ in range(draws.randrange(1, 200)):
+                    file.write(json.dumps({"kind": "noticed", "moment": 1.0, "number": written}) + "\n")
+                    written += 1
+            collector.stdin.write(f"{written}\n")
+            collector.stdin.flush()
+            if draws.random() < 0.5:  # else it still reads, or writes, when the next lines come, or the kill
+                told = int(collector.stdout.readline())
+        collector.kill()
+        collector.communicate()
+        found = kept(tmp_path)
+        assert found == list(range(len(found)))
+        assert told <= len(found) <= written
+    Ingest(tmp_path).finish()
+    assert kept(tmp_path) == list(range(written))

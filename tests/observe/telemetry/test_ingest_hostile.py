@@ -13,8 +13,8 @@ import pytest
 from gossamer.events import Attached, Logged
 from gossamer.observe.event_log import MOST_LOGGED, EventLog
 from gossamer.observe.telemetry import Ingest, open_store
+from gossamer.observe.telemetry.ingest import MOST_BYTES, MOST_LINE_BYTES, read_tail
 from gossamer.observe.telemetry.rows import MOST_CHARACTERS
-from gossamer.observe.telemetry.tail import MOST_BYTES, MOST_LINE_BYTES, read_tail
 
 
 def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.observe.telemetry import open_store
 from gossamer.observe.telemetry.batches import BatchReader, pack
-from gossamer.observe.telemetry.entries import take_aside
+from gossamer.observe.telemetry.ingest import take_aside
 from gossamer.observe.telemetry.rows import NewRows
 
 

@@ -1,6 +1,9 @@
 """A run's store: made once, read by others meanwhile, refused where it is newer or none."""
 
+from __future__ import annotations
+
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ from support.synthetic_store import SyntheticRun, extend, fill
 
 from gossamer.errors import StoreError
 from gossamer.observe.telemetry import insert, open_store, store
-from gossamer.observe.telemetry.schema import SCHEMA_VERSION
+from gossamer.observe.telemetry.store import LOOKS_BETWEEN, SCHEMA_VERSION, THINNED, ThinnedTable, Thinning, thin
 
 TABLES = {"run", "rank", "step", "metric", "vital", "tensor", "link", "log", "failure", "event", "finding", "source"}
 
@@ -88,3 +91,104 @@ def test_a_store_on_a_full_disk_is_not_said_to_be_another_file(tmp_path: Path, m
     monkeypatch.setattr(store, "_create", full)
     with pytest.raises(StoreError, match=r"cannot be used as a run's store \(database or disk is full\)\.$"):
         open_store(tmp_path / "run.sqlite")
+
+
+BY_NAME = {table.name: table for table in THINNED}
+ZERO = dict.fromkeys(("seconds", "compute", "encode", "wire", "decode", "waiting", "data", "bytes_pulled"), 0.0)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    store = open_store(tmp_path / "run.sqlite")
+    yield store
+    store.close()
+
+
+def steps(db: sqlite3.Connection, rank: int, first: int, last: int) -> None:
+    insert(
+        db,
+        "step",
+        (
+            {
+                "rank": rank,
+                "step": step,
+                "at": step / 10,
+                "steps": 1,
+                **ZERO,
+                "bytes_sent": 2.0,
+                "skipped": step % 5 == 0,
+            }
+            for step in range(first, last + 1)
+        ),
+    )
+
+
+def ends(db: sqlite3.Connection, rank: int) -> list[int]:
+    return [row["step"] for row in db.execute("SELECT step FROM step WHERE rank = ? ORDER BY step", (rank,))]
+
+
+def test_totals_stay_and_the_newest_steps_too(db: sqlite3.Connection) -> None:
+    for rank in range(2):
+        steps(db, rank, 1, 1000)
+    thin(db, BY_NAME["step"], 400)
+    row = db.execute("SELECT SUM(steps), SUM(bytes_sent), SUM(skipped), MAX(at) FROM step WHERE rank = 1").fetchone()
+    assert tuple(row) == (1000, 2000.0, 200, 100.0)
+    kept = ends(db, 0)
+    assert len(kept) <= 200
+    assert kept[-50:] == list(range(951, 1001))
+    assert kept[:3] == [16, 32, 48]  # whole stretches, the same for each rank
+    assert kept == ends(db, 1)
+
+
+def test_what_fits_stays_as_it_came(db: sqlite3.Connection) -> None:
+    steps(db, 0, 1, 100)
+    thin(db, BY_NAME["step"], 100)
+    assert len(ends(db, 0)) == 100
+
+
+def test_a_run_that_goes_on_stays_within_its_bound(db: sqlite3.Connection) -> None:
+    for begin in range(0, 20_000, 100):
+        steps(db, 0, begin + 1, begin + 100)
+        thin(db, BY_NAME["step"], 300)
+        assert len(ends(db, 0)) <= 300
+    (total,) = db.execute("SELECT SUM(steps) FROM step").fetchone()
+    assert total == 20_000
+    assert max(row["steps"] for row in db.execute("SELECT steps FROM step")) <= 256
+
+
+@pytest.mark.parametrize("table", [table for table in THINNED if table.along == "at"], ids=lambda table: table.name)
+def test_vitals_and_links_of_each_series_keep_their_mean(db: sqlite3.Connection, table: ThinnedTable) -> None:
+    value = table.merged[0][0]
+    for series in (0, 1):
+        key = {name: series if name not in ("name", "machine") else f"s{series}" for name in table.series}
+        if table.name == "vital" and series:
+            key["rank"] = None  # a machine's
+        insert(db, table.name, ({**key, "at": 4096.0 + at, value: at % 2} for at in range(512)))
+    thin(db, table, 200)
+    assert db.execute(f"SELECT COUNT(*) FROM {table.name}").fetchone()[0] <= 200
+    old = db.execute(f"SELECT {value} FROM {table.name} WHERE at < 4400").fetchall()
+    assert {row[0] for row in old} == {0.5}
+
+
+def test_a_metric_that_is_not_finite_does_not_hide_its_neighbors(db: sqlite3.Connection) -> None:
+    made = (
+        {"name": "loss", "rank": 0, "step": step, "at": 0.0, "value": None if step % 2 else 3.0}
+        for step in range(1, 401)
+    )
+    insert(db, "metric", made)
+    thin(db, BY_NAME["metric"], 100)
+    values = [row["value"] for row in db.execute("SELECT value FROM metric WHERE step < 300")]
+    assert values
+    assert set(values) == {3.0}
+
+
+def test_long_lines_go_before_the_newest_hundred_thousand_are_there(
+    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken twin counts rows alone: a hundred thousand lines of 20,000 letters are two gigabytes."""
+    monkeypatch.setattr(store, "MOST_CHARACTERS", 1000)
+    thin_now = Thinning(db)
+    insert(db, "log", ({"at": number, "text": "x" * 90} for number in range(50)))
+    for _ in range(LOOKS_BETWEEN):
+        thin_now.look({"log"})
+    assert [row["at"] for row in db.execute("SELECT at FROM log ORDER BY id")] == list(range(39, 50))

@@ -12,8 +12,7 @@ from support.synthetic_store import SyntheticRun, fill
 from gossamer.observe.telemetry import insert, open_store
 from gossamer.observe.watch import curves
 from gossamer.observe.watch.curves import bytes_at, metric_names, read_curve
-from gossamer.observe.watch.grid import read_grid
-from gossamer.observe.watch.window import whole
+from gossamer.observe.watch.grid import read_grid, whole
 
 RUN = SyntheticRun(ranks=2, steps=300, fails=None)
 

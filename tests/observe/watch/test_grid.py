@@ -12,9 +12,7 @@ from support.synthetic_store import SyntheticRun, fill
 
 from gossamer.observe.telemetry import insert, open_store
 from gossamer.observe.watch import grid as grids
-from gossamer.observe.watch.grid import SUMS, read_grid
-from gossamer.observe.watch.pictures import over_time
-from gossamer.observe.watch.window import TimeWindow, whole
+from gossamer.observe.watch.grid import SUMS, TimeWindow, over_time, read_grid, whole
 
 RUN = SyntheticRun(ranks=3, steps=200, fails=None)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gossamer.algorithms.topologies.base import Topology
+from gossamer.base.figures import check_matplotlib, figure
 from gossamer.errors import GossamerError
 
 TABLE_WORLDS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32)
@@ -89,20 +90,14 @@ def edges(topology: Topology, world: int) -> Iterator[Edge]:
 
 def picture(topologies: Sequence[Topology], path: Path, worlds: Sequence[int] = PICTURE_WORLDS) -> None:
     """Draw a row for each topology, with a graph for each world, into the PNG file `path`."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise GossamerError(
-            "A picture needs matplotlib, which is not installed here; the table needs nothing. "
-            'Write: pip install "gossamer[plot]"'
-        ) from None
-    figure = Figure(figsize=(3.1 * len(worlds), 3.9 * len(topologies)), layout="constrained", dpi=110)
-    for part, topology in zip(figure.subfigures(len(topologies), 1, squeeze=False)[:, 0], topologies, strict=True):
+    check_matplotlib("; the table needs nothing")
+    drawn = figure(3.1 * len(worlds), 3.9 * len(topologies), dpi=110)
+    for part, topology in zip(drawn.subfigures(len(topologies), 1, squeeze=False)[:, 0], topologies, strict=True):
         part.suptitle(repr(topology), fontsize=14, fontweight="bold")
         for axes, world in zip(part.subplots(1, len(worlds), squeeze=False)[0], worlds, strict=True):
             _graph(axes, topology, world)
         _legend(part, min(max(map(topology.rounds, worlds)), SHOWN_ROUNDS))
-    figure.savefig(path, format="png")
+    drawn.savefig(path, format="png")
 
 
 def _graph(axes: Any, topology: Topology, world: int) -> None:

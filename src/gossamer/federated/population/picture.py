@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gossamer.errors import GossamerError, require
+from gossamer.base.figures import check_matplotlib, figure, light_grid, open_frame
+from gossamer.errors import require
 from gossamer.federated.population.sample_values import labels as read_labels
 
 MOST_BUBBLES = 30  # devices whose labels are told apart one by one
@@ -23,12 +23,7 @@ def plot_partition(parts: Sequence[Sequence[int]], dataset_or_labels: Any, path:
     parts: as `partition` returned them, of the same dataset or labels.
     Raises GossamerError without matplotlib, and ValueError where the parts are of other data.
     """
-    if find_spec("matplotlib") is None:
-        raise GossamerError(
-            'A picture needs matplotlib, which is not installed here. Write: pip install "gossamer[plot]"'
-        )
-    from matplotlib.figure import Figure
-
+    check_matplotlib()
     every = read_labels(dataset_or_labels)
     last = max((index for part in parts for index in part), default=-1)
     require(bool(parts), "parts are what partition() returned, one list for each device, and there is none")
@@ -40,14 +35,14 @@ def plot_partition(parts: Sequence[Sequence[int]], dataset_or_labels: Any, path:
     held = [Counter(names.get(every[index], OTHERS) for index in part) for part in parts]
     rows = [*dict.fromkeys(names.values()), *([OTHERS] if any(OTHERS in own for own in held) else [])]
     if len(held) <= MOST_BUBBLES:
-        figure: Any = Figure(figsize=(2.2 + 0.3 * len(held), 1.6 + 0.27 * len(rows)), layout="constrained", dpi=150)
-        _bubbles(figure.subplots(), held, rows)
+        picture = figure(max(4.4, 2.2 + 0.3 * len(held)), 1.6 + 0.27 * len(rows))
+        _bubbles(picture.subplots(), held, rows)
     else:
-        figure = Figure(figsize=(11, 4.2), layout="constrained", dpi=150)
-        _bars(figure.subplots(), held, rows)
+        picture = figure(11, 4.2)
+        _bars(picture.subplots(), held, rows)
     if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.savefig(path)
+        picture.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    picture.savefig(path)
 
 
 def _names(every: Sequence[Any]) -> dict[Any, str]:
@@ -70,12 +65,11 @@ def _bubbles(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> No
     axes.set_xticks(range(len(held)), [str(sum(own.values())) for own in held], fontsize=7)
     axes.set_xlim(-0.7, len(held) - 0.3)
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.set_xlabel(f"a column a device, with its number of samples; the largest bubble: {most} of a label")
+    axes.set_xlabel(f"a column a device, with its number of samples\nthe largest bubble: {most} of a label")
     axes.set_ylabel("label")
-    axes.grid(alpha=0.18, linewidth=0.6)
-    axes.set_axisbelow(True)
+    light_grid(axes, alpha=0.18)
     axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    open_frame(axes, without=("top", "right", "bottom", "left"))
 
 
 def _bars(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> None:
@@ -93,9 +87,8 @@ def _bars(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> None:
     axes.set_ylabel("samples")
     axes.set_xticks([])
     axes.set_xlim(-0.7, len(shown) - 0.3)
-    axes.grid(axis="y", alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    light_grid(axes, "y")
+    open_frame(axes, without=("top", "right", "bottom"))
     columns = -(-len(rows) // 12)
     axes.legend(title="label", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8, ncols=columns)
 

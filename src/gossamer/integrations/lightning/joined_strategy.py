@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer import attach
 from gossamer.comm.environment import device_for, here
+from gossamer.events import RecordOption
 from gossamer.integrations.lightning import collectives
 from gossamer.integrations.lightning.launched_job import LaunchedEnvironment, launched_job
 from gossamer.train.reducer.parameter_check import Verify
-from gossamer.train.session.attach import attach
 from gossamer.train.session.recipe_choice import Written
-from gossamer.train.session.reporting import RecordOption
 from gossamer.train.world import init
 
 

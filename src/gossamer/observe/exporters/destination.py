@@ -2,6 +2,10 @@
 
 Ranks are told apart where the tool can: TensorBoard has a run for each, scraped and posted points a label, lines of
 JSON a file for each. Weights & Biases and MLflow hear rank 0 alone, since a run there is a row in a table.
+
+A step is never blocked or ended by a tool. The training thread only puts events into a bounded queue; a thread takes
+them out and calls the tool. What the tool refuses, and what comes while the queue is full, is dropped and counted. The
+user is told once, and of the count at the end.
 """
 
 from __future__ import annotations
@@ -11,23 +15,152 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
 from gossamer import events
-from gossamer.events import Closed, Event
-from gossamer.observe.exporters.export_queue import CLOSE_SECONDS, Exporter, ExportQueue, ExportThread
-from gossamer.observe.exporters.json_lines import JsonLinesWriter
-from gossamer.observe.exporters.mlflow_run import MlflowWriter
+from gossamer.events import Attached, Closed, Event, GroupChanged, Logged, StepEnded
 from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url
-from gossamer.observe.exporters.points import CurveExporter
-from gossamer.observe.exporters.prometheus import PrometheusExporter
-from gossamer.observe.exporters.tensorboard import TensorBoardWriter
-from gossamer.observe.exporters.wandb_run import WandbWriter
+from gossamer.observe.exporters.points import CurveExporter, JsonLinesWriter, MlflowWriter, WandbWriter
+
+TAKEN = (Attached, StepEnded, Logged, GroupChanged)
+ROOM = 100_000  # numbers that may wait: some 10 MB
+LOOK_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 60.0  # after a tool has failed; it doubles until then
+CLOSE_SECONDS = 10.0  # for tools to take what is left, all together
+
+
+class Exporter(Protocol):
+    """A tool, called by one thread. Both may raise anything."""
+
+    def take(self, events: Sequence[Event], /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ExportQueue:
+    """A listener. name: of the destination, in what the user is told; open_exporter: called before the first events.
+
+    room: how many numbers may wait; an event is one, and one for each metric in it.
+    """
+
+    def __init__(self, name: str, open_exporter: Callable[[], Exporter], room: int = ROOM) -> None:
+        self.dropped = self.taken = 0  # events
+        self._name, self._open, self._room = name, open_exporter, room
+        self._exporter: Exporter | None = None
+        self._waiting: list[Event] = []
+        self._numbers = 0  # in them
+        self._lock = threading.Lock()  # of these two, and never held while anything else is done
+        self._told = False
+        self._process = os.getpid()
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, TAKEN) or os.getpid() != self._process:
+            return
+        numbers = _numbers(event)
+        with self._lock:
+            full = self._numbers + numbers > self._room
+            if not full:
+                self._waiting.append(event)
+                self._numbers += numbers
+        if full:
+            self._drop(1, "it does not keep up")
+
+    def pump(self) -> bool:
+        """Let the tool take what waits; whether it did."""
+        try:
+            if self._exporter is None and self._waiting:
+                self._exporter = self._open()
+        except BaseException as error:  # a tool may even call sys.exit, and training goes on
+            self._tell(reason(error))
+            return False
+        batch = self._next()
+        try:
+            if self._exporter is not None and batch:
+                self._exporter.take(batch)
+        except BaseException as error:
+            self._drop(len(batch), reason(error))
+            return False
+        self.taken += len(batch)
+        return True
+
+    def finish(self) -> None:
+        """Let the tool take what is left, and close it."""
+        self.pump()
+        self.dropped += len(self._next())
+        try:
+            if self._exporter is not None:
+                self._exporter.close()
+        except BaseException as error:
+            self._tell(reason(error))
+
+    def tell_dropped(self) -> None:
+        """At the end: how much is missing, if anything is."""
+        missing = self.dropped + len(self._waiting)
+        if missing:
+            events.notice(f"{missing} of {self.taken + missing} events of this worker never came to {self._name}.")
+
+    def _next(self) -> list[Event]:
+        with self._lock:
+            batch, self._waiting, self._numbers = self._waiting, [], 0
+        return batch
+
+    def _drop(self, count: int, why: str) -> None:
+        self.dropped += count
+        self._tell(why)
+
+    def _tell(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            events.notice(
+                f"{self._name} takes no numbers of this worker now ({why}). Training goes on; it is tried again, and "
+                "what does not fit into the queue meanwhile is dropped and counted."
+            )
+
+
+class ExportThread:
+    """Pumps a queue until it is closed."""
+
+    def __init__(self, queue: ExportQueue) -> None:
+        self._queue = queue
+        self._closing = threading.Event()
+        self._unsubscribe = events.subscribe(queue, shows_notices=False)
+        self._thread = threading.Thread(target=self._run, name="gossamer-export", daemon=True)
+        self._thread.start()
+
+    def ask_to_close(self) -> None:
+        self._unsubscribe()
+        self._closing.set()
+
+    def wait(self, deadline: float) -> None:
+        """Until what was left is taken, or until this moment of time.monotonic()."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._queue.tell_dropped()
+
+    def _run(self) -> None:
+        pause = LOOK_SECONDS
+        while not self._closing.wait(pause):
+            pause = LOOK_SECONDS if self._queue.pump() else min(2 * pause, LONGEST_PAUSE_SECONDS)
+        self._queue.finish()
+
+
+def _numbers(event: Event) -> int:
+    return 1 + len(event.values) if isinstance(event, Logged) else 1
+
+
+def reason(error: BaseException) -> str:
+    """In a few words and one line."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return " ".join(text.split())[:200]
+
+
+# -- destinations ------------------------------------------------------------------------------------------------------
 
 LOOPBACK = "127.0.0.1"
 
@@ -51,7 +184,7 @@ class Tool:
     open: Open
     check: Callable[[str], object] = str  # raises ValueError for targets that can be seen to be wrong
     every_rank: bool = True
-    package: str = ""  # that it needs, also the name of the extra
+    package: str = ""  # that it needs, which the extra of the same name as the kind brings
 
 
 @dataclass(frozen=True)
@@ -74,6 +207,8 @@ class Destination:
 
 
 def _tensorboard(folder: str, place: RankPlace) -> Exporter:
+    from gossamer.observe.exporters.tensorboard import TensorBoardWriter  # which needs an extra
+
     return CurveExporter(TensorBoardWriter(Path(folder) / f"rank-{place.rank}"))
 
 
@@ -87,6 +222,8 @@ def rank_path(file: Path, rank: int) -> Path:
 
 
 def _prometheus(address: str, place: RankPlace) -> Exporter:
+    from gossamer.observe.exporters.prometheus import PrometheusExporter  # which needs an extra
+
     host, port = host_and_port(address)
     return PrometheusExporter(host, port + place.local_rank, {"rank": str(place.rank)})
 
@@ -106,10 +243,10 @@ def _otlp(endpoint: str, place: RankPlace) -> Exporter:
 
 
 TOOLS = {
-    "tensorboard": Tool("DIR", _tensorboard),
+    "tensorboard": Tool("DIR", _tensorboard, package="tensorboardX"),
     "wandb": Tool("PROJECT", lambda project, _: CurveExporter(WandbWriter(project)), every_rank=False, package="wandb"),
     "mlflow": Tool("URI", lambda uri, _: CurveExporter(MlflowWriter(uri)), every_rank=False, package="mlflow"),
-    "prometheus": Tool("PORT", _prometheus, check=host_and_port),
+    "prometheus": Tool("PORT", _prometheus, check=host_and_port, package="prometheus_client"),
     "otlp": Tool("ENDPOINT", _otlp, check=metrics_url),
     "jsonl": Tool("FILE", _json_lines),
 }
@@ -130,7 +267,7 @@ def read_destination(text: str) -> Destination:
     if package and find_spec(package) is None:
         raise ValueError(
             f"{text!r} needs the package {package}, which {sys.executable} does not find. Write: "
-            f"{sys.executable} -m pip install {package}"
+            f'{sys.executable} -m pip install "gossamer[{kind}]"'
         )
     return Destination(kind, target)
 

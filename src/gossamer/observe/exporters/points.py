@@ -1,10 +1,22 @@
-"""Points of curves: logged metrics as they come, and the steps' own numbers as means over a second."""
+"""Points of curves, and the tools that keep them: JSON lines, Weights & Biases, MLflow.
+
+Logged metrics are points as they come; the steps' own numbers are means over a second. TensorBoard's writer is in
+`tensorboard`, which imports the library at once.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from importlib import import_module
+from itertools import islice
+from math import isfinite
+from pathlib import Path
 from typing import Protocol
 
 from gossamer.events import Attached, Event, GroupChanged, Logged, StepEnded
@@ -83,3 +95,125 @@ class CurveExporter:
 def unix_seconds(moment: float) -> float:
     """A moment of this process's time.perf_counter() on the clock on the wall."""
     return time.time() - time.perf_counter() + moment
+
+
+# -- JSON lines --------------------------------------------------------------------------------------------------------
+
+
+class RecordsFile:
+    """Makes the folders above it. One process writes it. Raises OSError; the next append may then do better."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self.bytes = os.fstat(self._file).st_size
+
+    def append(self, records: bytes) -> None:
+        left = memoryview(records)
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, self.bytes)  # or readers would stop at the torn record for good
+            raise
+        self.bytes += len(records)
+
+    def ends_with(self, end: bytes) -> bool:
+        return os.pread(self._file, len(end), max(0, self.bytes - len(end))) == end
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class JsonLinesWriter:
+    """Appends an object a point, {"at": unix seconds, "rank": 0, "step": 12, "values": {"loss": 0.5}}, to the file.
+
+    A value that is not finite is null, since JSON has no number for it.
+    """
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._rank = rank
+        self._file = RecordsFile(path)
+
+    def write(self, points: Sequence[Point]) -> None:
+        torn = self._file.bytes and not self._file.ends_with(b"\n")  # the process before was killed
+        self._file.append(b"\n" * bool(torn) + b"".join(map(self._line, points)))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _line(self, point: Point) -> bytes:
+        values = {name: value if isfinite(value) else None for name, value in point.values.items()}
+        told = {"at": round(point.at, 6), "rank": self._rank, "step": point.step, "values": values}
+        return json.dumps(told).encode() + b"\n"
+
+
+# -- W&B ---------------------------------------------------------------------------------------------------------------
+
+
+WANDB_STEP = "gossamer/step"
+
+
+class WandbWriter:
+    """project: PROJECT or ENTITY/PROJECT. What else it needs it finds as always: WANDB_API_KEY, WANDB_MODE, ...
+
+    The step is a metric of its own, because W&B drops what is logged for a step before the last.
+    """
+
+    def __init__(self, project: str) -> None:
+        wandb = import_module("wandb")
+        entity, _, name = project.rpartition("/")
+        # A run that the script has begun stays the script's; what workers print is the launcher's
+        settings = wandb.Settings(silent=True, console="off")
+        self._run = wandb.init(entity=entity or None, project=name, reinit="create_new", settings=settings)
+        self._run.define_metric("*", step_metric=WANDB_STEP)
+
+    def write(self, points: Sequence[Point]) -> None:
+        for point in points:
+            self._run.log({**point.values, WANDB_STEP: point.step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+# -- MLflow ------------------------------------------------------------------------------------------------------------
+
+
+AT_ONCE = 1000  # metrics, MLflow's limit
+LONGEST = 250  # characters of a name, likewise
+EXPERIMENT = "gossamer"  # unless MLFLOW_EXPERIMENT_NAME says another
+
+
+class MlflowWriter:
+    """uri: as in MLFLOW_TRACKING_URI. Characters that MLflow does not take in names become underscores."""
+
+    def __init__(self, uri: str) -> None:
+        self._mlflow = import_module("mlflow")
+        self._client = self._mlflow.MlflowClient(tracking_uri=uri)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
+        self._run = self._client.create_run(experiment).info.run_id
+
+    def write(self, points: Sequence[Point]) -> None:
+        metric = self._mlflow.entities.Metric
+        metrics = iter(
+            [
+                metric(mlflow_name(name), value, int(point.at * 1000), point.step)
+                for point in points
+                for name, value in point.values.items()
+            ]
+        )
+        while batch := list(islice(metrics, AT_ONCE)):
+            self._client.log_batch(self._run, metrics=batch)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def mlflow_name(name: str) -> str:
+    """Names are paths there: without empty parts, and not above themselves."""
+    clean = re.sub(r"[^\w\-./: ]", "_", name, flags=re.ASCII)[:LONGEST]
+    parts = [part if part.strip(".") else "_" * max(1, len(part)) for part in clean.split("/")]
+    return "/".join(parts)

@@ -1,16 +1,14 @@
-"""Telemetry: what a run's ranks, machines and launchers tell, kept in one SQLite file beside its logs.
+"""Telemetry: the numbers of a run's ranks, machines and launchers, kept in one SQLite file beside its logs.
 
-schema  the tables, their columns and units; the schema's version
-store   open_store: opens the file to read or to write, refuses what is newer
-ingest  Ingest: reads what is new in a run's files, by tail; entries says what a line means, rows writes it;
-        failures finds which end caused the others, thinning keeps the store small
-clock_offset  what another machine's clock shows, with a bound of the error
-uplink  what a launcher that joined a run on another machine sends to the first one; machines: how it is taken in there;
-        batches: rows on their way; meeting: how machines of a fixed number find the first one
-collector  the launcher's thread that does so while a run goes on
-stragglers  names the rank that all others wait for, and why; findings reads what that takes, and writes it down
-hangs   names the rank that others have waited for too long, and where: the root of their wait_for_graph; hang_watch
-        looks for it in the store, tells it, and has all stacks dumped
+store       the tables, open_store, and the merging of old rows
+rows        new rows of all tables, before they are written
+ingest      Ingest: reads what is new in a run's files, and makes rows of it
+collector   the launcher's thread that does so during a run
+stragglers  names the rank that all others wait for, and why
+hangs       names the rank that others have waited for too long, and has all stacks dumped
+uplink      what a launcher that joined a run on another machine sends to the first one
+batches     rows on their way there; machines: how they are taken in
+meeting     how machines of a fixed number find the first one
 """
 
 from gossamer.observe.telemetry.collector import Collector

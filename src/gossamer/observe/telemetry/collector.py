@@ -13,8 +13,8 @@ from typing import Any
 
 from gossamer.base.run_files import RunFiles
 from gossamer.observe.event_log import LineFile
-from gossamer.observe.telemetry import findings
-from gossamer.observe.telemetry.hang_watch import HangWatch
+from gossamer.observe.telemetry import stragglers
+from gossamer.observe.telemetry.hangs import HangWatch
 from gossamer.observe.telemetry.ingest import Ingest
 from gossamer.observe.telemetry.machines import MachineDesk, Ranks
 from gossamer.observe.telemetry.store import STORE_FILE
@@ -127,7 +127,7 @@ class Collector:
         if self._ingest is not None:
             with self._ingest.db as db:
                 self._hangs.look(db)
-                findings.look(db, time.time())
+                stragglers.look(db, time.time())
 
     def _finish(self) -> None:
         self._look().finish()

@@ -22,9 +22,8 @@ from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import Answer, Ask, Pull, Pulled, Receipt
 from gossamer.errors import MalformedError
 from gossamer.observe.telemetry.batches import MOST_BYTES, BatchReader
-from gossamer.observe.telemetry.failures import name_causes
 from gossamer.observe.telemetry.rows import NewRows
-from gossamer.observe.telemetry.store import insert
+from gossamer.observe.telemetry.store import insert, name_causes
 
 CLOCK, BATCH, DONE = "telemetry/clock", "telemetry/batch", "telemetry/done"
 MOST_WAITING = 64  # batches that have come and are not written yet

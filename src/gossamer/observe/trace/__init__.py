@@ -1,10 +1,8 @@
-"""Trace: all ranks of a run on one clock, for Perfetto and for Chrome's viewer.
+"""Trace: all ranks of a run on one clock, for ui.perfetto.dev and for Chrome's viewer.
 
-span_files       reads what each process recorded
+span_files       reads the spans and the operators that each process recorded
 clock_alignment  offset and drift of each machine's clock, from the operations that all ranks make anyway
-torch_operators  reads what torch.profiler wrote beside them
 timeline         tracks, slices, arrows and counters on the first machine's clock
-perfetto         writes a timeline as TrackEvents
-chrome           writes it as trace-event JSON
+chrome           writes a timeline as trace-event JSON
 picture          draws it
 """

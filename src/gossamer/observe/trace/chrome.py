@@ -33,7 +33,7 @@ def pack(timeline: Timeline) -> bytes:
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    for pid, process in enumerate(timeline.processes):
+    for pid, process in enumerate(timeline.processes, 1):  # viewers take 0 for the idle process
         yield _told("process_name", pid, 0, name=process.name)
         yield _told("process_labels", pid, 0, labels=process.label)
         yield _told("process_sort_index", pid, 0, sort_index=pid)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection
-from importlib.util import find_spec
 from typing import Any
 
+from gossamer.base.figures import check_matplotlib, figure, open_frame
 from gossamer.errors import GossamerError
 from gossamer.observe.trace.timeline import Slice, SpanTrack, Timeline
 
@@ -26,21 +26,17 @@ HEIGHT, ROW, SMALL = 0.8, 0.22, 7.0
 
 def draw(timeline: Timeline) -> bytes:
     """A PNG. Raises GossamerError without matplotlib, and where there is more than a picture can show."""
-    if find_spec("matplotlib") is None:
-        raise GossamerError(
-            'A picture needs matplotlib, which is not installed here. Write: pip install "gossamer[plot]"'
-        )
+    check_matplotlib()
     count = sum(1 for _ in timeline.slices())
     if count > MOST_SLICES:
         raise GossamerError(
             f"{count} slices are more than a picture can show: choose some steps, as with --steps 100:102"
         )
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     rows = [(process.name, track) for process in timeline.processes for track in process.tracks]
-    figure: Any = Figure(figsize=(11, 1.1 + ROW * len(rows)), layout="constrained", dpi=110)
-    axes = figure.subplots()
+    shown = figure(11, 1.1 + ROW * len(rows), dpi=110)
+    axes = shown.subplots()
     heights: dict[int, int] = {}
     for height, (_, track) in enumerate(rows):
         _draw_track(axes, height, track)
@@ -51,11 +47,11 @@ def draw(timeline: Timeline) -> bytes:
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds on one clock", fontsize=SMALL + 1, color=TEXT)
     axes.tick_params(labelsize=SMALL, colors=TEXT)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_frame(axes)
     keys = [Patch(color=color, label=name) for color, name in legend({each.name for each in timeline.slices()})]
     axes.legend(handles=keys, ncols=len(keys), loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=SMALL)
     out = io.BytesIO()
-    figure.savefig(out, format="png")
+    shown.savefig(out, format="png")
     return out.getvalue()
 
 

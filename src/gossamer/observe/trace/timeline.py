@@ -13,8 +13,7 @@ from gossamer.base.tracing.record_format import ABOUT, EVERYONE, MOST_PEERS, Spa
 from gossamer.base.tracing.step_range import StepRange
 from gossamer.errors import GossamerError
 from gossamer.observe.trace.clock_alignment import AlignedClock, align, hears
-from gossamer.observe.trace.span_files import Key, ProcessSpans, Records
-from gossamer.observe.trace.torch_operators import read_operators
+from gossamer.observe.trace.span_files import Key, ProcessSpans, Records, read_operators
 
 TRACKS = {
     "steps": (SpanKind.STEP,),

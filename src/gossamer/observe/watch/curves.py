@@ -8,8 +8,7 @@ from math import isfinite
 
 import numpy as np
 
-from gossamer.observe.watch.grid import Grid
-from gossamer.observe.watch.window import clamped
+from gossamer.observe.watch.grid import Grid, clamped
 
 WHOLE_ROWS = 50_000  # of one metric; where more ranks log it than that allows, the lowest of them speak for all
 

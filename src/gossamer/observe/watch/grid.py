@@ -3,18 +3,80 @@
 A store with few rows in the window is read whole. In a larger one that would take seconds; then every rank is asked for
 as many rows as there are cells, evenly over its steps, each by one seek: the picture says that it is sampled, and a
 window that holds fewer steps is exact again. A sampled step stands for those between it and the one before.
+
+Grids are cached, and become the columns and cells that the page draws (`heat`, `over_time`).
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import threading
+import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.observe.watch.window import TimeWindow, ranks_of
+from gossamer.observe.telemetry import STORE_FILE
+from gossamer.observe.watch.runs import WatchedRun
+
+# -- window ------------------------------------------------------------------------------------------------------------
+# A stretch of a run's time, cut into as many equal cells as a picture has columns.
+
+MOST_CELLS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeWindow:
+    """From `begin` to `end` (unix seconds); cell i of `cells` begins at begin + i cell_seconds."""
+
+    begin: float
+    end: float
+    cells: int
+
+    @property
+    def cell_seconds(self) -> float:
+        return (self.end - self.begin) / self.cells
+
+    def centers(self) -> list[float]:
+        return [self.begin + (cell + 0.5) * self.cell_seconds for cell in range(self.cells)]
+
+
+def whole(db: sqlite3.Connection, cells: int) -> TimeWindow:
+    """From the first step's begin to the latest step's end: the first and last row of each rank say it."""
+    ranks = ranks_of(db)
+    edges = [edge for rank in ranks for edge in _edges(db, rank)]
+    begin, end = (min(edges), max(edges)) if edges else (0.0, 1.0)
+    return TimeWindow(begin=begin, end=max(end, begin + 1e-3), cells=clamped(cells))
+
+
+def clamped(cells: int) -> int:
+    return max(1, min(cells, MOST_CELLS))
+
+
+def ranks_of(db: sqlite3.Connection) -> list[int]:
+    """The ranks that made a step, by one seek each."""
+    ranks: list[int] = []
+    while True:
+        after = ranks[-1] if ranks else -1
+        (rank,) = db.execute("SELECT min(rank) FROM step WHERE rank > ?", (after,)).fetchone()
+        if rank is None:
+            return ranks
+        ranks.append(rank)
+
+
+def _edges(db: sqlite3.Connection, rank: int) -> list[float]:
+    """A rank's first and last moment."""
+    found = []
+    for order, moment in (("ASC", "at - coalesce(seconds, 0)"), ("DESC", "at")):
+        asked = f"SELECT {moment} FROM step WHERE rank = ? ORDER BY step {order} LIMIT 1"
+        found += [row[0] for row in db.execute(asked, (rank,)) if row[0] is not None]
+    return found
+
 
 TRAINING = ("compute", "waiting", "data")  # of the training thread: they add up to `seconds`
 COMMUNICATION = ("encode", "wire", "decode")  # of the communication thread, hidden behind computing or not
@@ -165,3 +227,108 @@ def _rows(db: sqlite3.Connection, ranks: list[int], edges: dict[int, tuple[int, 
     rank = ranks[len(ranks) // 2]
     asked = "SELECT count(*) FROM step WHERE rank = ? AND step BETWEEN ? AND ?"
     return int(db.execute(asked, (rank, *edges[rank])).fetchone()[0])
+
+
+# -- grid cache --------------------------------------------------------------------------------------------------------
+# A grid that several pictures of a page show is read once, until the run's store changes.
+
+KEPT = 16  # grids; one of 256 ranks in 300 cells takes 8 MB
+
+Key = tuple[object, ...]
+
+
+class GridCache:
+    """Safe for threads, of which one reads while the others wait for the same."""
+
+    def __init__(self) -> None:
+        self._grids: OrderedDict[Key, Grid] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, run: WatchedRun, cells: int, span: tuple[float, float] | None = None) -> Grid:
+        """The grid of the whole run, or of `span` (unix seconds). Raises StoreError where there is no store."""
+        with self._lock, run.reading() as db:
+            key = (run.folder, cells, span, *_stamp(run))
+            if key not in self._grids:
+                window = whole(db, cells) if span is None else TimeWindow(begin=span[0], end=span[1], cells=cells)
+                self._grids[key] = read_grid(db, window)
+                while len(self._grids) > KEPT:
+                    self._grids.popitem(last=False)
+            self._grids.move_to_end(key)
+            return self._grids[key]
+
+
+def _stamp(run: WatchedRun) -> tuple[object, ...]:
+    """Changes with every commit to the store: its size and time, and those of its write-ahead log."""
+    found: list[object] = []
+    for name in (STORE_FILE, f"{STORE_FILE}-wal"):
+        try:
+            state = os.stat(run.store.with_name(name))
+            found += [state.st_size, state.st_mtime_ns]
+        except OSError:
+            found.append(None)
+    return tuple(found)
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+# Grids as the columns and cells that the page draws, rounded to what an eye can tell apart.
+
+DIGITS = 4
+HEAT = ("waiting", "compute", "data", "seconds", "slowest", "wire", "encode", "decode", "bytes_sent", "steps")
+
+
+def heat(grid: Grid, field: str) -> dict[str, Any]:
+    """One row of cells per rank. waiting: as a share of the time; bytes_sent and steps: per second; others: seconds a
+    step, the greatest of each cell for `slowest`."""
+    return {
+        "ranks": grid.ranks,
+        "begin": grid.window.begin,
+        "end": grid.window.end,
+        "cells": [listed(row) for row in _values(grid, field)],
+        "sampled": grid.sampled,
+    }
+
+
+def _values(grid: Grid, field: str) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if field == "waiting":
+            return grid.sums["waiting"] / grid.sums["seconds"]
+        if field == "slowest":
+            return grid.slowest
+        if field in ("bytes_sent", "steps"):
+            return grid.sums[field] / grid.sums["seconds"]
+        return grid.per_step(field)
+
+
+def over_time(grid: Grid) -> dict[str, Any]:
+    """Where a step's time went, and the pace, steps per second: means over ranks of each rank's mean step in a cell, so
+    which ranks ended how many steps there makes no difference."""
+    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # a cell in which no rank ended a step
+        per_step = {
+            name: np.nanmean(grid.per_step(name), axis=0) if grid.ranks else np.full(grid.window.cells, np.nan)
+            for name in ("seconds", *TRAINING, *COMMUNICATION, "bytes_sent", "bytes_pulled")
+        }
+        slowest = np.nanmax(grid.slowest, axis=0, initial=-np.inf)
+        fastest = np.nanmin(grid.fastest, axis=0, initial=np.inf)
+    return {
+        "at": grid.window.centers(),
+        "parts": {name: listed(line) for name, line in per_step.items()},
+        "pace": listed(1 / per_step["seconds"]),
+        "slowest": listed(np.where(np.isfinite(slowest), slowest, np.nan)),
+        "fastest": listed(np.where(np.isfinite(fastest), fastest, np.nan)),
+        "sent": grid.total("bytes_sent"),
+        "pulled": grid.total("bytes_pulled"),
+        "steps": grid.total("steps"),
+        "skipped": grid.total("skipped"),
+        "seconds_per_step": grid.total("seconds") / max(1.0, grid.total("steps")),
+        "sampled": grid.sampled,
+    }
+
+
+def listed(line: Floats) -> list[float]:
+    """Numbers of DIGITS digits; what is not finite is encoded as null."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = 10.0 ** (DIGITS - 1 - np.floor(np.log10(np.abs(line))))
+        rounded = np.where((line == 0) | ~np.isfinite(scale), line, np.round(line * scale) / scale)
+    result: list[float] = rounded.tolist()
+    return result

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from gossamer.observe.control_sequences import without_controls
-from gossamer.observe.telemetry.findings import HANG, NOT_OVER
+from gossamer.observe.telemetry.stragglers import HANG, NOT_OVER
 
 Row = dict[str, Any]
 LATEST_ROWS = 20  # of a rank, from which its pace is told
@@ -111,3 +112,31 @@ def summarize(db: sqlite3.Connection) -> Row:
         "failures": failures,
         "findings": findings,
     }
+
+
+# -- environments ------------------------------------------------------------------------------------------------------
+# What ranks do not have in common, of versions, platforms and settings.
+
+MOST_CHARACTERS = 200  # that a page shows of a value
+
+
+def read_differences(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """By name: {"name", "values": [{"value" (None: it has none), "ranks"}]}, the value that most have first."""
+    told = {rank["rank"]: rank["environment"] for rank in read_ranks(db)}
+    return differences({rank: each for rank, each in told.items() if isinstance(each, dict)})
+
+
+def differences(environments: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """environments: by rank. Ranks that have told nothing are no part of them."""
+    found = []
+    for name in sorted({name for each in environments.values() for name in each}):
+        ranks: dict[str | None, list[int]] = {}
+        for rank, each in environments.items():
+            value = without_controls(str(each[name])[:MOST_CHARACTERS]) if name in each else None
+            ranks.setdefault(value, []).append(rank)
+        if len(ranks) > 1:
+            values = sorted(ranks.items(), key=lambda one: (-len(one[1]), one[1]))
+            found.append(
+                {"name": without_controls(name), "values": [{"value": value, "ranks": who} for value, who in values]}
+            )
+    return found

@@ -1,15 +1,17 @@
-"""Tables: what a run knows of its links, its tensors and its failures."""
+"""Tables: a run's links, collectives, tensors, failures, events and printed lines."""
 
 from __future__ import annotations
 
+import ast
 import json
 import sqlite3
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from gossamer.algorithms.collectives import COLLECTIVES, Collective, Does
 from gossamer.observe.control_sequences import without_controls
-from gossamer.observe.telemetry.failures import NOT_ON_REQUEST
-from gossamer.observe.watch.hops import drawn
+from gossamer.observe.telemetry.store import NOT_ON_REQUEST
 
 PAIR = ("source", "target", "at", "round_trip", "bytes_per_second", "used_bytes", "retransmits", "rate_at_first")
 
@@ -98,3 +100,106 @@ def _content(text: str | None) -> Row:
     except ValueError:
         return {"text": text}
     return content if isinstance(content, dict) else {"text": content}
+
+
+# -- hops --------------------------------------------------------------------------------------------------------------
+# Who sends to whom, round by round; rounds that look alike are one picture.
+
+MOST_RANKS = 64
+MOST_CHARACTERS = 1000
+MAKERS = {getattr(make, "__name__", ""): make for make in COLLECTIVES.values()}
+MEANS = {Does.ADD: "add", Does.KEEP: "copy"}
+
+Drawing = dict[str, Any]
+
+
+def drawn(text: str, world: int) -> list[Drawing] | None:
+    """Pictures of a collective among `world` ranks, in order: {first, last: rounds; does: "add" or "copy"; hops: pairs
+    of who sends and who receives; share: of the tensor, that the largest message of a round carries}.
+
+    text: its repr, which is parsed and never evaluated. None of what is no collective, and of more than 64 ranks.
+    """
+    made = _made(text)
+    if made is None or not 1 < world <= MOST_RANKS:
+        return None
+    try:
+        return _pictures(made, world)
+    except (TypeError, ValueError):  # settings of another world
+        return None
+
+
+def _pictures(made: Collective, world: int) -> list[Drawing]:
+    pieces = made.pieces(world)
+    rounds: dict[tuple[int, str], dict[tuple[int, int], int]] = {}
+    for rank in range(world):
+        for hop in made.hops(rank, world):
+            if hop.does in MEANS:
+                pairs = rounds.setdefault((hop.round, MEANS[hop.does]), {})
+                pairs[hop.peer, rank] = pairs.get((hop.peer, rank), 0) + len(hop.pieces)
+    found: list[Drawing] = []
+    for (number, does), pairs in sorted(rounds.items()):
+        drawing = {"first": number, "last": number, "does": does, "hops": sorted(map(list, pairs))}
+        if found and all(found[-1][name] == drawing[name] for name in ("does", "hops")):
+            found[-1]["last"] = number
+        else:
+            found.append(drawing | {"share": max(pairs.values()) / pieces})
+    return found
+
+
+def _made(text: str) -> Collective | None:
+    if len(text) > MOST_CHARACTERS:
+        return None
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            return None
+        settings = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        return MAKERS[call.func.id](**settings)
+    except (SyntaxError, KeyError, TypeError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+# -- log lines ---------------------------------------------------------------------------------------------------------
+# What ranks and launchers printed, merged by time, filtered, a page at a time.
+
+LONGEST_LINE = 4000  # characters that a page shows of a line
+MOST_LINES = 1000
+LEVELS = {"info": ("info", "warning", "error"), "warning": ("warning", "error"), "error": ("error",)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFilter:
+    """Which lines: of a rank (-1: the launcher's), from a level on, that hold a text (without regard to ASCII case)."""
+
+    rank: int | None = None
+    level: str = "info"
+    text: str = ""
+
+
+def read_lines(
+    db: sqlite3.Connection, wanted: LogFilter, *, before: int | None = None, after: int | None = None, limit: int = 200
+) -> list[dict[str, Any]]:
+    """The latest lines with an id below `before`, or the first ones above `after`; ordered by time.
+
+    A line is cut after LONGEST_LINE characters, with what it lacks in `more`, and steers no terminal.
+    """
+    marks = ", ".join("?" * len(LEVELS.get(wanted.level, LEVELS["info"])))
+    conditions: list[tuple[str, tuple[Any, ...]]] = [
+        (f"coalesce(level, 'info') IN ({marks})", LEVELS.get(wanted.level, LEVELS["info"]))
+    ]
+    if wanted.rank is not None:
+        conditions.append(("rank IS NULL", ()) if wanted.rank < 0 else ("rank = ?", (wanted.rank,)))
+    if wanted.text:
+        conditions.append(("instr(lower(text), lower(?)) > 0", (wanted.text,)))
+    if before is not None:
+        conditions.append(("id < ?", (before,)))
+    if after is not None:
+        conditions.append(("id > ?", (after,)))
+    asked = f"""SELECT id, at, rank, attempt, stream, level, substr(text, 1, {LONGEST_LINE}) AS text,
+        max(0, length(text) - {LONGEST_LINE}) AS more FROM log WHERE {" AND ".join(each for each, _ in conditions)}
+        ORDER BY id {"ASC" if after is not None else "DESC"} LIMIT ?"""
+    values = [value for _, given in conditions for value in given]
+    lines = [dict(row) for row in db.execute(asked, (*values, max(1, min(limit, MOST_LINES))))]
+    for line in lines:
+        line["text"] = without_controls(line["text"] or "")
+    return sorted(lines, key=lambda line: (line["at"] or 0.0, line["id"]))

@@ -16,10 +16,9 @@ from gossamer.base.units import bytes_text, range_text, seconds_text, share_text
 from gossamer.errors import GossamerError
 from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.watch.curves import read_curve
-from gossamer.observe.watch.log_lines import LogFilter, read_lines
 from gossamer.observe.watch.runs import WatchedRun
 from gossamer.observe.watch.summary import read_findings, summarize
-from gossamer.observe.watch.tables import read_failures
+from gossamer.observe.watch.tables import LogFilter, read_failures, read_lines
 
 LOOK_SECONDS = 1.0
 BLOCKS = "▁▂▃▄▅▆▇█"

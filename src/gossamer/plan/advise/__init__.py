@@ -9,5 +9,4 @@ answer          what to say of it, in three lines
 whole_advice    gathers what was foretold, raced and answered
 advice_file     all of it as JSON, checked where it is read
 page            all of it as one HTML file
-charts          curves and points as SVG in the page's colors
 """

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from importlib.resources import files
 from math import inf
 from pathlib import Path
-from string import Template
 
 from gossamer.base.units import bytes_text, seconds_text, share_text, short
+from gossamer.observe.pages.charts import Axis, ChartLine, Dot, axis_around, dot_chart, line_chart
+from gossamer.observe.pages.page import card, command_line, document, key, table
 from gossamer.plan.advise.advice_file import Advice, CandidateRow, ContenderRow, Range
-from gossamer.plan.advise.charts import Axis, ChartLine, Dot, axis_around, dot_chart, line_chart
 
 AHEAD = 4  # times as far as all others: where the baseline ran on so far, they would share a corner
 COLORED = 6  # contenders that have a color of their own: the baseline and the best
@@ -31,9 +30,7 @@ def write_advice_page(file: Path, advice: Advice) -> None:
 
 def page(advice: Advice) -> str:
     """The whole file's text."""
-    template = Template((files("gossamer.plan.advise") / "page.html").read_text(encoding="utf-8"))
-    title = f"{advice.use} · gossamer advise"
-    return template.substitute(title=escape(title), content="\n".join(_content(advice)))
+    return document("advise", f"{advice.use} · gossamer advise", _content(advice))
 
 
 def _content(advice: Advice) -> Iterator[str]:
@@ -44,27 +41,22 @@ def _content(advice: Advice) -> Iterator[str]:
         yield _race(advice)
         yield _pareto(advice, "seconds", "virtual seconds a step", seconds_text)
         yield _pareto(advice, "bytes_sent", "bytes that a worker sends a step", bytes_text)
-        yield _card("What was tried", _tried(advice), whole=True)
+        yield card("What was tried", _tried(advice), whole=True)
     if advice.confirmed:
-        yield _card("For real", _confirmed(advice), "What was foretold beside what was measured.", whole=True)
+        yield card("For real", _confirmed(advice), "What was foretold beside what was measured.", whole=True)
     if advice.would_change:
         listed = "".join(f"<li>{escape(each)}</li>" for each in advice.would_change)
-        yield _card(
+        yield card(
             "What would change the answer",
             f'<ul class="plain">{listed}</ul>',
             "Who is expected to be first on another network, by the forecast and the steps that the race has seen.",
         )
     if advice.gradients:
-        yield _card("The gradients", _gradients(advice), "Means over tensors and some successive batches.", whole=True)
+        yield card("The gradients", _gradients(advice), "Means over tensors and some successive batches.", whole=True)
     if advice.candidates:
-        yield _card("What was foretold", _foretold(advice), whole=True)
+        yield card("What was foretold", _foretold(advice), whole=True)
     yield "</div>"
     yield f"<footer>gossamer {escape(advice.gossamer)}</footer>"
-
-
-def _card(title: str, body: str, note: str = "", whole: bool = False) -> str:
-    said = f'<p class="note">{escape(note)}</p>' if note else ""
-    return f'<section class="card{" whole" * whole}"><h2>{escape(title)}</h2>{said}{body}</section>'
 
 
 def _answer(advice: Advice) -> str:
@@ -80,9 +72,8 @@ def _answer(advice: Advice) -> str:
     told = "".join(f"<div><b>{escape(text)}</b><span>{name}</span></div>" for name, text in facts.items() if text)
     return (
         f'<section class="card answer{" same" * (not advice.change)}"><h1>{escape(_capitalized(advice.use))}</h1>'
-        f"<p><b>gain</b> {escape(advice.gain)}</p><p><b>cost</b> {escape(advice.cost)}</p>"
-        f'<div class="command"><code id="command">{escape(advice.command)}</code><button id="copy">copy</button></div>'
-        f'</section><div class="facts">{told}</div>'
+        f'<p class="said"><b>gain</b> {escape(advice.gain)}</p><p class="said"><b>cost</b> {escape(advice.cost)}</p>'
+        f'{command_line(advice.command)}</section><div class="facts">{told}</div>'
     )
 
 
@@ -110,10 +101,9 @@ def _race(advice: Advice) -> str:
     ]
     across = _seconds_axis(advice.race_seconds, lines)
     picture = line_chart(lines, across, _loss_axis(advice.metric, lines), f"{advice.metric} over virtual seconds")
-    key = "".join(f'<li class="{line.style}"><i></i>{escape(line.name)}</li>' for line in lines[:COLORED])
     others = len(lines) - COLORED
-    key += f'<li class="rest"><i></i>{others} others</li>' * (others > 0)
-    return _card("The race", f'{picture}<ul class="key">{key}</ul>', RACE_SAYS, whole=True)
+    named = [(line.style, line.name) for line in lines[:COLORED]] + [("rest", f"{others} others")] * (others > 0)
+    return card("The race", picture + key(named), RACE_SAYS, whole=True)
 
 
 def _seconds_axis(race_seconds: float, lines: Sequence[ChartLine]) -> Axis:
@@ -151,7 +141,7 @@ def _pareto(advice: Advice, amount: str, title: str, text: Callable[[float], str
     across = axis_around(title, [dot.across for dot in dots], logarithmic=True, text=text)
     up = axis_around(f"{advice.metric}, less the first's", [dot.up for dot in dots], margin=0.12)
     picture = dot_chart(dots, across, up, f"cost in {advice.metric} over {title}")
-    return _card(f"Loss against {title}", picture, PARETO_SAYS.format(baseline=advice.contenders[0].recipe))
+    return card(f"Loss against {title}", picture, PARETO_SAYS.format(baseline=advice.contenders[0].recipe))
 
 
 def _bar(value: float, low: float | None, high: float | None) -> tuple[float, float]:
@@ -165,12 +155,6 @@ def _bar(value: float, low: float | None, high: float | None) -> tuple[float, fl
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _table(header: Sequence[str], rows: Sequence[str]) -> str:
-    head = "".join(f"<th{LEFT * (name in LEFT_COLUMNS)}>{escape(name)}</th>" for name in header)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-
-
-LEFT = ' class="left"'
 LEFT_COLUMNS = ("recipe", "family", "")
 
 
@@ -179,7 +163,7 @@ def _tried(advice: Advice) -> str:
         *("no.", "recipe", "steps", "seconds a step", "bytes a step", advice.metric, "times as fast"),
         *("loss at equal steps", ""),
     )
-    return _table(header, [_tried_row(place, row, advice) for place, row in enumerate(advice.contenders)])
+    return table(header, [_tried_row(place, row, advice) for place, row in enumerate(advice.contenders)], LEFT_COLUMNS)
 
 
 def _tried_row(place: int, row: ContenderRow, advice: Advice) -> str:
@@ -226,7 +210,7 @@ def _confirmed(advice: Advice) -> str:
         rows.append(
             f'<tr><td class="name">{escape(row.recipe)}</td>{"".join(f"<td>{each}</td>" for each in cells)}</tr>'
         )
-    return _table(("recipe", "foretold", "measured", "error", "steps", "loss at equal time"), rows)
+    return table(("recipe", "foretold", "measured", "error", "steps", "loss at equal time"), rows, LEFT_COLUMNS)
 
 
 def _gradients(advice: Advice) -> str:
@@ -235,7 +219,7 @@ def _gradients(advice: Advice) -> str:
         f'<td class="why">{escape(each.because)}</td></tr>'
         for each in advice.findings
     ]
-    told = _table(("family", "something to work with", ""), rows) if rows else ""
+    told = table(("family", "something to work with", ""), rows, LEFT_COLUMNS) if rows else ""
     return f"{told}<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{text}</dd>' for name, text in _statistics(advice))}</dl>"
 
 
@@ -252,12 +236,12 @@ def _foretold(advice: Advice) -> str:
     left = [row for row in advice.candidates if row.excluded is None]
     gone = [row for row in advice.candidates if row.excluded is not None]
     header = ("recipe", "seconds a step", "bytes a step", "kept in memory", "steps, of the first's", "")
-    body = _table(header, [_foretold_row(row) for row in left])
+    body = table(header, [_foretold_row(row) for row in left], LEFT_COLUMNS)
     if not gone:
         return body
     rows = [_foretold_row(row) for row in gone]
     summary = f"<summary>left out: {len(gone)}</summary>"
-    return f"{body}<details>{summary}{_table(header, rows)}</details>"
+    return f"{body}<details>{summary}{table(header, rows, LEFT_COLUMNS)}</details>"
 
 
 def _foretold_row(row: CandidateRow) -> str:

@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from gossamer import events
+from gossamer import attach, events
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.plan.rehearsal.model_shapes import from_file
 from gossamer.plan.rehearsal.simulated_model import SimulatedModel, idle
-from gossamer.train.session.attach import attach
 from gossamer.train.world import init
 
 

@@ -46,7 +46,6 @@ lifecycle_events.py    the events Attached and Closed
 closing_comparison.py  whether ranks on all machines end with the same model
 data_wait.py            how long the loop takes from a step to the next forward pass
 session_status.py      the event StepEnded, what was sent so far, and what print(session) shows
-reporting.py           whether progress and record are this session's, its launcher's, or nobody's
 scalars.py             numbers that the loop tells: metrics and weights; deferred_metrics.py: those on a GPU
 average.py, ddp_hook.py  gossamer.average_ and gossamer.ddp_hook, without a session
 metrics.py             gossamer.mean and gossamer.gather: numbers, texts and small tensors of all workers

@@ -12,6 +12,7 @@ from gossamer.algorithms.recipes.recipe import automatic, resolve
 from gossamer.base.kernels.library import missing_kernels
 from gossamer.comm.elastic.joined_run import is_elastic, join_run
 from gossamer.errors import AttachError
+from gossamer.events import AttachRequest, RecordOption
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.reducer.parameter_check import Verify
 from gossamer.train.session.device_check import check_devices
@@ -19,7 +20,6 @@ from gossamer.train.session.global_batch import refuse_small_batch, with_global_
 from gossamer.train.session.gradient_guards import Scaler, scaler_of_parts, within_wrapper
 from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.recipe_choice import Written, chosen_recipe
-from gossamer.train.session.reporting import RecordOption, begin_reporting
 from gossamer.train.session.session import Session
 from gossamer.train.session.step_spans import begin_tracing
 from gossamer.train.session.transport_setup import model_group, transport_for
@@ -134,7 +134,15 @@ def attach(
         events.notice(missing)
     transport = transport_for(world, resolved, ranks)
     parts = None if ranks is None else ModelParts(model, model_group(ranks, world.size))
-    recorded = begin_reporting(record, world, log_to)
+    request = AttachRequest(
+        record=record,
+        log_to=log_to,
+        rank=world.rank,
+        local_rank=world.local_rank,
+        world=world.size,
+        is_first=world.is_first,
+    )
+    recorded = events.begin_reports(request)
     begin_tracing(world)
     session = Session(
         model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossamer.observe.watch.environments import differences
+from gossamer.observe.watch.summary import differences
 
 ALIKE = {"python": "3.11.7", "torch": "2.13.0"}
 

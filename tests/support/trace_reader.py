@@ -1,13 +1,10 @@
-"""Reads a trace back with Perfetto's own classes, and checks what holds in every one."""
+"""Reads a trace back from its JSON, and checks what holds in every trace."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-
-import pytest
-
-BEGIN, END, COUNTER = 1, 2, 4  # TrackEvent.Type
 
 
 @dataclass
@@ -22,7 +19,7 @@ class ReadSlice:
 
 @dataclass
 class ReadTrace:
-    """As Perfetto understands it. flows: (track, moment) of both ends."""
+    """leave, come: (track, moment) of both ends of each arrow."""
 
     processes: dict[int, str] = field(default_factory=dict)
     tracks: dict[int, tuple[int, str]] = field(default_factory=dict)  # parent and name
@@ -36,34 +33,34 @@ class ReadTrace:
 
 
 def read_back(content: bytes) -> ReadTrace:
-    """Raises AssertionError where beginnings and ends do not fit each other."""
-    protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="the perfetto package")
-    trace, told = protos.Trace(), ReadTrace()
-    trace.ParseFromString(content)
-    open_: dict[int, list[ReadSlice]] = defaultdict(list)
-    for packet in trace.packet:
-        if packet.HasField("track_descriptor"):
-            about = packet.track_descriptor
-            if about.HasField("process"):
-                told.processes[about.uuid] = about.process.process_name
-            else:
-                told.tracks[about.uuid] = about.parent_uuid, about.name
-            continue
-        event, moment = packet.track_event, packet.timestamp
-        track = event.track_uuid
-        assert track in told.tracks, "an event comes after its track was named"
-        if event.type == BEGIN:
-            open_[track].append(ReadSlice(track, event.name, moment))
-            told.slices.append(open_[track][-1])
-        elif event.type == END:
-            open_[track].pop().end = moment
-        elif event.type == COUNTER:
-            told.counters[track].append((moment, event.counter_value))
-        for flow in event.flow_ids:
-            told.leave[flow].append((track, moment))
-        for flow in event.terminating_flow_ids:
-            told.come[flow].append((track, moment))
-    assert not any(open_.values())
+    """Read trace-event JSON. Raises AssertionError for an event on a track that was not named before."""
+    told = ReadTrace()
+    tracks: dict[tuple[int, int | str], int] = {}  # by process and thread, or by process and counter
+
+    def track(pid: int, key: int | str, name: str) -> int:
+        number = tracks.setdefault((pid, key), len(tracks))
+        told.tracks.setdefault(number, (pid, name))
+        return number
+
+    for event in json.loads(content)["traceEvents"]:
+        pid, tid, moment = event["pid"], event["tid"], round(1000 * event["ts"])
+        match event["ph"]:
+            case "M":
+                if event["name"] == "process_name":
+                    told.processes[pid] = event["args"]["name"]
+                elif event["name"] == "thread_name":
+                    track(pid, tid, event["args"]["name"])
+            case "X":
+                end = moment + round(1000 * event["dur"])
+                told.slices.append(ReadSlice(tracks[pid, tid], event["name"], moment, end))
+            case "s":
+                told.leave[event["id"]].append((tracks[pid, tid], moment))
+            case "f":
+                told.come[event["id"]].append((tracks[pid, tid], moment))
+            case "C":
+                told.counters[track(pid, event["name"], event["name"])].append((moment, event["args"]["bytes"]))
+            case unknown:
+                raise AssertionError(unknown)
     return told
 
 
