@@ -6,6 +6,10 @@ from benchmarks.virtual_workers import APART
 
 DENSE = "Dense()"
 FOUR_BITS = "Feedback(Sharded(Float4()))"
+SPARSELOCO = (
+    "DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) + "
+    "Feedback(Chain(TopK(density=0.015625, chunk=4096), BinMeans(bits=2)), decay=0.95)"
+)
 ONE_BIT = f"Route(Feedback(Sharded(OneBit())), rest={FOUR_BITS})"
 
 
@@ -62,12 +66,19 @@ EVERY_STEP = [
 ]
 LOCAL = [
     arm("LocalSGD(period=1)", "parameters averaged every step"),
+    arm("LocalSGD(period=4)", "parameters averaged every 4 steps"),
+    arm(f"LocalSGD(period=4) + {ONE_BIT}", "parameters averaged every 4 steps, 1 bit"),
+    arm(f"LocalSGD(period=8) + {ONE_BIT}", "parameters averaged every 8 steps, 1 bit"),
     arm("LocalSGD(period=20)", "parameters averaged every 20 steps"),
     arm(diloco(1, 0.0, 2.0), "parameters averaged every step, outer rate 2"),
     arm(diloco(4), "DiLoCo 4"),
     arm(f"{diloco(4)} + {ONE_BIT}", "DiLoCo 4, 1 bit"),
     arm(diloco(20), "DiLoCo 20"),
     arm(diloco(20, 0.0, 2.0), "DiLoCo 20, outer rate 2 without momentum"),
+    arm(diloco(20, 0.0, 1.0, ", averaging='radial'"), "DiLoCo 20, radial mean without momentum"),
+    arm(diloco(20, 0.5, 1.0, ", averaging='radial'"), "DiLoCo 20, radial mean"),
+    arm(diloco(20, 0.5, 1.0, ", second_moment='agreed'"), "DiLoCo 20, agreed second moment"),
+    arm(SPARSELOCO, "SparseLoCo 30"),
     arm("DiLoCo(period=20)", "DiLoCo 20, outer 0.7 and 0.9"),
     arm(diloco(20, 0.9, 1.0), "DiLoCo 20, outer 1 and 0.9"),
     arm(f"{diloco(20)} + Float4()", "DiLoCo 20, 4 bits"),
