@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from gossamer.algorithms.recipes.catalog import NOUNS
 from gossamer.algorithms.recipes.parser import UnknownTerm
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.plan.profiling.user_script import attached_by
@@ -20,11 +21,7 @@ def refuse_unknown_terms(text: str | None, script: Path, as_module: bool = False
         text: The recipe, or None.
         script: The training script, or with `as_module` the dotted name of a module, which is not searched.
     """
-    try:
-        resolve(text)
-    except UnknownTerm as error:
-        if not as_module and not re.search(rf"\b{re.escape(error.name)}\b", script.read_text(errors="replace")):
-            raise click.BadParameter(str(error)) from None
+    _unknown_term(text, script, as_module)
 
 
 def register_terms(script: Path, arguments: Sequence[str], texts: Iterable[str]) -> None:
@@ -33,16 +30,23 @@ def register_terms(script: Path, arguments: Sequence[str], texts: Iterable[str])
     Raises:
         click.BadParameter: A recipe has a term that the script does not register.
     """
-    for text in texts:
-        refuse_unknown_terms(text, script)
-        try:
-            resolve(text)
-        except UnknownTerm as unknown:
-            attached_by(script, arguments, resolve(None))
-            try:
-                resolve(text)
-            except UnknownTerm:
-                raise click.BadParameter(
-                    f"{script} names {unknown.name} and does not register it. Write gossamer.register({unknown.name}) "
-                    "above gossamer.attach."
-                ) from None
+    unknown = [name for text in texts if (name := _unknown_term(text, script)) is not None]
+    if unknown:
+        attached_by(script, arguments, resolve(None))
+    for name in unknown:
+        if name not in NOUNS:
+            raise click.BadParameter(
+                f"{script} names {name} and does not register it. Write gossamer.register({name}) above "
+                "gossamer.attach."
+            )
+
+
+def _unknown_term(text: str | None, script: Path, as_module: bool = False) -> str | None:
+    """The first term of a recipe that is unknown here; refuses one that the script does not name."""
+    try:
+        resolve(text)
+    except UnknownTerm as error:
+        if not as_module and not re.search(rf"\b{re.escape(error.name)}\b", script.read_text(errors="replace")):
+            raise click.BadParameter(str(error)) from None
+        return error.name
+    return None
