@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from gossamer.train.session.ddp_hook import ddp_hook
     from gossamer.train.session.metrics import gather, mean
     from gossamer.train.session.session import Session
-    from gossamer.train.world import World, init
+    from gossamer.world import World, init
 
 __all__ = [
     "DGC",
@@ -247,7 +247,7 @@ if not TYPE_CHECKING:  # or every misspelled name would have a type
             "mean",
         ),
         "train.session.session": ("Session",),
-        "train.world": (
+        "world": (
             "World",
             "init",
         ),

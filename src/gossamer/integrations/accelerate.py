@@ -23,7 +23,7 @@ from gossamer.integrations.session_folder import load_within, save_within
 from gossamer.train.session.attach import attach as attach_session
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session import Session
-from gossamer.train.world import current
+from gossamer.train.world_state import current
 
 require_library("accelerate", "1.6", extra="accelerate")
 

@@ -17,7 +17,7 @@ from gossamer.train.reducer.parameter_check import Verify
 from gossamer.train.session.attach import attach
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.reporting import RecordOption
-from gossamer.train.world import init
+from gossamer.world import init
 
 
 class JoinedStrategy:

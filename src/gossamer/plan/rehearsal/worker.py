@@ -13,7 +13,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.plan.rehearsal.model_shapes import from_file
 from gossamer.plan.rehearsal.simulated_model import SimulatedModel, idle
 from gossamer.train.session.attach import attach
-from gossamer.train.world import init
+from gossamer.world import init
 
 
 def main(args: argparse.Namespace) -> None:

@@ -51,4 +51,5 @@ scalars.py             numbers that the loop tells: metrics and weights; deferre
 average.py, ddp_hook.py  gossamer.average_ and gossamer.ddp_hook, without a session
 metrics.py             gossamer.mean and gossamer.gather: numbers, texts and small tensors of all workers
 named_values.py        how these travel, by collectives or by a roll call of the workers that are left
+world_calls.py         barrier, broadcast, all_gather and all_reduce of gossamer.World
 """

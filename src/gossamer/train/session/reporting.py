@@ -13,13 +13,13 @@ from gossamer.errors import AttachError
 from gossamer.observe import reporter
 from gossamer.observe.exporters import destination
 from gossamer.observe.exporters.destination import Destination, RankPlace, read_destination, read_destinations
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 RecordOption = str | os.PathLike[str] | Literal[False] | None
 RECORD, QUIET, LOG_TO = "GOSSAMER_RECORD", "GOSSAMER_QUIET", "GOSSAMER_LOG_TO"
 
 
-def begin_reporting(record: RecordOption, world: World, log_to: Iterable[str] = ()) -> str:
+def begin_reporting(record: RecordOption, world: WorldState, log_to: Iterable[str] = ()) -> str:
     """Begin to report, on rank 0, the session that is about to be attached; returns where its record goes, or "".
 
     And bring the numbers of every rank where `log_to` says. Raises AttachError where the record cannot be written, and
@@ -67,6 +67,6 @@ def log_destinations(log_to: Iterable[str]) -> tuple[Destination, ...]:
         raise AttachError(f"{LOG_TO if text is not None else 'log_to'}: {problem}") from None
 
 
-def _lasting_rank(world: World) -> int:
+def _lasting_rank(world: WorldState) -> int:
     """Where workers come and go and are numbered anew, the number that this one was started with."""
     return int(os.environ["RANK"]) if is_elastic() and "RANK" in os.environ else world.rank
