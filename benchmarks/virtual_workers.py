@@ -152,7 +152,7 @@ class Worker:
             return
         _settle(session)
         sent = self.transport.bytes_sent - self.merging_bytes
-        with session.merged(model):  # all come, since with some recipes that is a mean over workers
+        with session.averaged_parameters(model):  # all come, since with some recipes that is a mean over workers
             if self.transport.rank == 0:
                 self.losses.append((step, sent, self._loss(model)))
         self.merging_bytes = self.transport.bytes_sent - sent

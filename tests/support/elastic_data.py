@@ -46,7 +46,7 @@ def train_epochs(recipe: Any, diaries: dict[int, Diary], worker: Worker) -> Any:
                 diary.unfinished = [(shard.epoch, int(sample)) for sample in batch]
                 optimizer.zero_grad()
                 inputs = torch.sin(batch.double()[:, None] * torch.arange(1, 7))
-                session.weight(len(batch))
+                session.set_batch_weight(len(batch))
                 mse_loss(model(inputs), inputs[:, :3]).backward()
                 optimizer.step()
                 diary.used += diary.unfinished

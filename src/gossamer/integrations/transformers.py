@@ -90,7 +90,7 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
         self._open.close()
 
     def _merged(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.session is None else self.session.merged(self.model)
+        return nullcontext() if self.session is None else self.session.averaged_parameters(self.model)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         with self._merged():

@@ -37,7 +37,7 @@ def train(
         scheduler.load_state_dict(mine["scheduler"])
     for step in range(start, stop):
         optimizer.zero_grad()
-        session.weight(3 if step == 4 and worker.rank == 0 else 4)
+        session.set_batch_weight(3 if step == 4 and worker.rank == 0 else 4)
         inputs, targets = batch(step, worker.rank)
         scaler.scale(mse_loss(model(inputs), targets)).backward()
         scaler.step(optimizer)

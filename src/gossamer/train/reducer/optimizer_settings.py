@@ -61,8 +61,8 @@ def compare_settings(texts: Sequence[str]) -> None:
     if len({*weights}) > 1:
         raise MismatchError(
             "a rank's batch counts for one until its weight is said, so beside numbers of samples it would count for "
-            f"nearly nothing: {by_value(weights)}. Write session.weight(len(batch)) before backward() on every rank, "
-            "or on none."
+            f"nearly nothing: {by_value(weights)}. Write session.set_batch_weight(len(batch)) before backward() on "
+            "every rank, or on none."
         )
     raise MismatchError(
         "the ranks would take different steps from the same gradient, so their parameters would drift apart: the "

@@ -13,7 +13,7 @@ residual_report.py     what a worker of an elastic run has still to send, told n
 preemption.py          SIGTERM to one worker, which leaves an elastic run
 global_batch.py        attach's global_batch in the recipe; workers that are too many for it
 elastic_recipes.py     recipes whose workers cannot come and go
-layout_change.py       session.reset and session.add_parameters: a synchronizer for other shapes or more parameters
+layout_change.py       reset_compressor_state and add_parameters: a synchronizer for other shapes or more parameters
 added_parameters.py    which parameters a model has gained, the same on all ranks, and which are refused
 model_watch.py         whether a model was given parameters since attach
 recipe_switch.py       another recipe from one step to the next; what is owed goes along
