@@ -41,7 +41,7 @@ from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.parameter_form import ParameterForm
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.scalars import named_metrics, sample_weight
-from gossamer.train.session.session_status import SessionStatus
+from gossamer.train.session.session_status import SessionStats, SessionStatus
 from gossamer.train.session.startup_checks import check_ranks_alike, fingerprint
 from gossamer.train.session.step_hooks import StepHooks
 from gossamer.train.session.stop_blocks import StopBlocks
@@ -172,6 +172,15 @@ class Session(LayoutChanges):
     def steps(self) -> int:
         """Steps so far: exchanges that were committed, or steps of the optimizer while workers train apart."""
         return self._synchronizer.step
+
+    @property
+    def stats(self) -> SessionStats:
+        """Bytes, seconds and compression ratio of the last step and of all steps since attach, on this worker.
+
+        Example:
+            print(session.stats)  # or session.stats.run.bytes_sent, session.stats.last_step.wait_seconds
+        """
+        return self.status.stats(self._parameters.values())
 
     @property
     def accumulating(self) -> bool:
