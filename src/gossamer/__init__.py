@@ -2,7 +2,8 @@
 
 The public API: `init`, `attach` and the session that it returns; every term of a recipe; `gossamer.federated` for
 devices that keep their data; `gossamer.parallel` for layers on several workers; `gossamer.extend` for terms of your
-own; `gossamer.errors`; the adapters in `gossamer.integrations`. All other modules are internal and may change.
+own; `gossamer.errors` and `gossamer.events`; the adapters in `gossamer.integrations`. All other modules are internal
+and may change. docs/api.md has the list.
 """
 
 # ruff: noqa: F403, F405 (only type checkers read the star imports)
@@ -120,7 +121,7 @@ __all__ = [
     "recipe",
     "register",
 ]
-PACKAGES = ("errors", "extend", "federated", "integrations", "parallel")  # public ones
+PACKAGES = ("errors", "events", "extend", "federated", "integrations", "parallel")  # public ones
 HOMES = (  # of the names in __all__, those that are imported sooner first
     "algorithms.recipes.recipe",
     "algorithms.recipes.registry",

@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "AttachError",
+    "CheckpointError",
+    "ConnectError",
+    "CoordinatorLost",
+    "DeviceError",
+    "GossamerError",
+    "LayoutError",
+    "LeftWhileJoining",
+    "LoopError",
+    "MalformedError",
+    "MemoryShortage",
+    "MismatchError",
+    "NonFiniteError",
+    "NotFinite",
+    "OutOfRange",
+    "PeerLost",
+    "RecipeError",
+    "RemoteError",
+    "Stopped",
+    "StoreError",
+]
+
 
 class GossamerError(Exception):
     """Base of all errors that this library raises on purpose, except plain wrong arguments."""

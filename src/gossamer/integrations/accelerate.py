@@ -29,6 +29,8 @@ require_library("accelerate", "1.6", extra="accelerate")
 
 from accelerate import Accelerator  # noqa: E402 - a version below the floor is refused first
 
+__all__ = ["attach"]
+
 
 def attach(
     accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, recipe: Written = None, **options: Any

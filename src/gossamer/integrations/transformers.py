@@ -33,6 +33,8 @@ require_library("transformers", "5.23", extra="transformers")
 from transformers import Trainer, TrainerCallback  # noqa: E402 - a version below the floor is refused first
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
+__all__ = ["GossamerTrainer"]
+
 _OF_SPEED = ("_runtime", "_per_second")  # endings of what the Trainer logs beside losses; the session knows better
 
 
