@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from gossamer.algorithms.recipes.catalog import NOUNS
 from gossamer.cli import script_terms
-from gossamer.cli.script_terms import register_terms
+from gossamer.cli.main import gossamer
+from gossamer.cli.script_terms import refuse_unknown_terms, register_terms
 
 SCRIPT = """
 from dataclasses import dataclass
@@ -61,3 +63,19 @@ def test_a_term_that_the_script_names_and_does_not_register_is_refused(script: P
         register_terms(script, [], ["Thirds()"])
     with pytest.raises(click.BadParameter, match="There is no Fourths"):
         register_terms(script, [], ["Fourths()"])
+
+
+def test_server_processes_need_an_entry_point_for_a_term_of_the_script(script: Path) -> None:
+    refuse_unknown_terms("ParameterServer() + Thirds()", script)
+    refuse_unknown_terms("ParameterServer() + Int8()", script, servers=1)
+    with pytest.raises(click.BadParameter) as refused:
+        refuse_unknown_terms("ParameterServer() + Thirds()", script, servers=1)
+    assert '[project.entry-points."gossamer.terms"] Thirds = "my_package:Thirds"' in str(refused.value)
+    assert "leave out --servers" in str(refused.value)
+
+
+def test_run_refuses_a_term_of_the_script_with_server_processes_before_it_starts(script: Path) -> None:
+    words = ["run", "--workers", "2", "--servers", "1", "--recipe", "ParameterServer() + Thirds()", str(script)]
+    done = CliRunner().invoke(gossamer, words)
+    assert done.exit_code == 2
+    assert "entry-points" in done.stderr

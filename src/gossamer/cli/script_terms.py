@@ -11,17 +11,21 @@ import click
 from gossamer.algorithms.recipes.catalog import NOUNS
 from gossamer.algorithms.recipes.parser import UnknownTerm
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.recipes.registry import unknown_to_servers
 from gossamer.plan.profiling.user_script import attached_by
 
 
-def refuse_unknown_terms(text: str | None, script: Path, as_module: bool = False) -> None:
-    """Refuse a recipe with a term that is unknown here and that the script does not name.
+def refuse_unknown_terms(text: str | None, script: Path, as_module: bool = False, *, servers: int = 0) -> None:
+    """Refuse a recipe with a term that is unknown here and that the workers or the servers will not know.
 
     Args:
         text: The recipe, or None.
         script: The training script, or with `as_module` the dotted name of a module, which is not searched.
+        servers: The number of server processes, which do not run the script.
     """
-    _unknown_term(text, script, as_module)
+    name = _unknown_term(text, script, as_module)
+    if name is not None and servers:
+        raise click.BadParameter(unknown_to_servers(name))
 
 
 def register_terms(script: Path, arguments: Sequence[str], texts: Iterable[str]) -> None:
