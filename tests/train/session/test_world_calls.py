@@ -346,6 +346,33 @@ def test_calls_are_made_again_by_the_workers_that_are_left(op: int) -> None:
     assert here[0][-1] == (2, [1, 1], "text")
 
 
+@pytest.mark.parametrize(("victim", "expected"), [(0, {"text of 1"}), (1, {"PeerLost"}), (2, {"text of 1"})])
+def test_a_broadcast_is_of_the_worker_that_was_the_root_when_others_are_lost(victim: int, expected: set[str]) -> None:
+    """The victim is lost while rank 1 broadcasts, and ranks above the victim move down."""
+    begun: list[int] = []
+
+    def work(worker: Worker) -> str:
+        enter(WorkerScope())
+        state = WorldState(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
+        place(state)
+        worker.start(network(), sgd, "Dense()", world=state)
+        gossamer.init().barrier()
+        if worker.rank == victim:
+            begun.append(run.members.operations[victim, 2])
+        try:
+            return gossamer.init().broadcast(f"text of {worker.rank}", root=1)
+        except PeerLost as failure:
+            return "PeerLost" if "rank 1 was lost" in str(failure) else str(failure)
+
+    run = ElasticRun(3)
+    assert run(work) == ["text of 1"] * 3
+    for op in (0, 1):
+        run = ElasticRun(3, Loss(victim=victim, op=begun[0] + op))
+        here = [each for each in run(work) if each is not None]
+        assert len(here) == 2
+        assert set(here) == expected
+
+
 @pytest.fixture
 def survivors(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()

@@ -84,11 +84,11 @@ def broadcast(world: WorldState, value: Any, root: int = 0) -> Any:
 
     def told(transport: Transport) -> bytes | None:
         lengths = _agreed(transport, call, len(content))
-        if root >= len(lengths):  # workers were lost meanwhile
+        source = next((rank for rank, length in enumerate(lengths) if length), None)  # ranks may have changed meanwhile
+        if source is None:
             return None
-        tensor = tensor_of(content) if transport.rank == root else torch.empty(lengths[root], dtype=torch.uint8)
-        if len(tensor):
-            broadcast_tensors(transport, [tensor], root)
+        tensor = tensor_of(content) if content else torch.empty(lengths[source], dtype=torch.uint8, device="cpu")
+        broadcast_tensors(transport, [tensor], source)
         return bytes_of(tensor)
 
     found = _performed(world, call, content, told, lambda values: values.get(root))
