@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from gossamer.comm.environment import roll_call, survivor_calls
 from gossamer.comm.runtime.worker_scope import WorkerScope, enter
 from gossamer.errors import GossamerError, LoopError, MismatchError, PeerLost
 from gossamer.plan.simulated_job.virtual_world import VirtualGroups, VirtualWorld
-from gossamer.train.session import average
+from gossamer.train.session import average, world_calls
 from gossamer.train.synchronizers import peer_endpoints
 from gossamer.train.world_state import WorldState, place
 from gossamer.world import World
@@ -297,6 +298,14 @@ def test_a_dimension_of_a_mesh_has_no_collectives() -> None:
 
     with pytest.raises(LoopError, match=r"gossamer\.init\(\)"):
         together(lambda world: world.within(Dimension()).barrier(), 1)
+
+
+def test_calls_reach_all_workers_while_a_session_has_a_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with attach(mesh=...): the session's group would answer for one dimension of the mesh only."""
+    part = SimpleNamespace(comm_thread=SimpleNamespace(is_fixed=True), transport=SimpleNamespace(world=2))
+    monkeypatch.setattr(world_calls, "newest_group", lambda: part)
+    monkeypatch.setattr(world_calls, "survivor_calls", lambda world: None)
+    assert together(lambda world: world.all_gather(world.rank), 4) == [[0, 1, 2, 3]] * 4
 
 
 def test_an_elastic_run_without_a_session_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
