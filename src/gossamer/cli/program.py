@@ -72,7 +72,8 @@ class ScriptCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:  # most likely one of the misplaced options
-            behind = self.make_parser(ctx).parse_args(given)[0].get("arguments") or ()
+            found = self.make_parser(ctx).parse_args(given)[0].get("arguments")
+            behind = found if isinstance(found, tuple | list) else ()  # click's mark where there is none
             raise click.UsageError(with_misplaced_options(error.format_message(), behind, ctx), ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
