@@ -124,7 +124,7 @@ class _SessionCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer.open_session(train_dataloader)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._session.stopping:
+        if self._session.should_stop:
             control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:

@@ -34,7 +34,7 @@ def settings(optimizer: Optimizer) -> str:
 
 def with_weights(settings: str, *, said: bool) -> str:
     """The same, and whether the loop says how much its batches count, which is compared along."""
-    return f"{settings}\nsession.weight(...) was {'' if said else 'not '}called"
+    return f"{settings}\nsession.set_batch_weight(...) was {'' if said else 'not '}called"
 
 
 def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Sequence[int], rank: int) -> None:
