@@ -320,7 +320,7 @@ WORKER = """
 import os, torch, torch.distributed as dist
 import gossamer.world, gossamer.train.world_state
 world = gossamer.world.init()
-assert gossamer.world.init() is world and gossamer.train.world_state.current() is world
+assert gossamer.world.init() is world and gossamer.train.world_state.current() is world._state
 group = dist.group.WORLD
 assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() >= 600
 del group  # or it would outlive the group's end, into that of the interpreter
