@@ -85,7 +85,7 @@ def main(args: argparse.Namespace) -> None:
     stop = args.folder / STOP
     with gossamer.attach(model, optimizer) as session:
         spent, before = time.process_time(), 0
-        while session.steps < args.steps and not session.stopping:
+        while session.steps < args.steps and not session.should_stop:
             loss = model(next(batches))
             loss.backward()
             optimizer.step()
@@ -94,9 +94,9 @@ def main(args: argparse.Namespace) -> None:
             if log.lines == LOOK_STEPS:  # what is made once is made by then
                 spent, before = time.process_time(), log.lines
             if stop.exists():
-                session.ask_to_stop()
+                session.request_stop()
         processor_seconds = (time.process_time() - spent) / max(log.lines - before, 1)  # of a step
-        with session.merged(model):
+        with session.averaged_parameters(model):
             log.end(
                 hash=parameter_hash(model),
                 loss=validation(model, exam),

@@ -32,7 +32,7 @@ from gossamer.base.ops import AllReduceMean, AllToAll, Coalesced, CollectiveOp, 
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.train.reducer.bucket import slot_of
 from gossamer.train.session.session import Session
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 WARM, COUNTED = 5, 8  # steps; every fourth compares a part of the parameters
 COMMUNICATION = "gossamer-comm"
@@ -140,7 +140,7 @@ def train(
     options = {"momentum": 0.9} if owners and owners[0].rule is UpdateRule.VELOCITY else {}
     optimizer = kind(here.parameters(), lr=0.01, **options)
     clip_norm = None if owners else 1.0
-    world = World(rank=rank, size=transport.world, local_rank=rank, device=device)
+    world = WorldState(rank=rank, size=transport.world, local_rank=rank, device=device)
     session = Session(here, optimizer, resolved, transport, world=world, clip_norm=clip_norm)
     draw = torch.Generator().manual_seed(rank)
     batches = [torch.randn(8, 12, generator=draw).to(device) for _ in range(WARM + COUNTED)]

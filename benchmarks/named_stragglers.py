@@ -95,7 +95,7 @@ def work(folder: Path) -> None:
             session.log(loss=loss.item())
             print(step, time.time(), file=steps, flush=True)
             if world.is_first and (folder / "stop").exists():
-                session.ask_to_stop()
+                session.request_stop()
     del kept
 
 

@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> None:
 
     def evaluate() -> float:
         model.eval()
-        with torch.no_grad(), session.merged(model):
+        with torch.no_grad(), session.averaged_parameters(model):
             loss = float(task.loss(model, *held_out))
         model.train()
         return loss
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> None:
             session.log(loss=loss.item())
             if step % args.evaluate_every == 0 or step == args.steps:
                 session.log(validation_loss=evaluate())
-            if session.stopping:
+            if session.should_stop:
                 break
 
 

@@ -23,7 +23,7 @@ from gossamer.base.transport import Transport
 from gossamer.comm.simulated import SimulatedGroup, SimulatedTransport
 from gossamer.errors import NonFiniteError, PeerLost
 from gossamer.train.session.session import Session
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 APART = "apart"  # in the place of a recipe: nobody talks
 POINTS = 10  # of a curve
@@ -123,7 +123,7 @@ class Worker:
         """The first to close its session ends the group, so all do that when all are done."""
         recipe = resolve(self.recipe, self.transport.world)
         rank, device = self.transport.rank, torch.device("cpu")
-        world = World(rank=rank, size=self.transport.world, local_rank=rank, device=device)
+        world = WorldState(rank=rank, size=self.transport.world, local_rank=rank, device=device)
         session = Session(model, optimizer, recipe, self.transport, world=world, seed=self.seed)
         try:
             self._train(model, optimizer, session)
@@ -152,7 +152,7 @@ class Worker:
             return
         _settle(session)
         sent = self.transport.bytes_sent - self.merging_bytes
-        with session.merged(model):  # all come, since with some recipes that is a mean over workers
+        with session.averaged_parameters(model):  # all come, since with some recipes that is a mean over workers
             if self.transport.rank == 0:
                 self.losses.append((step, sent, self._loss(model)))
         self.merging_bytes = self.transport.bytes_sent - sent

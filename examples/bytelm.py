@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
 
     def evaluate() -> float:
-        with torch.no_grad(), session.merged(model):  # what the workers agree on; mostly that is the model as it is
+        with torch.no_grad(), session.averaged_parameters(model):  # with most recipes the model as it is
             return gossamer.mean(float(model(exam)))
 
     with gossamer.attach(model, optimizer, args.recipe) as session:
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> None:
                 if args.checkpoint and step % args.checkpoint_every == 0:
                     session.save(args.checkpoint, step=step)
                 if time.monotonic() > deadline:
-                    session.ask_to_stop()  # all leave the epoch's block after the same step
+                    session.request_stop()  # all leave the epoch's block after the same step
         session.log(validation_loss=evaluate())
 
 

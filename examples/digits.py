@@ -71,13 +71,13 @@ def main(args: argparse.Namespace) -> None:
         for epoch in range(args.epochs):
             with session.epoch():  # who runs out of data first goes on answering the others
                 for x, y in islice(data, args.steps):
-                    session.weight(len(y))  # the last batch is shorter: samples count alike, not batches
+                    session.set_batch_weight(len(y))  # the last batch is shorter: samples count alike, not batches
                     loss = cross_entropy(model(x.to(world.device)), y.to(world.device))
                     loss.backward()
                     optimizer.step()
                     optimizer.zero_grad()
                     session.log(loss=loss.item())
-            with session.merged(model):  # what the workers agree on; with most recipes that is the model as it is
+            with session.averaged_parameters(model):  # with most recipes the model as it is
                 right = accuracy(model, images[test].to(world.device), labels[test].to(world.device))
             session.log(accuracy=right)
             if world.is_first:

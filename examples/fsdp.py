@@ -45,7 +45,7 @@ with gossamer.attach(model, optimizer, arguments.recipe, clip_norm=1.0, mesh=mes
             loss.backward()
             optimizer.step()
             session.log(loss=loss)
-    with session.merged(model), torch.no_grad():
+    with session.averaged_parameters(model), torch.no_grad():
         accuracy = (model(inputs).argmax(1) == data.tensors[1]).float().mean()
     if world.is_first:
         print(f"after {session.steps} steps {accuracy:.0%} are right, where {1 / 8:.0%} is chance")

@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
             optimizer.step()
             optimizer.zero_grad()
             session.log(loss=loss.item())
-        with session.merged(model), torch.no_grad():
+        with session.averaged_parameters(model), torch.no_grad():
             right = model(images[test].to(world.device)).argmax(dim=1).cpu() == labels[test]
         session.log(accuracy=float(right.float().mean()))
 

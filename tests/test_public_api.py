@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
+import importlib
 import inspect
+import json
 import re
 
 import pytest
@@ -19,10 +22,57 @@ def test_every_term_of_a_recipe_is_importable_from_the_package() -> None:
     assert set(NOUNS) <= set(gossamer.__all__)
 
 
-def test_dir_lists_the_public_names_and_nothing_else() -> None:
-    public = {*gossamer.__all__, "federated", "parallel", "errors", "extend", "integrations"}
-    assert set(dir(gossamer)) == public
-    assert not {"algorithms", "base", "comm", "train"} & public
+# -- the frozen list ---------------------------------------------------------------------------------------------------
+
+FROZEN: dict[str, list[str]] = json.loads((ROOT / "tests" / "public_api.json").read_text())
+MODULES = [name for name in FROZEN if name.rpartition(".")[2].islower()]
+
+
+def exported(source: str) -> list[str]:
+    """The literal `__all__` of a module, without importing what the module needs."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] == ["__all__"]:
+            return sorted(ast.literal_eval(node.value))
+    raise AssertionError("a public module has no literal __all__")
+
+
+def names_of(place: str) -> list[str]:
+    """The public names of a module or class."""
+    if place == "gossamer":
+        return sorted(dir(gossamer))
+    if place not in MODULES:
+        return sorted(name for name in dir(getattr(gossamer, place.removeprefix("gossamer."))) if name[0] != "_")
+    path = ROOT / "src" / place.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return exported(file.read_text())
+
+
+@pytest.mark.parametrize("place", FROZEN)
+def test_public_names_change_deliberately_only(place: str) -> None:
+    """Edit tests/public_api.json, CHANGELOG.md and docs/api.md with a change of the public API."""
+    assert names_of(place) == FROZEN[place]
+
+
+def test_a_module_without_a_literal_list_is_seen() -> None:
+    assert exported('__all__ = ["b", "a"]') == ["a", "b"]
+    for source in ("", "__all__ = [*others]"):
+        with pytest.raises((AssertionError, ValueError)):
+            exported(source)
+
+
+@pytest.mark.parametrize("place", ["errors", "events", "extend", "parallel", "federated", "federated.population"])
+def test_every_listed_name_exists(place: str) -> None:
+    module = importlib.import_module(f"gossamer.{place}")
+    assert [name for name in FROZEN[f"gossamer.{place}"] if not hasattr(module, name)] == []
+
+
+def test_the_page_lists_every_public_module_and_no_other() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert re.findall(r"^\| `(gossamer[\w.]*)` \|", page, re.MULTILINE) == MODULES
+
+
+def test_dir_hides_internal_modules() -> None:
+    assert not {"algorithms", "base", "comm", "train", "world", "version"} & set(dir(gossamer))
 
 
 def test_a_recipe_from_text_equals_the_same_terms_in_python() -> None:
@@ -39,9 +89,7 @@ def test_a_recipe_of_another_type_is_refused(field: str) -> None:
         gossamer.Recipe(**{field: gossamer.Median()})
 
 
-PUBLIC = re.compile(
-    r"gossamer(\.(errors|events|extend|parallel|federated(\.(flower|population))?|integrations(\.\w+)?))?(\.[A-Z]\w*)?"
-)
+PUBLIC = re.compile(rf"({'|'.join(map(re.escape, MODULES))})(\.[A-Z]\w*)?")
 IMPORT = re.compile(r"^ *(?:from (gossamer[\w.]*) import|import (gossamer[\w.]*))", re.MULTILINE)
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -27,14 +28,19 @@ def test_what_is_not_there_is_an_attribute_error() -> None:
         _ = gossamer.paralel  # type: ignore[attr-defined]
 
 
-def test_every_public_name_has_a_place_and_the_type_checker_knows_the_same() -> None:
+def test_every_public_name_is_what_the_type_checker_takes_it_for() -> None:
     tree = ast.parse(Path(gossamer.__file__).read_text())
     (typed, _) = (node for node in tree.body if isinstance(node, ast.If))
-    imported = {
-        alias.name: node.module for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    assert imported == gossamer.PLACES  # type: ignore[attr-defined]
+    imported: dict[str, object] = {}
+    for node in typed.body:
+        assert isinstance(node, ast.ImportFrom)
+        module = importlib.import_module(str(node.module))
+        names = module.__all__ if node.names[0].name == "*" else [alias.name for alias in node.names]
+        imported |= {name: getattr(module, name) for name in names}
     assert {*imported, "__version__"} == {*gossamer.__all__} <= {*dir(gossamer)}
+    for name, found in imported.items():
+        vars(gossamer).pop(name, None)
+        assert getattr(gossamer, name) is found, name
 
 
 def test_a_package_that_a_public_name_needs_and_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
 
-import gossamer.train.world as module
+import gossamer.train.world_state as module
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.errors import CheckpointError
 from gossamer.train.sampler import Shard
 from gossamer.train.session.tracked_loader import TrackedLoader
-from gossamer.train.world import World, current, init
+from gossamer.train.world_state import WorldState, current
+from gossamer.world import World, init
 
 
 def shards(source, size, **options):
@@ -225,7 +226,7 @@ def test_what_cannot_be_divided_is_refused(source, options, error, message):
 
 
 def world(rank=0, size=2):
-    return World(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
+    return WorldState(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
 
 
 def test_a_world_deals_out_and_remembers_its_shards():
@@ -275,7 +276,7 @@ def test_a_worlds_place_follows_its_moves():
     there[1].move(0, 2, positions, stayed=[1, 2])
     assert (here.rank, here.size, here.is_first) == (1, 2, False)
     assert (there[1].rank, there[1].size, there[1].is_first) == (0, 2, True)
-    assert repr(here) == "World(rank=1, size=2, local_rank=2, device=device(type='cpu'))"
+    assert repr(World(here)) == "World(rank=1, size=2, local_rank=2, device=device(type='cpu'))"
     assert [len([*drawing[0], *drawing[1]]), len([*drawing[2], *drawing[3]])] == [9 - 3, 6 - 1]
     assert len(here.shard(range(8))) == 4, "made after the move"
 
@@ -301,7 +302,7 @@ def test_a_world_refuses_to_shard_a_data_loader():
 
 
 def test_a_newcomer_is_not_the_first_before_it_was_let_in():
-    here = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), joins=True)
+    here = WorldState(rank=0, size=1, local_rank=0, device=torch.device("cpu"), joins=True)
     shard = here.shard(range(8))
     assert (here.is_first, len(shard)) == (False, 8)
     here.move(1, 2, [[{"epoch": 0, "drawn": 0}]], stayed=[0])
@@ -311,7 +312,7 @@ def test_a_newcomer_is_not_the_first_before_it_was_let_in():
 
 
 def test_a_world_cannot_be_written_to():
-    here = world(0)
+    here = World(world(0))
     for name in ("rank", "size", "local_rank", "device", "is_first"):
         with pytest.raises(AttributeError):
             setattr(here, name, 1)
@@ -328,7 +329,7 @@ def test_positions_of_other_shards_do_not_move_a_world():
 @pytest.fixture
 def alone(monkeypatch):
     """No launcher's variables, and no world yet."""
-    monkeypatch.setattr(module, "_worlds", WeakKeyDictionary())
+    monkeypatch.setattr(module, "_states", WeakKeyDictionary())
     for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 
@@ -342,12 +343,12 @@ def test_a_world_of_one_joins_nothing(alone, monkeypatch):
     assert (here.rank, here.size, here.local_rank, here.is_first) == (0, 1, 0, True)
     assert here.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert init() is here
-    assert current() is here
+    assert current() is here._state
     assert sorted(here.shard(range(5))) == list(range(5))
 
 
 def test_the_current_world_is_made_when_needed(alone):
-    assert current() is init()
+    assert current() is init()._state
 
 
 def test_how_long_to_wait_is_said_with_a_unit(alone, monkeypatch):

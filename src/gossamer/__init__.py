@@ -2,51 +2,18 @@
 
 The public API: `init`, `attach` and the session that it returns; every term of a recipe; `gossamer.federated` for
 devices that keep their data; `gossamer.parallel` for layers on several workers; `gossamer.extend` for terms of your
-own; `gossamer.errors`; the adapters in `gossamer.integrations`. All other modules are internal and may change.
+own; `gossamer.errors` and `gossamer.events`; the adapters in `gossamer.integrations`. All other modules are internal
+and may change. docs/api.md has the list.
 """
 
+# ruff: noqa: F403, F405 (only type checkers read the star imports)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gossamer.version import __version__
 
 if TYPE_CHECKING:
-    from gossamer.algorithms.compressors import (
-        DGC,
-        EDEN,
-        QSGD,
-        AdamUpdate,
-        Adaptive,
-        ARCTopK,
-        BinMeans,
-        Chain,
-        Codec,
-        CompressedAdam,
-        Compressor,
-        DeMo,
-        Dense,
-        Feedback,
-        Float4,
-        Hierarchical,
-        Int8,
-        MicroAdam,
-        OneBit,
-        OneBitAdam,
-        PowerSGD,
-        RandomK,
-        RandomProjection,
-        Rotated,
-        Route,
-        Sharded,
-        SharedMask,
-        SignMagnitude,
-        SparseSum,
-        TernGrad,
-        Threshold,
-        TopK,
-        TwoBit,
-        Warmup,
-    )
+    from gossamer.algorithms.compressors import *
     from gossamer.algorithms.recipes.recipe import Recipe, recipe
     from gossamer.algorithms.recipes.registry import register
     from gossamer.algorithms.strategies import (
@@ -70,22 +37,14 @@ if TYPE_CHECKING:
         Strategy,
     )
     from gossamer.algorithms.strategies.federated import Median, MultiKrum, SecureAggregation, TrimmedMean, WeightedMean
-    from gossamer.algorithms.topologies import (
-        Complete,
-        Exponential,
-        Hierarchy,
-        RandomPeers,
-        Ring,
-        Topology,
-        Torus,
-    )
+    from gossamer.algorithms.topologies import *
     from gossamer.train.sampler import Shard
     from gossamer.train.session.attach import attach
     from gossamer.train.session.average import average_
     from gossamer.train.session.ddp_hook import ddp_hook
     from gossamer.train.session.metrics import gather, mean
     from gossamer.train.session.session import Session
-    from gossamer.train.world import World, init
+    from gossamer.world import World, init
 
 __all__ = [
     "DGC",
@@ -166,118 +125,41 @@ __all__ = [
     "recipe",
     "register",
 ]
-PACKAGES = ("errors", "extend", "federated", "integrations", "parallel")  # public ones
+PACKAGES = ("errors", "events", "extend", "federated", "integrations", "parallel")  # public ones
+HOMES = (  # of the names in __all__, those that are imported sooner first
+    "algorithms.recipes.recipe",
+    "algorithms.recipes.registry",
+    "algorithms.compressors",
+    "algorithms.strategies",
+    "algorithms.strategies.federated",
+    "algorithms.topologies",
+    "train.sampler",
+    "train.session.average",
+    "train.session.metrics",
+    "train.session.session",
+    "world",
+    "train.session.ddp_hook",
+    "train.session.attach",
+)
 
 if not TYPE_CHECKING:  # or every misspelled name would have a type
-    MODULES = {
-        "algorithms.compressors": (
-            "ARCTopK",
-            "AdamUpdate",
-            "Adaptive",
-            "BinMeans",
-            "EDEN",
-            "Chain",
-            "Codec",
-            "CompressedAdam",
-            "Compressor",
-            "DGC",
-            "DeMo",
-            "Dense",
-            "Feedback",
-            "Float4",
-            "Hierarchical",
-            "Int8",
-            "MicroAdam",
-            "OneBit",
-            "OneBitAdam",
-            "PowerSGD",
-            "QSGD",
-            "RandomK",
-            "RandomProjection",
-            "Rotated",
-            "Route",
-            "Sharded",
-            "SharedMask",
-            "SignMagnitude",
-            "SparseSum",
-            "TernGrad",
-            "Threshold",
-            "TopK",
-            "TwoBit",
-            "Warmup",
-        ),
-        "algorithms.recipes.recipe": (
-            "Recipe",
-            "recipe",
-        ),
-        "algorithms.recipes.registry": ("register",),
-        "algorithms.strategies": (
-            "CentralPrivacy",
-            "DelayedAveraging",
-            "DiLoCo",
-            "DistributedPrivacy",
-            "EveryStep",
-            "FedAvg",
-            "FedBuff",
-            "FedNova",
-            "FedOpt",
-            "FedProx",
-            "Gossip",
-            "NoLoCo",
-            "LocalPrivacy",
-            "LocalSGD",
-            "ParameterServer",
-            "PostLocalSGD",
-            "SCAFFOLD",
-            "Strategy",
-        ),
-        "algorithms.strategies.federated": (
-            "Median",
-            "MultiKrum",
-            "SecureAggregation",
-            "TrimmedMean",
-            "WeightedMean",
-        ),
-        "algorithms.topologies": (
-            "Complete",
-            "Exponential",
-            "Hierarchy",
-            "RandomPeers",
-            "Ring",
-            "Topology",
-            "Torus",
-        ),
-        "train.sampler": ("Shard",),
-        "train.session.attach": ("attach",),
-        "train.session.average": ("average_",),
-        "train.session.ddp_hook": ("ddp_hook",),
-        "train.session.metrics": (
-            "gather",
-            "mean",
-        ),
-        "train.session.session": ("Session",),
-        "train.world": (
-            "World",
-            "init",
-        ),
-    }
-    PLACES = {name: f"gossamer.{module}" for module, names in MODULES.items() for name in names}
 
     def __getattr__(name: str) -> Any:
-        """Public names, and packages such as gossamer.federated, are imported with their first use.
+        """Import a public name, or a package such as gossamer.federated, with its first use.
 
         torch takes seconds to import, and the command line often does without.
         """
-        if name == "attach":
-            import_module("gossamer.observe.reporter").register()
-        place = PLACES.get(name, f"gossamer.{name}")
-        try:
-            module = import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name != place:
-                raise
-            raise AttributeError(f"module 'gossamer' has no attribute {name!r}") from None
-        found = getattr(module, name) if name in PLACES else module
+        if name in __all__:
+            modules = (import_module(f"gossamer.{home}") for home in HOMES)
+            found = next(getattr(module, name) for module in modules if hasattr(module, name))
+        else:
+            place = f"gossamer.{name}"
+            try:
+                found = import_module(place)
+            except ModuleNotFoundError as error:
+                if error.name != place:
+                    raise
+                raise AttributeError(f"module 'gossamer' has no attribute {name!r}") from None
         globals()[name] = found
         return found
 

@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "AttachError",
+    "CheckpointError",
+    "ConnectError",
+    "CoordinatorLost",
+    "DeviceError",
+    "GossamerError",
+    "LayoutError",
+    "LeftWhileJoining",
+    "LoopError",
+    "MalformedError",
+    "MemoryShortage",
+    "MismatchError",
+    "NonFiniteError",
+    "NotFinite",
+    "OutOfRange",
+    "PeerLost",
+    "RecipeError",
+    "RemoteError",
+    "Stopped",
+    "StoreError",
+]
+
 
 class GossamerError(Exception):
     """Base of all errors that this library raises on purpose, except plain wrong arguments."""
@@ -63,7 +86,7 @@ class Stopped(SystemExit):
     """Not an error: training was asked to end, on every rank after the same step, and its loop went on.
 
     The innermost block ends it, `with session.epoch()` or `with gossamer.attach(...)`; without one it ends the script,
-    whoever launched that, with exit code 0. A loop that ends itself never sees it: `if session.stopping: break`.
+    whoever launched that, with exit code 0. A loop that ends itself never sees it: `if session.should_stop: break`.
     """
 
 

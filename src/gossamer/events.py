@@ -15,6 +15,34 @@ from gossamer.errors import Stopped
 if TYPE_CHECKING:
     from gossamer.base.layout import Layout  # which imports torch
 
+__all__ = [
+    "Attached",
+    "Closed",
+    "CollectivePicked",
+    "Ended",
+    "Event",
+    "GroupChanged",
+    "Joined",
+    "LeftRun",
+    "LinkCounters",
+    "LinksOpened",
+    "Listener",
+    "Logged",
+    "Noticed",
+    "Parted",
+    "RecipeSwitched",
+    "ResidualTold",
+    "Saved",
+    "ServersTold",
+    "Skipped",
+    "Stalled",
+    "StepEnded",
+    "TensorCost",
+    "TensorsTold",
+    "WithoutSession",
+    "subscribe",
+]
+
 Ended = Literal["finished", "failed", "interrupted"]  # how a run did
 RecordOption = str | os.PathLike[str] | Literal[False] | None
 

@@ -90,6 +90,36 @@ def test_an_error_names_options_of_the_command_that_the_script_received(
     assert (named in text) if named else (text == "it failed")
 
 
+RUN = ("--network", "1mbit", "--recipe", "Dense()", "--steps", "1", "--step-seconds", "0.1")
+ENDS = "import argparse\nargparse.ArgumentParser().parse_args()"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["simulate", *RUN, "train.py", "--workers", "4"], "Missing option '--workers'"),
+        (["compare", "--workers", "2", "train.py", "--recipe=Dense()"], "Missing option '--recipe'"),
+        (["simulate", "--workers", "2", *RUN, "ends.py", "--workers", "4"], "ends.py"),
+        (["explain", "Dense()", "ends.py", "--workers", "4"], "ends.py"),
+        (["advise", "--network", "1mbit", "ends.py", "--workers", "4"], "ends.py"),
+    ],
+)
+def test_errors_of_commands_name_options_that_stand_behind_the_script(words: list[str], named: str) -> None:
+    Path("ends.py").write_text(ENDS)
+    done = CliRunner().invoke(gossamer, words)
+    said = " ".join(done.stderr.split())
+    assert done.exit_code > 0
+    assert named in said
+    option = "--recipe" if "compare" in words else "--workers"
+    assert f"The script received {option}, which is an option of `gossamer {words[0]}`." in said
+
+
+def test_an_error_without_a_misplaced_option_has_no_hint() -> None:
+    done = CliRunner().invoke(gossamer, ["simulate", *RUN, "train.py", "--rate", "4"])
+    assert "Missing option '--workers'" in done.stderr
+    assert "The script received" not in done.stderr
+
+
 @pytest.mark.processes
 def test_a_run_whose_script_rejects_an_option_of_the_command_says_where_it_belongs() -> None:
     Path("parses.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()")

@@ -156,7 +156,7 @@ class _Asks(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 1:
-            self.trainer.session.ask_to_stop()
+            self.trainer.session.request_stop()
 
 
 def test_a_session_that_stops_ends_the_training(tmp_path: Path) -> None:

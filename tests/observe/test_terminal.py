@@ -155,7 +155,7 @@ def test_agreement_on_a_merged_model_is_not_said_of_each_worker_s_own(plain: Sho
     for agree, held in ((True, False), (True, True), (False, False), (None, False)):
         plain.terminal.table(RECORD | {"workers_agree": agree, "workers_hold_merged": held}, {})
     said = [line.split(maxsplit=2)[2] for line in plain.out.getvalue().splitlines() if "workers agree" in line]
-    assert said[:3] == ["yes, on the merged model; each holds its own (session.merged)", "yes", "no"]
+    assert said[:3] == ["yes, on the merged model; each holds its own (session.averaged_parameters)", "yes", "no"]
     assert said[3].startswith("unknown: only")
 
 

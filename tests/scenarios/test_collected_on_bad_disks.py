@@ -35,8 +35,8 @@ with gossamer.attach(model, optimizer) as session:
         time.sleep(0.005)
         (folder / f"step-{world.rank}").write_text(str(step))
         if world.is_first and (folder / "end").exists():
-            session.ask_to_stop()
-        if session.stopping:
+            session.request_stop()
+        if session.should_stop:
             break
 """
 

@@ -91,7 +91,7 @@ def train(
     if load is not None:
         assert session.load(load) == {"step": first}
         assert random.getstate() == RNG_STATE
-    session.weight(1 + worker.rank)
+    session.set_batch_weight(1 + worker.rank)
     for step in range(first, last):
         optimizer.zero_grad()
         pairs = zip(model, targets(step, worker.rank), strict=True)

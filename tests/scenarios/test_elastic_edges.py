@@ -17,7 +17,7 @@ from support.virtual_workers import Worker, batch, loss_of, network, seeded, tra
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 Work = Callable[[str, Worker], Told]
 
@@ -139,7 +139,7 @@ SAVED_STEPS = 4  # two checkpoints: the first, and one that takes its place
 
 
 def saving(directory: Path, recipe: str, worker: Worker) -> Told:
-    world = World(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
+    world = WorldState(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
     model, optimizer, session = worker.start(network(worker.rank), sgd, recipe, world=world)
     while session.steps < SAVED_STEPS:
         train_step(model, optimizer, session.steps, worker.rank)
@@ -149,7 +149,7 @@ def saving(directory: Path, recipe: str, worker: Worker) -> Told:
 
 
 def resumed(directory: Path, recipe: str, worker: Worker) -> Told:
-    world = World(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
+    world = WorldState(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
     _, _, session = worker.start(network(worker.rank), sgd, recipe, world=world)
     session.load(directory)
     return Told(session.steps, told(session).agreed, torch.empty(0), session)

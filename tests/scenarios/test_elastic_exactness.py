@@ -45,7 +45,7 @@ def descend(recipe: str, weights: Sequence[float], givens: dict[int, Given], wor
     given = givens.setdefault(worker.rank, Given(torch.zeros(SHAPE)))
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=False)
-        session.weight(weights[worker.rank])
+        session.set_batch_weight(weights[worker.rank])
         (model.weight * gradient(step, worker.rank)).sum().backward()
         optimizer.step()
         given.moved = -model.weight.detach().clone()

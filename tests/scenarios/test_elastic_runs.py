@@ -40,7 +40,7 @@ while settled < 5:
     optimizer.zero_grad()
     if world.size == int(sys.argv[3]) and session.steps > 8:
         settled += 1
-with session.merged(model):
+with session.averaged_parameters(model):
     numbers = torch.cat([p.detach().flatten() for p in model.parameters()])
 about = session.steps, world.size, scheduler.last_epoch, numbers.double().sum().item().hex()
 print("ended", place, *about, changes, flush=True)

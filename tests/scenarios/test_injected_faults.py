@@ -103,7 +103,7 @@ ON_ARRIVAL = """
 for number in range(10):
     step()
 if rank == 0:
-    with session.merged(model):  # nothing is under way
+    with session.averaged_parameters(model):  # nothing is under way
         tell("merged")
     if attempt == 0:
         while not os.path.exists("steps-1") or len(open("steps-1").readlines()) < 10:

@@ -27,7 +27,7 @@ world, folder = gossamer.init(), Path(sys.argv[1])
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 with gossamer.attach(model, optimizer, "Dense()") as session:
-    while not session.stopping:
+    while not session.should_stop:
         if world.rank == 1 and (folder / "slow").exists():
             time.sleep(DATA_SECONDS)
         loss = model(torch.randn(4, 8)).square().mean()
@@ -36,7 +36,7 @@ with gossamer.attach(model, optimizer, "Dense()") as session:
         optimizer.step()
         optimizer.zero_grad()
         if world.is_first and (folder / "end").exists():
-            session.ask_to_stop()
+            session.request_stop()
 """
 
 

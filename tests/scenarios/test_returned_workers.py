@@ -15,10 +15,10 @@ from gossamer.comm import environment
 from gossamer.comm.detached import DetachedTransport
 from gossamer.comm.environment import NO_GROUP, JobEnvironment, comebacks, join
 from gossamer.errors import AttachError
-from gossamer.train import world
+from gossamer.train import world_state
 from gossamer.train.sampler import Shard
 from gossamer.train.session.transport_setup import transport_for
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 JOB = JobEnvironment(rank=1, world=3, local_rank=1, local_world=3, master_address="127.0.0.1", master_port=1)
 
@@ -38,7 +38,7 @@ def back(monkeypatch: pytest.MonkeyPatch) -> None:
         "TORCHELASTIC_RESTART_COUNT": "2",
     }.items():
         monkeypatch.setenv(name, text)
-    monkeypatch.setattr(world, "_worlds", WeakKeyDictionary())
+    monkeypatch.setattr(world_state, "_states", WeakKeyDictionary())
 
 
 @pytest.mark.usefixtures("back")
@@ -95,7 +95,7 @@ def test_in_lock_step_nobody_is_taken_back(recipe: str) -> None:
 
 @pytest.mark.usefixtures("back")
 def test_servers_of_their_own_take_a_worker_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = World(rank=1, size=3, local_rank=1, device=torch.device("cpu"))
+    place = WorldState(rank=1, size=3, local_rank=1, device=torch.device("cpu"))
     transport = transport_for(place, resolve("ParameterServer()", 3))
     assert isinstance(transport, DetachedTransport)
     monkeypatch.delenv("GOSSAMER_SERVERS")  # servers beside workers are lost with them
@@ -105,7 +105,7 @@ def test_servers_of_their_own_take_a_worker_back(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("back")
 def test_single_neighbours_take_a_worker_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = World(rank=1, size=3, local_rank=1, device=torch.device("cpu"))
+    place = WorldState(rank=1, size=3, local_rank=1, device=torch.device("cpu"))
     monkeypatch.delenv("GOSSAMER_SERVERS")  # they need none
     assert isinstance(transport_for(place, resolve("Gossip('pairwise')", 3)), DetachedTransport)
     with pytest.raises(AttachError, match=r"Gossip\('pairwise'\)"):

@@ -24,7 +24,7 @@ def trained(worker: Worker, recipe: str, *, below: list[int]) -> Any:
     with worker.attach(model, sgd(model), recipe) as session:
         for step in range(50):
             if worker.rank == worker.world - 1 and step == 3:
-                session.ask_to_stop()
+                session.request_stop()
             loss_of(model, step, worker.rank).backward()
             session.optimizer.step()
             session.optimizer.zero_grad()
@@ -60,7 +60,7 @@ def test_another_sessions_end_is_not_taken_for_ones_own() -> None:
         outer, inner = network(0), network(1)
         with worker.attach(outer, sgd(outer)) as first:
             with worker.attach(inner, sgd(inner)):
-                first.ask_to_stop()
+                first.request_stop()
                 for step in range(2):
                     loss_of(outer, step, worker.rank).backward()
                     first.optimizer.step()
@@ -78,7 +78,7 @@ def epochs(worker: Worker, session: Session, steps: int, below: list[str], folde
         with session.epoch():
             for step in range(steps):
                 if step == 4 and worker.rank == 1:
-                    session.ask_to_stop()
+                    session.request_stop()
                 loss_of(session.model, step, worker.rank).backward()
                 session.optimizer.step()
                 session.optimizer.zero_grad()
@@ -117,11 +117,11 @@ def broken_off(worker: Worker, recipe: str) -> tuple[int, int, Tensor]:
     model = network(0)
     session = worker.attach(model, sgd(model), recipe)
     made = 0
-    while not session.stopping:
+    while not session.should_stop:
         if worker.rank == worker.world - 1 and made == 3:
-            session.ask_to_stop()
+            session.request_stop()
         loss_of(model, made, worker.rank).backward()
-        assert not session.stopping, "the step of this pass would be left out"
+        assert not session.should_stop, "the step of this pass would be left out"
         session.optimizer.step()
         session.optimizer.zero_grad()
         made += 1
@@ -162,7 +162,7 @@ session = gossamer.attach(model, optimizer)
 for step in range(50):
     model(torch.randn(8, 8)).square().mean().backward()
     if world.rank == world.size - 1 and step == 7:
-        session.ask_to_stop()
+        session.request_stop()
     optimizer.step()
 print("below the loop")
 """
@@ -175,7 +175,7 @@ def stop(worker: Worker, *, block: bool) -> None:
         session.__enter__()
     for step in range(5):
         if worker.rank == 1 and step == 1:
-            session.ask_to_stop()
+            session.request_stop()
         loss_of(model, step, worker.rank).backward()
         session.optimizer.step()
 
@@ -185,7 +185,7 @@ def test_a_script_that_ends_here_says_so_once(block: bool) -> None:
     with notices() as said, pytest.raises(Stopped) as stopped:
         cluster(lambda worker: stop(worker, block=block), 2)
     assert stopped.value.code is None, "the interpreter would not end well"
-    assert ["Write `if session.stopping: break`" in line for line in said] == [True] * (not block)
+    assert ["Write `if session.should_stop: break`" in line for line in said] == [True] * (not block)
 
 
 def ended(text: str) -> bool:

@@ -26,7 +26,7 @@ def trained(recipe: str) -> Tensor:
         width = next(module.in_features for module in model.modules() if isinstance(module, torch.nn.Linear))
         for weights in WEIGHTS:
             inputs = torch.randn(6, width, dtype=torch.float64, generator=generator)
-            session.weight(weights[worker.rank])
+            session.set_batch_weight(weights[worker.rank])
             optimizer.zero_grad()
             mse_loss(model(inputs), torch.ones_like(model(inputs))).backward()
             optimizer.step()

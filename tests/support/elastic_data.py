@@ -16,7 +16,7 @@ from support.virtual_workers import Worker, network
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 SAMPLES, BATCH, EPOCHS = 46, 2, 2
 
@@ -34,7 +34,7 @@ def train_epochs(recipe: Any, diaries: dict[int, Diary], worker: Worker) -> Any:
     """Each sample's number is its input, too."""
     diary = diaries.setdefault(worker.rank, Diary())
     place = worker.rank, max(worker.world, worker.rank + 1)
-    world = World(rank=place[0], size=place[1], local_rank=0, device=torch.device("cpu"))
+    world = WorldState(rank=place[0], size=place[1], local_rank=0, device=torch.device("cpu"))
     shard = world.shard(range(SAMPLES))
     model, optimizer, session = worker.start(network(worker.rank), sgd, recipe, world=world)
     loader = session.track(DataLoader(range(SAMPLES), batch_size=BATCH, sampler=shard))
@@ -46,7 +46,7 @@ def train_epochs(recipe: Any, diaries: dict[int, Diary], worker: Worker) -> Any:
                 diary.unfinished = [(shard.epoch, int(sample)) for sample in batch]
                 optimizer.zero_grad()
                 inputs = torch.sin(batch.double()[:, None] * torch.arange(1, 7))
-                session.weight(len(batch))
+                session.set_batch_weight(len(batch))
                 mse_loss(model(inputs), inputs[:, :3]).backward()
                 optimizer.step()
                 diary.used += diary.unfinished

@@ -80,7 +80,7 @@ def trained(recipe: Any, worker: Worker, steps: int = STEPS, **options: Any) -> 
 def told(session: Session, **seen: Any) -> Told:
     session._synchronizer.flush()  # as nobody does at the end of a run; a round that lands nowhere would tell nothing
     session._synchronizer.end_run()
-    with session.merged(session.model):
+    with session.averaged_parameters(session.model):
         agreed = parameters(session.model)
     return Told(session.steps, agreed, parameters(session.model), session, seen)
 

@@ -31,5 +31,5 @@ def start(worker: Worker, recipe: str) -> Session:
 
 
 def merged_of(session: Session) -> Tensor:
-    with session.merged(session.model):
+    with session.averaged_parameters(session.model):
         return parameters(session.model)

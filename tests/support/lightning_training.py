@@ -123,5 +123,5 @@ def plain_loop(
                 optimizer.step()
                 optimizer.zero_grad()
             scheduler.step()
-        with session.merged(model):
+        with session.averaged_parameters(model):
             return flat(model), seen

@@ -210,7 +210,7 @@ def stopped_early(folder: Path) -> Any:
     class Asks(Tiny):
         def on_train_batch_start(self, batch: Any, number: int) -> None:
             if self.global_rank == 1 and self.global_step == 5:
-                self.trainer.strategy.session.ask_to_stop()
+                self.trainer.strategy.session.request_stop()
 
     fit = trainer(folder, max_epochs=6)
     fit.fit(Asks(), loader(shuffle=True))

@@ -70,7 +70,7 @@ def state_of(model: nn.Module) -> State:
 
 
 def merged_state(session: Session) -> State:
-    with session.merged(session.model):
+    with session.averaged_parameters(session.model):
         return state_of(session.model)
 
 

@@ -124,7 +124,7 @@ def sites_over_gloo() -> None:
             digests = transport.all_gather_text(digest(model.parameters()))
             assert len(set(digests)) == (1 if step % 3 == 2 else world.size // 2), (step, digests)
             assert all(digests[rank] == digests[rank + 1] for rank in range(0, world.size, 2))
-        with session.merged(model):
+        with session.averaged_parameters(model):
             same_everywhere(torch.cat([p.detach().flatten() for p in model.parameters()]), transport)
     transport.close()
 
@@ -142,7 +142,7 @@ def turns_over_gloo() -> None:
                 optimizer.zero_grad()
                 mse_loss(model(torch.randn(4, 6, generator=make)), torch.zeros(4, 3)).backward()
                 optimizer.step()
-        with session.merged(model):
+        with session.averaged_parameters(model):
             same_everywhere(torch.cat([p.detach().flatten() for p in model.parameters()]), transport)
         assert len(set(transport.all_gather_text(str(session.steps)))) == 1
     transport.close()

@@ -46,11 +46,11 @@ def train(
     path, merged, kept = [], [], {}
     for step in range(start, stop):
         optimizer.zero_grad()
-        session.weight(2 + (step + worker.rank) % 3)
+        session.set_batch_weight(2 + (step + worker.rank) % 3)
         loss_of(model, step, worker.rank).backward()
         optimizer.step()
         path.append(parameters(model))
-        with session.merged(model):
+        with session.averaged_parameters(model):
             merged.append(parameters(model))
         if step + 1 in keep:
             kept[step + 1] = deepcopy(

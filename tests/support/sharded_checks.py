@@ -190,7 +190,8 @@ def remembers_what_it_did_not_send() -> None:
 
 
 def averages_parameters() -> None:
-    """DiLoCo of shards is DiLoCo of the replicas; `merged` shows what they agree on, and training goes on from its own.
+    """DiLoCo of shards is DiLoCo of the replicas; `averaged_parameters` shows what they agree on, and training goes on
+    from each rank's own parameters.
 
     A pass within the block makes FSDP2 gather what it is to forget again.
     """
@@ -209,7 +210,7 @@ def averages_parameters() -> None:
         own, inputs = bits(model), batch(0, 9)
         with torch.no_grad():
             alone = model(inputs)
-            with session.merged(model):
+            with session.averaged_parameters(model):
                 merged = model(inputs)
             assert torch.equal(model(inputs), alone)
             exact = exact_model()

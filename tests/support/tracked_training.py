@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gossamer
 from gossamer.train.checkpoint import digest
 from gossamer.train.session.session import Session
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 EPOCHS, BATCHES = 3, 5  # a rank's, in each epoch
 
@@ -39,7 +39,9 @@ class Training:
         self.second_scheduler = torch.optim.lr_scheduler.OneCycleLR(self.second, 0.05, total_steps=40)
         self.seen: list[Tensor] = []
 
-    def run(self, session: Session, world: World, directory: Path | None, stop: int | None, **options: Any) -> Tensor:
+    def run(
+        self, session: Session, world: WorldState, directory: Path | None, stop: int | None, **options: Any
+    ) -> Tensor:
         """The parameters after the last step, or after step `stop`, where all is saved."""
         dataset = data()
         loader = session.track(DataLoader(dataset, 8, sampler=world.shard(dataset), **options))

@@ -60,7 +60,7 @@ class Trace:
 
     def look(self) -> None:
         self.path.append(parameters(self.model))
-        with self.session.merged(self.model):
+        with self.session.averaged_parameters(self.model):
             self.merged.append(parameters(self.model))
 
 

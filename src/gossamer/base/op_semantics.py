@@ -33,7 +33,7 @@ def answer_all(ops: Sequence[CollectiveOp]) -> list[Any]:
         case AllReduceMean():
             return _means(ops)  # type: ignore[arg-type]
         case AllGather():
-            return [[op.payload for op in ops] for _ in ops]  # type: ignore[union-attr]
+            return _gathered(ops)  # type: ignore[arg-type]
         case AllToAll():
             return [[op.parts[rank] for op in ops] for rank in range(len(ops))]  # type: ignore[union-attr]
         case NeighborAllGather():
@@ -43,6 +43,17 @@ def answer_all(ops: Sequence[CollectiveOp]) -> list[Any]:
         case Coalesced():
             heard = [answer_all(same) for same in zip(*(op.ops for op in ops), strict=True)]  # type: ignore[union-attr]
             return [list(each) for each in zip(*heard, strict=True)]
+
+
+def _gathered(ops: Sequence[AllGather]) -> list[list[Payload]]:
+    forms = [[(tuple(tensor.shape), tensor.dtype) for tensor in op.payload] for op in ops]
+    if any(form != forms[0] for form in forms):
+        raise MismatchError(
+            "the ranks gathered payloads of different shapes or dtypes at once: "
+            f"{'; '.join(f'rank {rank}: {form}' for rank, form in enumerate(forms))}. One rank made another call, or a "
+            "step, than the others. Make the same calls in the same order on every rank."
+        )
+    return [[op.payload for op in ops] for _ in ops]
 
 
 def _means(ops: Sequence[AllReduceMean]) -> list[Tensor]:

@@ -14,10 +14,9 @@ from gossamer.base.units import seconds_text
 from gossamer.cli.compare import target_option, train_for_record
 from gossamer.cli.console import columns, echo, progress, wide_console, wrapped
 from gossamer.cli.options import output_option
-from gossamer.cli.program import with_misplaced_options
+from gossamer.cli.program import ScriptCommand
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import Network, read_network
-from gossamer.errors import GossamerError
 from gossamer.observe.comparison import compare
 from gossamer.observe.target import Target
 from gossamer.plan.advise.advice_file import Advice, ConfirmedRow, write_advice
@@ -37,7 +36,9 @@ CONFIRMED = 2  # recipes that are run for real
 PLAIN_SECONDS = 10.0  # between lines of progress where there is no terminal
 
 
-@click.command("advise", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    "advise", cls=ScriptCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="How many take part.")
 @click.option("--network", "network_text", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @click.option(
@@ -78,12 +79,9 @@ def advise_command(
     """
     if confirm and network_text is None and links is not None:
         raise click.UsageError(f"what is run for real is emulated here, by a network of its own: {CONFIRM_BY}")
-    try:
-        network, remarks = _network(network_text, links, workers)
-        setting = Setting(script=str(script), arguments=arguments, workers=workers, network=network.text, target=target)
-        advice, result = _advised(setting, network, minutes, most, 1 if own_machines else workers, remarks)
-    except GossamerError as error:
-        raise click.ClickException(with_misplaced_options(str(error), arguments)) from error
+    network, remarks = _network(network_text, links, workers)
+    setting = Setting(script=str(script), arguments=arguments, workers=workers, network=network.text, target=target)
+    advice, result = _advised(setting, network, minutes, most, 1 if own_machines else workers, remarks)
     _show(advice)
     if confirm:
         advice = replace(advice, confirmed=_confirm(result, setting, 60 * minutes / CONFIRMED))

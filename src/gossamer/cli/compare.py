@@ -24,6 +24,7 @@ from gossamer.base.figures import check_matplotlib
 from gossamer.base.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import Command, output_option, session_recipe
+from gossamer.cli.program import ScriptCommand
 from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import read_network
@@ -71,7 +72,11 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
     return recipes
 
 
-@click.command("compare", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    "compare",
+    cls=ScriptCommand,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.option(
     "--recipe", "recipes", multiple=True, required=True, callback=different_recipes, help="Say it once per row."
 )

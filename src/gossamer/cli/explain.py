@@ -26,11 +26,10 @@ from gossamer.base.units import rate_text, seconds_text
 from gossamer.cli.console import echo
 from gossamer.cli.explain_federated import NO_STEP_TIME, explain_federated
 from gossamer.cli.options import output_option
-from gossamer.cli.program import with_misplaced_options
+from gossamer.cli.program import ScriptCommand
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.mesh.collective_selector import AUTO
 from gossamer.comm.network import read_network
-from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.plan.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
@@ -47,7 +46,7 @@ FLAGS = ("--help", "-h", "--own-machines")
 COLORS = {"bright_black": TRAINS, "cyan": LEAVES + TRAVELS, "green": LANDS + AT_ONCE}
 
 
-class _OptionsUntilScript(click.Command):
+class _OptionsUntilScript(ScriptCommand):
     """Options may stand on both sides of RECIPE; whatever follows SCRIPT is the script's."""
 
     allow_interspersed_args = False
@@ -108,24 +107,21 @@ def explain(
     With a federated RECIPE, SCRIPT is one of `gossamer federate`, and --workers counts its clients.
     """
     _refuse_contradictions(recipe, script, parameters, network, step_seconds)
-    try:
-        recipe = read_recipe(recipe)
-        if script is not None:
-            register_terms(script, arguments, [recipe])
-        auto = automatic(recipe)
-        first = recipe if auto is None else beginning(admitted(auto, adaptive=False)).written
-        resolved = resolve(first, workers)
-        if isinstance(resolved.strategy.steady_stage, FederatedStage):
-            if network is not None or step_seconds is not None or own_machines:
-                raise click.UsageError(NO_STEP_TIME)
-            told, record = explain_federated(resolved, script, arguments, parameters or ASSUMED_PARAMETERS, workers)
-            _tell(told, record, json_file)
-            return
-        model, attached = _model(resolved, script, arguments, parameters)
-        traffic = estimate_traffic(resolved, attached, workers=workers)
-        step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines)
-    except GossamerError as error:
-        raise click.ClickException(with_misplaced_options(str(error), arguments)) from error
+    recipe = read_recipe(recipe)
+    if script is not None:
+        register_terms(script, arguments, [recipe])
+    auto = automatic(recipe)
+    first = recipe if auto is None else beginning(admitted(auto, adaptive=False)).written
+    resolved = resolve(first, workers)
+    if isinstance(resolved.strategy.steady_stage, FederatedStage):
+        if network is not None or step_seconds is not None or own_machines:
+            raise click.UsageError(NO_STEP_TIME)
+        told, record = explain_federated(resolved, script, arguments, parameters or ASSUMED_PARAMETERS, workers)
+        _tell(told, record, json_file)
+        return
+    model, attached = _model(resolved, script, arguments, parameters)
+    traffic = estimate_traffic(resolved, attached, workers=workers)
+    step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines)
     for line in _choice_lines(recipe):
         echo(line)
     for line in _lines(resolved, model, traffic):

@@ -17,6 +17,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from gossamer.errors import GossamerError
+
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 UNBUFFERED = "-u"  # as workers run anyway
 TAKES_A_SCRIPT = (
@@ -62,17 +64,42 @@ def _read(context: click.Context, argument: click.Parameter, words: tuple[str, .
     raise click.UsageError(f"{words[0]} is there, and the script is missing. Write: {words[0]} train.py", context)
 
 
-def with_misplaced_options(message: str, arguments: Sequence[str]) -> str:
-    """Add a hint to an error where the script was given options that the current command has as well.
+class ScriptCommand(click.Command):
+    """A command with the arguments SCRIPT and ARGUMENTS, and errors that name misplaced options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:  # most likely one of the misplaced options
+            found = self.make_parser(ctx).parse_args(given)[0].get("arguments")
+            behind = found if isinstance(found, tuple | list) else ()  # click's mark where there is none
+            raise click.UsageError(with_misplaced_options(error.format_message(), behind, ctx), ctx) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GossamerError as error:
+            message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            raise click.ClickException(with_misplaced_options(message, ctx.params["arguments"], ctx)) from error
+        except click.ClickException as error:
+            hinted = with_misplaced_options(error.message, ctx.params["arguments"], ctx)
+            setattr(error, "message", hinted)  # noqa: B010 (final in its type)
+            raise
+
+
+def with_misplaced_options(message: str, arguments: Sequence[str], context: click.Context | None = None) -> str:
+    """Add a hint to an error where the script was given options that a command has as well.
 
     Args:
         message: The error of a script that failed.
         arguments: The arguments that the script was started with.
+        context: Of the command; None: the current one.
 
     Returns:
-        The message; with a second line if an argument is an option of the current `gossamer` command.
+        The message; with a second line if an argument is an option of this `gossamer` command.
     """
-    context = click.get_current_context(silent=True)
+    context = context or click.get_current_context(silent=True)
     if context is None:
         return message
     known = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}

@@ -86,7 +86,7 @@ def run_training(
         servers=servers,
         network_text=network_text,
     )
-    refuse_unknown_terms(recipe, program.script, program.as_module)
+    refuse_unknown_terms(recipe, program.script, program.as_module, servers=servers)
     fixed = isinstance(workers, int) and elasticity is None
     check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
     forecast, serving = read_forecast(foretold), read_serving(servers, machines)

@@ -8,23 +8,24 @@ from pathlib import Path
 
 import click
 
+from gossamer.algorithms.recipes.catalog import NOUNS
 from gossamer.algorithms.recipes.parser import UnknownTerm
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.recipes.registry import unknown_to_servers
 from gossamer.plan.profiling.user_script import attached_by
 
 
-def refuse_unknown_terms(text: str | None, script: Path, as_module: bool = False) -> None:
-    """Refuse a recipe with a term that is unknown here and that the script does not name.
+def refuse_unknown_terms(text: str | None, script: Path, as_module: bool = False, *, servers: int = 0) -> None:
+    """Refuse a recipe with a term that is unknown here and that the workers or the servers will not know.
 
     Args:
         text: The recipe, or None.
         script: The training script, or with `as_module` the dotted name of a module, which is not searched.
+        servers: The number of server processes, which do not run the script.
     """
-    try:
-        resolve(text)
-    except UnknownTerm as error:
-        if not as_module and not re.search(rf"\b{re.escape(error.name)}\b", script.read_text(errors="replace")):
-            raise click.BadParameter(str(error)) from None
+    name = _unknown_term(text, script, as_module)
+    if name is not None and servers:
+        raise click.BadParameter(unknown_to_servers(name))
 
 
 def register_terms(script: Path, arguments: Sequence[str], texts: Iterable[str]) -> None:
@@ -33,16 +34,23 @@ def register_terms(script: Path, arguments: Sequence[str], texts: Iterable[str])
     Raises:
         click.BadParameter: A recipe has a term that the script does not register.
     """
-    for text in texts:
-        refuse_unknown_terms(text, script)
-        try:
-            resolve(text)
-        except UnknownTerm as unknown:
-            attached_by(script, arguments, resolve(None))
-            try:
-                resolve(text)
-            except UnknownTerm:
-                raise click.BadParameter(
-                    f"{script} names {unknown.name} and does not register it. Write gossamer.register({unknown.name}) "
-                    "above gossamer.attach."
-                ) from None
+    unknown = [name for text in texts if (name := _unknown_term(text, script)) is not None]
+    if unknown:
+        attached_by(script, arguments, resolve(None))
+    for name in unknown:
+        if name not in NOUNS:
+            raise click.BadParameter(
+                f"{script} names {name} and does not register it. Write gossamer.register({name}) above "
+                "gossamer.attach."
+            )
+
+
+def _unknown_term(text: str | None, script: Path, as_module: bool = False) -> str | None:
+    """The first term of a recipe that is unknown here; refuses one that the script does not name."""
+    try:
+        resolve(text)
+    except UnknownTerm as error:
+        if not as_module and not re.search(rf"\b{re.escape(error.name)}\b", script.read_text(errors="replace")):
+            raise click.BadParameter(str(error)) from None
+        return error.name
+    return None

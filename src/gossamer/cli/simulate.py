@@ -19,6 +19,7 @@ from gossamer.base.units import bytes_text, seconds_text, short
 from gossamer.cli.compare import NO_LOSS, different_recipes
 from gossamer.cli.console import Say, progress, say, table, wide_console
 from gossamer.cli.options import output_option
+from gossamer.cli.program import ScriptCommand, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
 from gossamer.cli.simulated_costs import simulate_costs
 from gossamer.errors import GossamerError
@@ -47,7 +48,11 @@ class SimulationEnd:
         return found.ended or found.steps < asked or found.steps >= (self.steps or math.inf)
 
 
-@click.command("simulate", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    "simulate",
+    cls=ScriptCommand,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.option("--workers", type=click.IntRange(1), required=True, help="How many take part, all in this process.")
 @click.option(
     "--network",
@@ -129,7 +134,7 @@ def simulate_command(
             output=sys.stderr,
         )
         try:
-            found = _simulate(job, recipe, SimulationEnd(steps, seconds))
+            found = _simulate(job, recipe, SimulationEnd(steps, seconds), arguments)
             runs.append({"recipe": recipe, **_record(found, job)})
         finally:
             job.close()
@@ -162,7 +167,7 @@ def _profiler(
 # -- one recipe --------------------------------------------------------------------------------------------------------
 
 
-def _simulate(job: SimulatedJob, recipe: str, end: SimulationEnd) -> JobProgress:
+def _simulate(job: SimulatedJob, recipe: str, end: SimulationEnd, arguments: Sequence[str]) -> JobProgress:
     with progress(f"{recipe}: timing a step", TOLD_EVERY_SECONDS) as tell:
         memory = job.begin()
     if memory is not None:
@@ -170,7 +175,7 @@ def _simulate(job: SimulatedJob, recipe: str, end: SimulationEnd) -> JobProgress
     with progress(f"{recipe}: the first step", TOLD_EVERY_SECONDS) as tell:
         found = _advance(job, recipe, end, tell)
     if found.failure is not None:
-        say(f"{recipe}: {found.failure}", error=True)
+        say(f"{recipe}: {with_misplaced_options(found.failure, arguments)}", error=True)
     elif found.ended and found.steps < (end.steps or 0):
         say(f"gossamer: {recipe}: the script ended after {found.steps} steps, before the {end.steps} asked for")
     return found

@@ -67,7 +67,7 @@ def _watch_for_the_end(rank: int) -> None:
 
 def _ask_to_stop() -> None:
     for session in open_sessions():
-        session.ask_to_stop()
+        session.request_stop()
 
 
 if __name__ == "__main__":

@@ -316,7 +316,7 @@ def _broke(rank: int, world: int, why: str) -> PeerLost:
     return PeerLost(
         f"the group broke while rank {rank} of {world} waited for an answer: another worker ended, "
         "failed, or could not be reached. Its own output says why. Where it merely ended its session, stop all "
-        "ranks together: session.ask_to_stop(). Ranks that ran out of data at different times need "
+        "ranks together: session.request_stop(). Ranks that ran out of data at different times need "
         f"`with session.epoch():` around the loop over batches. ({why})"
     )
 

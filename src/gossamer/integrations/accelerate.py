@@ -23,11 +23,13 @@ from gossamer.integrations.library_versions import require_library
 from gossamer.integrations.session_folder import load_within, save_within
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session import Session
-from gossamer.train.world import current
+from gossamer.train.world_state import current
 
 require_library("accelerate", "1.6", extra="accelerate")
 
 from accelerate import Accelerator  # noqa: E402 - a version below the floor is refused first
+
+__all__ = ["attach"]
 
 
 def attach(

@@ -27,6 +27,8 @@ from ray.train.backend import Backend  # noqa: E402
 from ray.train.torch import TorchConfig  # noqa: E402
 from ray.train.v2._internal.constants import is_v2_enabled  # noqa: E402
 
+__all__ = ["GossamerConfig", "report", "restore"]
+
 LEAVING_SECONDS = 5.0  # Ray ends the processes afterwards
 _numbers = SessionNumbers()  # of a worker, from its group's start on
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from gossamer.comm.environment.rendezvous import leave_meeting
 from gossamer.comm.environment.run_token import TOKEN_BYTES, make_token
-from gossamer.train.world import init
+from gossamer.world import init
 
 LOOPBACK = "127.0.0.1"
 TOKEN_FILE = "GOSSAMER_TOKEN_FILE"

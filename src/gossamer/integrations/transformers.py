@@ -33,6 +33,8 @@ require_library("transformers", "5.23", extra="transformers")
 from transformers import Trainer, TrainerCallback  # noqa: E402 - a version below the floor is refused first
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
+__all__ = ["GossamerTrainer"]
+
 _OF_SPEED = ("_runtime", "_per_second")  # endings of what the Trainer logs beside losses; the session knows better
 
 
@@ -90,7 +92,7 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
         self._open.close()
 
     def _merged(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.session is None else self.session.merged(self.model)
+        return nullcontext() if self.session is None else self.session.averaged_parameters(self.model)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         with self._merged():
@@ -122,7 +124,7 @@ class _SessionCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer.open_session(train_dataloader)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._session.stopping:
+        if self._session.should_stop:
             control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:

@@ -22,7 +22,7 @@ PLAIN_SECONDS = 5.0
 AGREE = {True: "yes", False: "no", None: "unknown: only this machine's workers are in this record"}
 TRUNCATED = "{ranks}: the disk was full, so their last steps and numbers are missing here"
 UNRECORDED = "unknown: the disk was full, so the final parameters of {ranks} are not recorded"
-APART = ", on the merged model; each holds its own (session.merged)"
+APART = ", on the merged model; each holds its own (session.averaged_parameters)"
 
 
 class Terminal:

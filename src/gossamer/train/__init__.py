@@ -4,7 +4,7 @@ session/           hooks, checks and checkpoints of one attached model
 synchronizers/     for each strategy, when tensors are sent and applied
 reducer/           buckets, the reduction of all of them, reports of a step
 parameter_server/  shards, update policies, journals, and the workers' half in `client`
-world.py           this worker's place among the others: World, init
+world_state.py     this worker's rank among all workers, and its shards; gossamer.World shows a part of it
 traffic/           the bytes that a step sends, by the recipe's own algorithms over meta tensors
 moments/           momentum and variance of the optimizer when a compressor shares its work
 auto/              the next recipe, from the numbers of all ranks

@@ -79,7 +79,7 @@ def test_merging_sends_one_uncompressed_mean_in_a_step() -> None:
         for step in range(4):
             train_step(model, optimizer, step, worker.rank)
             for _ in range(merges if step == 2 else 0):
-                with session.merged(model):
+                with session.averaged_parameters(model):
                     pass
         return parameters(model)
 
@@ -101,7 +101,7 @@ def test_the_end_merges_once_more() -> None:
         for step in range(5):
             train_step(model, optimizer, step, worker.rank)
         session.close()
-        with session.merged(model):
+        with session.averaged_parameters(model):
             merged = parameters(model)
         return parameters(model), merged
 
@@ -119,14 +119,14 @@ def test_merging_on_one_rank_while_others_train_is_an_error_on_all() -> None:
             for step in range(12):
                 train_step(model, optimizer, step, worker.rank)
                 if (step, worker.rank) == (5, 1):
-                    with session.merged(model):
+                    with session.averaged_parameters(model):
                         pass
         except LoopError as error:
             return str(error)
         return "no error"
 
     for said in cluster(work, 3):
-        assert "call session.merged() on every rank" in said
+        assert "call session.averaged_parameters() on every rank" in said
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 1)])
@@ -148,7 +148,7 @@ def test_other_workers_go_on_from_the_mean_with_nothing_owed(old: int, new: int,
         owed = [tensor for each in kept for key, tensor in each.items() if key.endswith("residual")]
         begun, owed = parameters(model), [tensor.clone() for tensor in owed]
         train_step(model, optimizer, 6, worker.rank)
-        with session.merged(model):
+        with session.averaged_parameters(model):
             return begun, owed, parameters(model)
 
     (merged, lagging), *_ = cluster(write, old)

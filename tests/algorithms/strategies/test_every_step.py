@@ -77,7 +77,7 @@ def accumulated(worker: Worker, recipe: Any, loop: Loop, sizes: Sequence[int]) -
         size = sizes[(step + worker.rank) % len(sizes)]
         inputs, targets = batch(step, worker.rank, size)
         if len(sizes) > 1:
-            session.weight(size)
+            session.set_batch_weight(size)
         return mse_loss(model(inputs), targets)
 
     loop(model, optimizer, session, loss)

@@ -318,9 +318,9 @@ def test_without_a_meeting_workers_of_a_machine_are_taken_to_see_the_same_gpus(m
 
 WORKER = """
 import os, torch, torch.distributed as dist
-import gossamer.train.world
-world = gossamer.train.world.init()
-assert gossamer.train.world.init() is world and gossamer.train.world.current() is world
+import gossamer.world, gossamer.train.world_state
+world = gossamer.world.init()
+assert gossamer.world.init() is world and gossamer.train.world_state.current() is world._state
 group = dist.group.WORLD
 assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() >= 600
 del group  # or it would outlive the group's end, into that of the interpreter

@@ -16,9 +16,9 @@ import gossamer
 from gossamer.comm.environment import roll_call, survivor_calls, worker_registry
 from gossamer.comm.runtime.worker_scope import WorkerScope, enter
 from gossamer.errors import MismatchError
-from gossamer.train import world
+from gossamer.train import world_state
 from gossamer.train.synchronizers import peer_endpoints
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 
 @pytest.fixture
@@ -36,7 +36,9 @@ def at_place(work: Callable[[Worker], Any]) -> Callable[[Worker], Any]:
 
     def placed(worker: Worker) -> Any:
         enter(WorkerScope())
-        world.place(World(rank=worker.rank, size=worker.world, local_rank=worker.rank, device=torch.device("cpu")))
+        world_state.place(
+            WorldState(rank=worker.rank, size=worker.world, local_rank=worker.rank, device=torch.device("cpu"))
+        )
         return work(worker)
 
     return placed

@@ -71,7 +71,7 @@ def test_a_peer_that_ends_is_noticed_at_once_and_named(kind):
         assert "rank 2 is gone" in told[0]
         assert "rank 2 is gone" in told[1]
         assert "If it merely ended its session while rank 0 went on, stop all ranks together" in told[0]
-        assert "session.ask_to_stop()" in told[1]
+        assert "session.request_stop()" in told[1]
 
 
 def test_who_left_first_is_named_though_others_follow(kind):

@@ -37,9 +37,9 @@ class Session:
         self.model = nn.Linear(1, 1)
         self.optimizer = SGD(self.model.parameters(), lr=0.1)
         self.asked = 0
-        self.stopping = False
+        self.should_stop = False
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         self.asked += 1
 
     def close(self) -> None:
@@ -113,10 +113,10 @@ def test_where_no_step_ends_it_is_raised_after_all(
 
 
 def test_a_loop_that_broke_off_is_left_alone(interruption: Interruption, session: Session, timers: Timers) -> None:
-    """As with `if session.stopping: break`: what stands below the loop goes on."""
+    """As with `if session.should_stop: break`: what stands below the loop goes on."""
     ctrl_c()
     ((_, insist),) = timers.set
-    session.stopping = True
+    session.should_stop = True
     insist()
 
 

@@ -183,7 +183,7 @@ def test_what_merges_has_something_to_merge(recipe: str) -> None:
         for _ in range(5):
             one_step(model)
             optimizer.step()
-        with session.merged(model):
+        with session.averaged_parameters(model):
             merged = next(model.parameters()).detach().clone()
         return apart, merged, [set(state) for state in optimizer.state.values()]
 

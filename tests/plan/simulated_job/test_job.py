@@ -336,6 +336,34 @@ PLACES = """
 """
 
 
+WORLD_CALLS = """
+    import gossamer, torch
+    from datetime import timedelta
+    world = gossamer.init()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def call():
+        world.barrier()
+        world.barrier(timeout=timedelta(hours=1))
+        assert world.broadcast({"rank": world.rank}, root=2) == {"rank": 2}
+        assert world.all_gather(str(world.rank)) == ["0", "1", "2"]
+        assert world.all_reduce(torch.ones(4), "sum").tolist() == [3.0] * 4
+    call()
+    with gossamer.attach(model, optimizer) as session:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            call()
+        session.log(steps=session.stats.run.steps)
+"""
+
+
+def test_calls_of_the_world_meet_the_other_workers(tmp_path: Path) -> None:
+    ended = finished(simulated(script(tmp_path, WORLD_CALLS), workers=3))
+    assert ended.failure is None
+    assert ended.metrics["steps"][-1][2] == 2
+
+
 def test_each_worker_is_in_a_world_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("import gossamer\nrank = gossamer.init().rank\n")
     output = io.StringIO()

@@ -17,7 +17,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import CheckpointError
 from gossamer.train import checkpoint
 from gossamer.train.session.session import Session
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 RECIPES = ["Dense()", "TopK(0.1)", "Int8()", "PowerSGD(rank=2)", "Route(PowerSGD(2), rest=Int8(block=8))"]
 RECIPES += ["ARCTopK(density=0.1, row=8)", "SharedMask(density=0.1)"]
@@ -37,7 +37,7 @@ def train(
         scheduler.load_state_dict(mine["scheduler"])
     for step in range(start, stop):
         optimizer.zero_grad()
-        session.weight(3 if step == 4 and worker.rank == 0 else 4)
+        session.set_batch_weight(3 if step == 4 and worker.rank == 0 else 4)
         inputs, targets = batch(step, worker.rank)
         scaler.scale(mse_loss(model(inputs), targets)).backward()
         scaler.step(optimizer)
@@ -163,7 +163,7 @@ def test_dropout_and_a_loader_resume_in_the_middle_of_an_epoch(tmp_path: Path) -
     """A DataLoader takes a seed from torch's generator whenever it is iterated, also when it is resumed."""
 
     def work(worker: Worker, start: bool, stop: int | None) -> Tensor:
-        world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+        world = WorldState(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
         data = TensorDataset(torch.arange(60.0).view(20, 3))
         with seeded(3):
             model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))

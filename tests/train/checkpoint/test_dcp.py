@@ -50,7 +50,7 @@ def saved(folder: Path, recipe: str = "Dense()", world: int = 2, steps: int = 3)
         for step in range(steps):
             train_step(model, optimizer, step, worker.rank)
         session.save(folder)
-        with session.merged(model):
+        with session.averaged_parameters(model):
             merged = parameters(model)
         trained_on(model, optimizer)
         return merged, parameters(model)

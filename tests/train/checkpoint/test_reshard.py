@@ -239,7 +239,7 @@ def test_debts_outlive_a_resized_neighbour() -> None:
             train_step(model, optimizer, step, worker.rank)
         before = copied(session.state_dict())
         model[4].weight = nn.Parameter(torch.zeros(9, 16, dtype=torch.float64))
-        session.reset("4.weight")
+        session.reset_compressor_state("4.weight")
         return before, session.state_dict()
 
     before, after = zip(*cluster(work, 3), strict=True)

@@ -96,7 +96,7 @@ def test_a_resized_parameter_begins_anew_and_its_neighbours_go_on() -> None:
             train_step(model, optimizer, step, worker.rank)
         answers = {name: tensor.clone() for name, tensor in of(session.state_dict(), "." + KNOWN_MEAN).items()}
         model[4].weight = nn.Parameter(torch.zeros(9, 16, dtype=torch.float64))
-        session.reset("4.weight")
+        session.reset_compressor_state("4.weight")
         return answers, of(session.state_dict(), "." + KNOWN)
 
     found = cluster(work, 3)

@@ -159,7 +159,7 @@ def test_rounds_of_parameters_without_signs(strategy: str) -> None:
         model, optimizer, session = worker.start(network(0), sgd, f"{strategy} + DeMo(inner=TopK(0.2), sign=False)")
         for step in range(6):
             train_step(model, optimizer, step, worker.rank)
-        with session.merged(model):
+        with session.averaged_parameters(model):
             return parameters(model)
 
     assert not torch.equal(agree(cluster(work, 2)), parameters(network(0)))

@@ -102,7 +102,7 @@ def test_resizing_keeps_the_momentum_of_the_others() -> None:
                 grow(model[4])
                 optimizer.param_groups[1]["params"] = list(model.parameters())[1:]
                 kept = {key: t.clone() for key, t in session.state_dict()["state"]["2.weight"].items()}
-                session.reset("4.weight", "4.bias")
+                session.reset_compressor_state("4.weight", "4.bias")
                 now = session.state_dict()["state"]["2.weight"]
                 assert all(torch.equal(now[key], kept[key]) for key in kept)
             optimizer.zero_grad()

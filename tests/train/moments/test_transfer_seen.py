@@ -85,7 +85,7 @@ def test_clipping_after_backward_is_noticed_once(recipe: str, clips: bool, lines
         model, optimizer, session = worker.start(network(0), sgd, recipe)
         for step in range(3):
             optimizer.zero_grad(set_to_none=step != 1)
-            session.weight(2 + worker.rank)
+            session.set_batch_weight(2 + worker.rank)
             loss_of(model, step, worker.rank).backward()
             if clips:
                 nn.utils.clip_grad_norm_(model.parameters(), 100.0)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gossamer.train.sampler import Shard, StreamShard
 from gossamer.train.session.tracked_loader import TrackedLoader
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 DATA = torch.arange(24)
 WAYS = ("sampler", "loader", "loader with workers", "tracked loader", "stream")
@@ -33,7 +33,7 @@ class Rank:
     """One rank's world, a session that counts steps, and what it iterates over."""
 
     def __init__(self, rank: int, way: str = "sampler", size: int = 2) -> None:
-        self.world = World(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
+        self.world = WorldState(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
         self.steps = 0
         self.shard: Any = self.world.shard(Stream() if way == "stream" else DATA)
         self.reads: Any = self.shard
@@ -102,7 +102,7 @@ def test_epochs_that_were_trained_on_outside_of_the_block_count() -> None:
 
 
 def test_without_a_session_every_iteration_counts() -> None:
-    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    world = WorldState(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     shard = world.shard(range(9))
     next(iter(shard))
     assert world.state_dict()["shards"] == [{"epoch": 0, "drawn": 1}]
@@ -217,7 +217,7 @@ def test_the_lap_follows_workers_that_come_and_go() -> None:
     ],
 )
 def test_there_is_no_lap_where_epochs_do_not_matter_or_are_unknown(shard: Any) -> None:
-    world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
+    world = WorldState(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
     world._kept(shard)
     list(shard)
     assert shard.lap is None

@@ -15,15 +15,15 @@ import gossamer.train.session.attach as attaching
 from gossamer.errors import CheckpointError
 from gossamer.train.checkpoint.reshard import fold_positions
 from gossamer.train.sampler import HubStreamShard, Shard
-from gossamer.train.world import World, place
+from gossamer.train.world_state import WorldState, place
 
 datasets = pytest.importorskip("datasets")
 torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 
-def world(rank: int = 0, size: int = 1) -> World:
-    return World(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
+def world(rank: int = 0, size: int = 1) -> WorldState:
+    return WorldState(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
 
 
 def stream(shards: int = 4) -> Any:
@@ -75,7 +75,7 @@ def test_positions_in_shards_are_one_ranks_of_so_many() -> None:
 def test_even_and_elastic_runs_need_counted_items(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"even='drop' cannot be kept.*IterableDataset of your own"):
         world().shard(stream(), even="drop")
-    monkeypatch.setattr("gossamer.train.world.is_elastic", lambda: True)
+    monkeypatch.setattr("gossamer.train.world_state.is_elastic", lambda: True)
     with pytest.raises(ValueError, match="workers cannot come and go"):
         world().shard(stream())
 

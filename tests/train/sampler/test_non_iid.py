@@ -14,7 +14,7 @@ from support.virtual_workers import notices
 from torch.utils.data import DataLoader
 
 from gossamer.train.sampler import Shard, dirichlet_split, taken_up
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 
 def shards(labels: Any, size: int, concentration: float, seed: int = 0) -> list[Shard]:
@@ -87,8 +87,8 @@ def test_labels_that_are_rare_are_rare_on_average() -> None:
 def test_it_resumes_and_goes_through_a_loader() -> None:
     labels = torch.arange(40) % 4
 
-    def loader() -> tuple[World, DataLoader[Any]]:
-        world = World(rank=1, size=2, local_rank=1, device=torch.device("cpu"))
+    def loader() -> tuple[WorldState, DataLoader[Any]]:
+        world = WorldState(rank=1, size=2, local_rank=1, device=torch.device("cpu"))
         return world, DataLoader(labels, 5, sampler=world.shard(labels, labels=labels, non_iid=0.2))
 
     _, batches = loader()

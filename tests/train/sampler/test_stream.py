@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from gossamer.errors import CheckpointError
 from gossamer.train.checkpoint.reshard import fold_positions
 from gossamer.train.sampler import StreamShard
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 
 class Numbers(IterableDataset[int]):
@@ -179,7 +179,7 @@ def test_workers_that_persist_begin_the_next_epoch() -> None:
 
 
 def test_a_world_deals_out_streams_and_remembers_them() -> None:
-    there = World(rank=1, size=2, local_rank=1, device=torch.device("cpu"))
+    there = WorldState(rank=1, size=2, local_rank=1, device=torch.device("cpu"))
     part = there.shard(Numbers(9), even="pad")
     assert isinstance(part, StreamShard)
     assert [*part] == [1, 3, 5, 7, 8]
@@ -188,7 +188,7 @@ def test_a_world_deals_out_streams_and_remembers_them() -> None:
 
 
 def test_what_a_stream_does_not_know_is_refused() -> None:
-    there = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    there = WorldState(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     with pytest.raises(ValueError, match="how often a label comes"):
         there.shard(Numbers(9), stratify=[0] * 9)
     with pytest.raises(ValueError, match=r"for streams.*drop_last=True"):

@@ -56,7 +56,7 @@ def with_more(
     check(session)
     with session.epoch():
         steps(model, optimizer, session, range(5, 14), worker.rank)
-    with session.merged(model):
+    with session.averaged_parameters(model):
         merged = parameters(model)
     moved = not torch.equal(started, model[5][0].weight)  # type: ignore[index]
     session.close()

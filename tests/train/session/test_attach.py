@@ -27,7 +27,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError, GossamerError, RecipeError
 from gossamer.train.session import attach as attaching
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 CHECKS = SUPPORT / "attach_checks.py"
 REFUSED = "says_how_it_was_refused"
@@ -340,7 +340,7 @@ def test_two_real_workers(tmp_path: Path) -> None:
 def test_missing_kernels_are_told_once_a_machine_where_workers_exchange_anything(
     size: int, local_rank: int, missing: str | None, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(rank=1 if local_rank else 0, size=size, local_rank=local_rank, device=torch.device("cpu"))
+    world = WorldState(rank=1 if local_rank else 0, size=size, local_rank=local_rank, device=torch.device("cpu"))
     monkeypatch.setattr(attaching, "current", lambda: world)
     asked: list[int] = []
     monkeypatch.setattr(attaching, "missing_kernels", lambda: asked.append(local_rank) or missing)

@@ -316,7 +316,7 @@ for step in range(60):
     optimizer.zero_grad()
     model(torch.randn(16, 64)).square().mean().backward()
     optimizer.step()
-with session.merged(model):
+with session.averaged_parameters(model):
     digest = sum(p.double().sum().item() for p in model.parameters())
 texts = gossamer.gather(repr((digest, session.recipe)))
 assert len(set(texts)) == 1, texts

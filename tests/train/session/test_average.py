@@ -17,7 +17,7 @@ from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import CheckpointError
 from gossamer.train.session import average
 from gossamer.train.session.average import AverageState, CallLane
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 
 @pytest.mark.parametrize("given", [None, 3, [1.0], {"loss": 0.5}, [torch.ones(1), None]], ids=repr)
@@ -106,7 +106,7 @@ def test_a_state_of_another_run_is_refused(changed: dict[str, Any], named: str) 
 
 def test_average_goes_on_from_the_state_that_is_passed_as_it_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = SimulatedGroup(1).transports[0]
-    place = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
+    place = WorldState(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
     lane = CallLane("average_", transport, lambda script: average.run_script(script(), transport).result)
     monkeypatch.setattr(average, "current", lambda: place)
     monkeypatch.setattr(average.CallLane, "of_this_process", lambda caller: lane)

@@ -36,7 +36,7 @@ def trained(recipe: Any, worker: Worker) -> tuple[int, Tensor]:
         optimizer.zero_grad()
         loss_of(model, step, worker.rank).backward()
         optimizer.step()
-    with session.merged(model):
+    with session.averaged_parameters(model):
         return session.steps, parameters(model)
 
 

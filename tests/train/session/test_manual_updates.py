@@ -162,7 +162,7 @@ def test_passes_without_an_update_and_one_loaded_state_are_no_updates(recipe: st
         for step in range(20):
             loss_of(model, step, worker.rank).backward()
         optimizer.step()
-        with session.merged(model):
+        with session.averaged_parameters(model):
             return parameters(model)
 
     agree(cluster(work, 2))
@@ -181,7 +181,7 @@ def test_a_state_that_is_loaded_before_a_pass_that_fails_is_one_change() -> None
         optimizer.zero_grad()
         loss_of(model, 1, worker.rank).backward()
         optimizer.step()
-        with session.merged(model):
+        with session.averaged_parameters(model):
             return parameters(model)
 
     agree(cluster(work, 2))

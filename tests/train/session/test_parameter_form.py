@@ -80,9 +80,10 @@ def test_a_reset_of_what_is_not_there_says_how_names_are_written(name: Any) -> N
         model, optimizer, session = worker.start(network(0), sgd)
         loss_of(model, 0, worker.rank).backward()
         optimizer.step()
-        session.reset(name)
+        session.reset_compressor_state(name)
 
     with pytest.raises(
-        AttachError, match=r"no trainable parameters \[.*session\.reset\('head\.weight', 'head\.bias'\)"
+        AttachError,
+        match=r"no trainable parameters \[.*session\.reset_compressor_state\('head\.weight', 'head\.bias'\)",
     ):
         cluster(work, 1)

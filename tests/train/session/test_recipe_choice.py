@@ -18,7 +18,7 @@ from gossamer.algorithms.strategies import LocalSGD
 from gossamer.algorithms.topologies import Ring
 from gossamer.errors import RecipeError
 from gossamer.train.session.recipe_choice import chosen_recipe
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_what_is_averaged_once_keeps_its_compressor(monkeypatch: pytest.MonkeyPa
 
 def test_the_recipe_of_an_advice_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "advice.json").write_text('{"advice_version": 1, "recipe": "Int8()"}')
-    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    alone = WorldState(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     assert chosen_recipe(f"@{tmp_path}/advice.json", alone) == "Int8()"
     monkeypatch.setenv("GOSSAMER_RECIPE", f"@{tmp_path}/advice.json")
     assert chosen_recipe(None, alone) == "Int8()"

@@ -138,14 +138,14 @@ def test_everyone_stops_after_the_same_step(world: int) -> None:
                 session.optimizer.zero_grad()
                 loss_of(session.model, step, worker.rank).backward()
                 if step == 5 and worker.rank == world - 1:
-                    session.ask_to_stop()
+                    session.request_stop()
                 session.optimizer.step()
 
     def work(worker: Worker) -> tuple[int, Tensor]:
         model = network(0)
         session = worker.attach(model, sgd(model))
         loop(worker, session)
-        assert session.stopping
+        assert session.should_stop
         with pytest.raises(Stopped), session.epoch():
             pytest.fail("another epoch began")
         return session.steps, parameters(model)
@@ -171,3 +171,26 @@ def test_a_forked_child_is_inert() -> None:
 
     results = cluster(work, 2)
     assert not torch.equal(results[0], results[1]), "a forked child talked"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "use"),
+    [
+        ("merged", "averaged_parameters", lambda old, session: old(session.model).__enter__() is session.model),
+        ("weight", "set_batch_weight", lambda old, session: old(8) is None and session._synchronizer.weight == 8),
+        ("ask_to_stop", "request_stop", lambda old, session: old() is None and session._synchronizer.asked_to_stop),
+        ("stopping", "should_stop", lambda old, session: old is session.should_stop),
+        ("reset", "reset_compressor_state", lambda old, session: old("0.weight") is None),
+    ],
+)
+def test_former_names_warn_and_do_what_the_new_names_do(
+    old: str, new: str, use: Callable[[Any, Session], bool]
+) -> None:
+    def work(worker: Worker) -> bool:
+        _, _, session = worker.start(network(), sgd, "TopK(0.1)")
+        with pytest.warns(DeprecationWarning, match=rf"Write session\.{new}\.") as warned:
+            found = getattr(session, old)
+        assert warned[0].filename == __file__
+        return use(found, session)
+
+    assert cluster(work, 1) == [True]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import gossamer.train.session.session as session_module
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 DATA = torch.arange(32.0)
 RECIPES = ["Dense()", "TopK(0.5)", "LocalSGD(period=2)", "DiLoCo(period=3)", "Gossip()", "DelayedAveraging(2)"]
@@ -22,7 +22,7 @@ class Training:
     """A worker's model, session and loader."""
 
     def __init__(self, worker: Worker, recipe: str, data: Tensor = DATA, batch: int = 4, **options: Any) -> None:
-        self.world = World(rank=worker.rank, size=worker.world, local_rank=worker.rank, device=torch.device("cpu"))
+        self.world = WorldState(rank=worker.rank, size=worker.world, local_rank=worker.rank, device=torch.device("cpu"))
         self.loader = DataLoader(data, batch_size=batch, sampler=self.world.shard(data))  # type: ignore[arg-type]
         self.model, self.optimizer, self.session = worker.start(
             network(), lambda model: torch.optim.SGD(model.parameters(), 1e-5), recipe, world=self.world, **options

@@ -20,7 +20,7 @@ RECIPES = ["Dense()", "TopK(0.3)", "LocalSGD(3)", "DelayedAveraging(2) + TopK(0.
 
 
 def merged(session: Session, _: Path) -> Tensor:
-    with session.merged(session.model) as model:
+    with session.averaged_parameters(session.model) as model:
         return parameters(model)
 
 
@@ -30,7 +30,7 @@ CALLS: dict[str, Callable[[Session, Path], Any]] = {
     "load": lambda session, folder: session.load(folder),
     "switch": lambda session, _: session.switch("Int8()"),
     "add_parameters": lambda session, _: session.add_parameters(),
-    "reset": lambda session, _: session.reset("0.weight"),
+    "reset": lambda session, _: session.reset_compressor_state("0.weight"),
 }
 
 

@@ -97,7 +97,7 @@ def test_a_buffer_replaced_within_the_block_is_put_back() -> None:
         model, session = begin(worker, "LocalSGD(4)")
         train(session, range(6), worker.rank)
         kept, own = model.seen, model.seen.clone()
-        with session.merged(model):
+        with session.averaged_parameters(model):
             model(torch.ones(4, 6, dtype=torch.float64))
         return model.seen is kept and torch.equal(model.seen, own)
 
@@ -169,7 +169,7 @@ def test_a_session_that_ends_between_two_means_tells_how_to_save_the_merged_mode
 
     with notices() as said:
         cluster(work, 2)
-    assert sum("with session.merged(model): torch.save(" in text for text in said) == told
+    assert sum("with session.averaged_parameters(model): torch.save(" in text for text in said) == told
 
 
 # -- frozen parameters -------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_reset_of_parameters_leaves_the_merged_other_state() -> None:
         _, session = begin(worker, "LocalSGD(4)")
         train(session, range(6), worker.rank)
         before = merged_state(session)
-        session.reset("last.weight", "last.bias")
+        session.reset_compressor_state("last.weight", "last.bias")
         return before, merged_state(session)
 
     found = cluster(work, 2)

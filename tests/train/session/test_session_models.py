@@ -174,8 +174,8 @@ def test_resizing_asks_for_a_reset() -> None:
                 kept = session.state_dict()["state"].get("0.weight", {})
                 if reset:
                     with pytest.raises(LayoutError, match="same call"):
-                        session.reset("4.weight")
-                    session.reset("4.weight", "4.bias")
+                        session.reset_compressor_state("4.weight")
+                    session.reset_compressor_state("4.weight", "4.bias")
                     now = session.state_dict()["state"].get("0.weight", {})
                     assert all(torch.equal(now[key], kept[key]) for key in kept), "reset forgot the others too"
             optimizer.zero_grad()
@@ -197,7 +197,7 @@ def test_a_reset_alone_is_remembered_too() -> None:
         session = worker.attach(model, optimizer)
         grow(model[4])
         optimizer.param_groups[0]["params"] = list(model.parameters())
-        session.reset("4.weight", "4.bias")
+        session.reset_compressor_state("4.weight", "4.bias")
         state = session.state_dict()
         session.close()
         again = worker.attach(model, optimizer)
@@ -217,7 +217,7 @@ def test_a_gradient_of_another_shape_is_an_error() -> None:
         model.bias.data = torch.zeros(5, dtype=torch.float64)
         model(batch(0, worker.rank)[0]).square().mean().backward()
 
-    with pytest.raises(LayoutError, match=r"session\.reset"):
+    with pytest.raises(LayoutError, match=r"session\.reset_compressor_state"):
         cluster(work, 2)
 
 

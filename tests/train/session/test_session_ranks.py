@@ -99,7 +99,7 @@ def test_weights_make_uneven_batches_one_batch() -> None:
         for step in range(4):
             optimizer.zero_grad()
             inputs, targets = batch(step, worker.rank, sizes[(worker.rank + step) % 3])
-            session.weight(len(inputs))
+            session.set_batch_weight(len(inputs))
             mse_loss(model(inputs), targets).backward()
             optimizer.step()
         return parameters(model)
@@ -116,7 +116,7 @@ def test_a_weight_that_one_rank_alone_says_is_found(recipe: str, since: int) -> 
         for step in range(6):
             optimizer.zero_grad()
             if step >= since and (everyone or worker.rank == 1):
-                session.weight(8)
+                session.set_batch_weight(8)
             loss_of(model, step, worker.rank).backward()
             optimizer.step()
         return parameters(model)
@@ -131,7 +131,7 @@ def test_equal_weights_change_no_bit() -> None:
         model, optimizer, session = worker.start(network(0), sgd, "TopK(0.2)")
         for step in range(4):
             optimizer.zero_grad()
-            session.weight(7)
+            session.set_batch_weight(7)
             loss_of(model, step, worker.rank).backward()
             optimizer.step()
         return parameters(model)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from support.sessions import sgd
-from support.virtual_workers import Worker, cluster, network, train_step
+from support.virtual_workers import Worker, cluster, network, subscribed, train_step
 
+import gossamer
 from gossamer import TopK
+from gossamer.comm.simulated import SimulatedGroup
+from gossamer.events import Event, StepEnded
+from gossamer.train.session.session_status import SessionStats, SessionStatus, StepStats
 
 
 def shown(recipe: object, world: int, steps: int, directory: Path | None = None) -> list[str]:
@@ -54,3 +61,89 @@ def test_dense_is_as_dense_but_for_its_reports() -> None:
 
 def test_a_world_of_one_sends_nothing() -> None:
     assert shown(None, 1, 2)[0].splitlines()[2] == "  sent: nothing, as a world of one"
+
+
+# -- session.stats -----------------------------------------------------------------------------------------------------
+
+
+def trained(recipe: object, world: int, steps: int) -> list[tuple[SessionStats, list[StepEnded]]]:
+    """By rank, the stats after some steps and the events of these steps."""
+
+    def work(worker: Worker) -> tuple[SessionStats, list[StepEnded]]:
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
+        ended: list[StepEnded] = []
+        here = threading.get_ident()
+
+        def hear(event: Event) -> None:
+            if isinstance(event, StepEnded) and threading.get_ident() == here:
+                ended.append(event)
+
+        with subscribed(hear):
+            for step in range(steps):
+                train_step(model, optimizer, step, worker.rank)
+        return session.stats, ended
+
+    found: list[tuple[SessionStats, list[StepEnded]]] = cluster(work, world)
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "LocalSGD(2)", "EveryStep(delay=1)"])
+def test_stats_are_the_sums_of_the_steps(recipe: str) -> None:
+    for stats, ended in trained(recipe, 3, 4):
+        assert len(ended) == stats.run.steps == 4
+        for found, events in ((stats.run, ended), (stats.last_step, ended[-1:])):
+            assert found.steps == len(events)
+            assert found.bytes_sent == found.bytes_received == sum(each.bytes_sent for each in events)
+            assert found.seconds == pytest.approx(sum(each.seconds for each in events))
+            assert found.wait_seconds == pytest.approx(sum(each.waiting_seconds for each in events))
+            busy = sum(each.encode_seconds + each.wire_seconds + each.decode_seconds for each in events)
+            assert found.communication_seconds == pytest.approx(busy)
+            assert found.compute_seconds + found.wait_seconds == pytest.approx(found.seconds)
+
+
+def test_the_compression_ratio_compares_with_dense_in_as_many_steps() -> None:
+    gradients = PARAMETERS * 8 * 2 * 2 / 3  # bytes of an all-reduce of three workers
+    for stats, ended in trained("TopK(0.1)", 3, 4):
+        assert stats.last_step.compression_ratio == pytest.approx(gradients / ended[-1].bytes_sent)
+        assert stats.run.compression_ratio == pytest.approx(4 * gradients / sum(each.bytes_sent for each in ended))
+        assert 1.5 < stats.run.compression_ratio < 10
+    (local, _), *_ = trained("LocalSGD(4)", 3, 4)
+    (every, _), *_ = trained("Dense()", 3, 4)
+    assert every.run.compression_ratio is not None
+    assert local.run.compression_ratio is not None
+    assert local.run.compression_ratio > 2 * every.run.compression_ratio
+
+
+def test_bytes_from_servers_are_those_that_were_pulled() -> None:
+    status = SessionStatus(gossamer.recipe("Dense()"), SimulatedGroup(2).transports[0], lambda: 1)
+    status.step_ended(False, {"bytes_sent": 10.0, "bytes_pulled": 30.0})
+    status.step_ended(False, {"bytes_sent": 1.0, "bytes_pulled": 3.0})
+    stats = status.stats([])
+    assert (stats.run.bytes_sent, stats.run.bytes_received) == (11.0, 33.0)
+    assert (stats.last_step.bytes_sent, stats.last_step.bytes_received) == (1.0, 3.0)
+
+
+def test_stats_before_the_first_step_and_of_one_worker() -> None:
+    for world, steps in ((2, 0), (1, 2)):
+        for stats, _ in trained("TopK(0.1)", world, steps):
+            assert stats.run.steps == steps
+            assert stats.run.bytes_sent == stats.run.bytes_received == 0
+            assert stats.run.compression_ratio is None
+
+
+def test_stats_are_readable_text() -> None:
+    step = StepStats(
+        steps=1,
+        bytes_sent=1200,
+        bytes_received=1200,
+        seconds=0.02,
+        compute_seconds=0.015,
+        wait_seconds=0.005,
+        communication_seconds=0.01,
+        compression_ratio=31.87,
+    )
+    assert str(SessionStats(last_step=step, run=replace(step, steps=0))) == (
+        "last step: 1 step in 20 ms (compute 15 ms, wait 5 ms; communication 10 ms); sent 1.2 kB, received 1.2 kB; "
+        "compression 31.9x\nrun: no step yet"
+    )
+    assert eval(repr(step), {"StepStats": StepStats}) == step

@@ -87,7 +87,7 @@ def merged_error(worker: Worker, recipe: str, rule: Rule) -> float:
         session.optimizer.zero_grad()
         (model(x.bfloat16())[:, 0].float() - x @ target).square().mean().backward()
         session.optimizer.step()
-    with session.merged(model):
+    with session.averaged_parameters(model):
         return float((model.weight.detach()[0].float() - target).abs().mean())
 
 

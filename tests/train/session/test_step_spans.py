@@ -12,7 +12,7 @@ from gossamer.base.tracing.record_format import SpanKind
 from gossamer.errors import AttachError
 from gossamer.observe.trace.span_files import ProcessSpans, read_run
 from gossamer.train.session.step_spans import StepHook, begin_tracing, hooks
-from gossamer.train.world import current
+from gossamer.train.world_state import current
 
 
 @pytest.fixture(autouse=True)

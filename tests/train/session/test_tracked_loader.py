@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from gossamer.errors import AttachError
 from gossamer.train.checkpoint.reshard import fold_positions
 from gossamer.train.session.tracked_loader import RestoredLoader, TrackedLoader
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 DATA = torch.arange(37)  # 19 and 18 samples on two ranks
 EPOCHS = 3
@@ -32,8 +32,8 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 
 
-def world(rank: int = 1, size: int = 2) -> World:
-    return World(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
+def world(rank: int = 1, size: int = 2) -> WorldState:
+    return WorldState(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
 
 
 class Loop:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from gossamer.errors import AttachError
 from gossamer.train.checkpoint.reshard import fold_positions
 from gossamer.train.session.tracked_loader import TrackedLoader
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 TOTAL = 37  # 19 and 18 items on two ranks
 Step = tuple[int, tuple[int, ...], float]  # (epoch, batch, a draw from torch's generator)
@@ -40,8 +40,8 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 
 
-def world(rank: int = 1, size: int = 2) -> World:
-    return World(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
+def world(rank: int = 1, size: int = 2) -> WorldState:
+    return WorldState(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
 
 
 class Loop:

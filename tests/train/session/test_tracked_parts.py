@@ -19,7 +19,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import AttachError, CheckpointError, LoopError
 from gossamer.train.session.session import Session
 from gossamer.train.session.tracked_parts import TrackedParts
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 RECIPE = "TopK(density=0.3)"
 
@@ -27,7 +27,7 @@ RECIPE = "TopK(density=0.3)"
 def trained(worker: Worker, directory: Path | None, stop: int | None, **options: Any) -> tuple[Tensor, list[Tensor]]:
     with torch.random.fork_rng():
         training = Training(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)))
-    world = World(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
+    world = WorldState(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
     with torch.no_grad():
         for parameter in training.model.parameters():
             parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
@@ -254,7 +254,7 @@ def test_a_scheduler_that_hangs_on_the_optimizer_is_saved(tmp_path: Path) -> Non
 
 
 def test_attach_takes_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    world = WorldState(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     monkeypatch.setattr(attaching, "current", lambda: world)
     model = network(0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -305,7 +305,7 @@ def test_a_stateful_loader_over_a_shard_is_counted(tmp_path: Path) -> None:
 
     def work(worker: Worker, stop: int | None) -> list[list[int]]:
         model = network(0)
-        world = World(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
+        world = WorldState(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         session = Session(model, optimizer, resolve(None), worker.transport, world=world)
         worker.sessions.append(session)

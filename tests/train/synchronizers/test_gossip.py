@@ -261,7 +261,7 @@ def stopped_beside(overflow: int, recipe: str = "Gossip() + Ring()") -> None:
         def until_told() -> None:
             for step in range(20):
                 if (step, worker.rank) == (2, 0):
-                    session.ask_to_stop()
+                    session.request_stop()
                 scaled_step(worker, step, model, optimizer, scaler, overflows=(step, worker.rank) == (overflow, 1))
 
         with pytest.raises(Stopped):
@@ -308,7 +308,9 @@ def test_without_epoch_the_difference_is_refused(steps: int) -> None:
         pass_through(session, range(steps + (worker.rank == 2)), worker.rank)
         merged_of(session)
 
-    with pytest.raises(LoopError, match=r"rank . called session\.merged\(\) or session\.close\(\).*session\.epoch\(\)"):
+    with pytest.raises(
+        LoopError, match=r"rank . called session\.averaged_parameters\(\) or session\.close\(\).*session\.epoch\(\)"
+    ):
         cluster(work, 4)
 
 
@@ -330,7 +332,7 @@ def test_all_stop_after_the_same_step() -> None:
 
         def ask(session: Session, step: int) -> None:
             if worker.rank == 3 and step == 5:
-                session.ask_to_stop()
+                session.request_stop()
 
         with pytest.raises(Stopped):
             pass_through(session, range(20), worker.rank, ask)

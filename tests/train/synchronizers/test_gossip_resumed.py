@@ -100,7 +100,7 @@ def test_resized_parameters_begin_anew_and_the_rest_goes_on() -> None:
         pass_through(session, range(3), worker.rank)
         session.optimizer.zero_grad()
         session.model.get_parameter("4.bias").data = torch.full((3,), float(worker.rank), dtype=torch.float64)
-        session.reset("4.bias")
+        session.reset_compressor_state("4.bias")
         pass_through(session, range(3, 6), worker.rank)
         state = session.state_dict()["state"]
         return torch.cat([state[name]["mixing.pull"].flatten() for name in sorted(state)]), merged_of(session)

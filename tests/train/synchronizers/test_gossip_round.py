@@ -111,7 +111,7 @@ for recipe in {recipes!r}:
             for step in range(5 + world.rank):
                 train_step(model, optimizer, step, world.rank)
         own = digest(model.parameters())
-        with session.merged(model):
+        with session.averaged_parameters(model):
             print("said", json.dumps(dict(own=own, merged=digest(model.parameters()))), flush=True)
 """
 RECIPES = ["Gossip() + TopK(0.2) + Ring()", "Gossip('push-sum') + Exponential(one_peer=True)"]

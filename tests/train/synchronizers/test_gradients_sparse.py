@@ -108,7 +108,7 @@ def test_batches_count_by_their_weight() -> None:
         model, optimizer, session = worker.start(Mixed(), sgd)
         for step in range(STEPS):
             optimizer.zero_grad()
-            session.weight(1 + 2 * worker.rank)
+            session.set_batch_weight(1 + 2 * worker.rank)
             model(numbers(step, worker.rank)).sum(1).mean().backward()
             optimizer.step()
         return parameters(model)

@@ -79,7 +79,7 @@ def trained(worker: Worker, recipe: Any, detour: Detour, steps: int = 9, **optio
         loss_of(model, step, worker.rank).backward()
         optimizer.step()
         detour(model, step, worker.rank)
-    with session.merged(model):
+    with session.averaged_parameters(model):
         merged = parameters(model)
     state = session.state_dict()
     remembered = {

@@ -193,7 +193,7 @@ def test_who_is_asked_to_stop_asks_the_others() -> None:
     def work(worker: Worker) -> tuple[int, Tensor]:
         session, model, optimizer = still(worker, start_of(worker.rank).tolist())
         if worker.rank == 1:
-            session.ask_to_stop()
+            session.request_stop()
         with suppress(Stopped), session:
             while True:
                 optimizer.step()
@@ -251,7 +251,7 @@ def test_what_cannot_be_is_refused(tmp_path: Any) -> None:
         with pytest.raises(LoopError, match="save it on one rank"):
             session.save(tmp_path)
         with pytest.raises(LoopError, match="Attach a new session"):
-            session.reset("weight")
+            session.reset_compressor_state("weight")
         session.close()
 
     cluster(work, 2)

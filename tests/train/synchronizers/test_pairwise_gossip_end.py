@@ -91,7 +91,7 @@ def merged(worker: Worker) -> tuple[Tensor, Tensor]:
         settle(session)
         together(worker)
     kept = parameters(model)
-    with session.merged(model):
+    with session.averaged_parameters(model):
         found = parameters(model)
     together(worker)
     assert torch.equal(parameters(model), kept)  # as before the block

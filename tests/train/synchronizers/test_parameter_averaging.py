@@ -26,14 +26,14 @@ def test_merged_shows_what_all_agree_on_and_gives_back_every_bit() -> None:
         for step in range(7):
             train_step(model, optimizer, step, worker.rank)
         mine, theirs = parameters(model), parameters(another)
-        with session.merged(model) as shown:
+        with session.averaged_parameters(model) as shown:
             assert shown is model
             merged = parameters(model)
-            with session.merged(another):
+            with session.averaged_parameters(another):
                 assert torch.equal(parameters(another), merged)
         assert torch.equal(parameters(another), theirs)
         assert torch.equal(parameters(model), mine)
-        with pytest.raises(KeyError, match="evaluation"), session.merged(model):
+        with pytest.raises(KeyError, match="evaluation"), session.averaged_parameters(model):
             raise KeyError("evaluation")
         assert torch.equal(parameters(model), mine)
         return mine, merged
@@ -69,7 +69,7 @@ def test_the_digest_at_the_end_is_of_what_all_agree_on() -> None:
         model, optimizer, session = worker.start(network(worker.rank), sgd(), "LocalSGD(4)")
         for step in range(6):
             train_step(model, optimizer, step, worker.rank)
-        with session.merged(model):
+        with session.averaged_parameters(model):
             merged = dict(model.named_parameters())
             expected = checkpoint.digest([merged[name] for name in sorted(merged)])
         own = checkpoint.digest([dict(model.named_parameters())[name] for name in sorted(merged)])
@@ -99,7 +99,7 @@ def resized(worker: Worker, recipe: str) -> tuple[Trace, dict[str, Tensor], dict
             last.weight = nn.Parameter(torch.cat([last.weight.detach(), last.weight.detach()[:1]]))
             last.bias = nn.Parameter(torch.cat([last.bias.detach(), last.bias.detach()[:1]]))
             optimizer.param_groups[0]["params"] = list(model.parameters())
-            session.reset("4.weight", "4.bias")
+            session.reset_compressor_state("4.weight", "4.bias")
             after = deepcopy(session.state_dict()["state"].get("0.weight", {}))
             assert ("owed_gradient" in after) == ("EveryStep(delay" in recipe), "a mean that was on its way is owed"
             after.pop("owed_gradient", None)
@@ -174,12 +174,12 @@ def test_a_wish_to_stop_outlives_a_reset(recipe: str) -> None:
         model, optimizer, session = worker.start(network(worker.rank), sgd(), recipe)
         for step in range(20):
             if step == 3:
-                session.ask_to_stop()
-                session.reset("0.weight")
+                session.request_stop()
+                session.reset_compressor_state("0.weight")
             optimizer.zero_grad()
             loss_of(model, step, worker.rank).backward()
             optimizer.step()
-            if session.stopping:
+            if session.should_stop:
                 return step
         return -1
 

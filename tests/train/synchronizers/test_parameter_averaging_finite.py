@@ -109,7 +109,7 @@ def remembered(session: Session) -> Tensor:
 def spoilt(worker: Worker, recipe: str, number: float) -> list[tuple[Tensor, Tensor, Tensor]]:
     """(memory before and after a step, merged parameters). A parameter of rank 1 is `number` during step 5 only."""
     model, optimizer, session = worker.start(network(worker.rank), sgd(), recipe)
-    session.weight([1, 2, 5][worker.rank])
+    session.set_batch_weight([1, 2, 5][worker.rank])
     first = next(model.parameters()).detach()
     seen = []
     for step in range(9):
@@ -122,7 +122,7 @@ def spoilt(worker: Worker, recipe: str, number: float) -> list[tuple[Tensor, Ten
         if (step, worker.rank) == (5, 1):
             assert not abs(float(first[0, 0])) < 1e5, "a merge took place"
             first.copy_(kept)
-        with session.merged(model):
+        with session.averaged_parameters(model):
             seen.append((before, remembered(session), parameters(model)))
     return seen
 

@@ -116,11 +116,11 @@ def test_other_workers_go_on_from_what_was_agreed(recipe: str, old: int, new: in
         session = worker.attach(model, optimizer, recipe)
         session.load(tmp_path)
         begun = parameters(model)
-        with session.merged(model):
+        with session.averaged_parameters(model):
             merged = parameters(model)
         for step in range(7, 15):
             train_step(model, optimizer, step, worker.rank)
-        with session.merged(model):
+        with session.averaged_parameters(model):
             return begun, merged, parameters(model), session.steps
 
     before = cluster(lambda worker: train(worker, recipe, 0, 7, save=tmp_path), old)

@@ -21,7 +21,7 @@ def uneven(worker: Worker, recipe: str, batches: Sequence[int], epochs: int = 2)
         with session.epoch():
             for step in range(batches[worker.rank]):
                 train_step(model, optimizer, 100 * epoch + step, worker.rank)
-    with session.merged(model):
+    with session.averaged_parameters(model):
         merged = parameters(model)
     return merged, parameters(model), session.steps
 
@@ -75,7 +75,7 @@ def test_merges_weigh_workers_by_their_samples(recipe: str) -> None:
         for step in range(8):
             optimizer.zero_grad()
             size = sizes[step % 4][worker.rank]
-            session.weight(size)
+            session.set_batch_weight(size)
             inputs, targets = batch(step, worker.rank, size)
             mse_loss(model(inputs), targets).backward()
             optimizer.step()
@@ -101,7 +101,7 @@ def test_steps_of_all_workers_count_alike_where_they_are_taken_back() -> None:
 
     def work(worker: Worker) -> tuple[list[Tensor], list[Tensor]]:
         model, optimizer, session = worker.start(network(worker.rank), sgd(), "DelayedAveraging(2, period=2)")
-        session.weight(weights[worker.rank])
+        session.set_batch_weight(weights[worker.rank])
         path, gradients = [], []
         for step in range(9):
             optimizer.zero_grad()
@@ -129,14 +129,14 @@ def test_weights_that_change_leave_nobody_behind(weights: tuple[float, float, fl
         model, optimizer, session = worker.start(network(worker.rank), sgd(), "DelayedAveraging(1) + TopK(0.3)")
         apart = []
         for step in range(160):
-            session.weight(weights[(step + worker.rank) % 3] if step % 20 == 19 else 32.0)
+            session.set_batch_weight(weights[(step + worker.rank) % 3] if step % 20 == 19 else 32.0)
             optimizer.zero_grad()
             quiet = step % 80 >= 40  # nothing new is computed: what was owed is sent
             mse_loss(model(batch(step, worker.rank)[0]), batch(step, worker.rank)[1]).mul(not quiet).backward()
             optimizer.step()
             if step % 80 == 79:
                 mine = parameters(model)
-                with session.merged(model):
+                with session.averaged_parameters(model):
                     apart.append(float((parameters(model) - mine).norm()))
         return apart
 

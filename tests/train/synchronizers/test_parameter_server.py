@@ -126,7 +126,7 @@ def test_merged_lends_what_the_servers_have() -> None:
         for number in range(3):
             step(model, optimizer, number, worker.rank)
         own = parameters(model)
-        with session.merged(model):
+        with session.averaged_parameters(model):
             lent = parameters(model)
         assert torch.equal(parameters(model), own)
         session.close()
@@ -209,7 +209,7 @@ def test_one_worker_asks_and_all_stop(recipe: str) -> None:
             for number in range(10**6):
                 step(model, optimizer, number, worker.rank)
                 if worker.rank == 0 and number == 3:
-                    session.ask_to_stop()
+                    session.request_stop()
 
         with pytest.raises(Stopped):
             until_told()
@@ -248,7 +248,7 @@ def test_parameters_that_differ_on_purpose_are_not_reported_at_a_save(tmp_path: 
         model, optimizer, session = begun(worker, "ParameterServer('async')")
         assert worker.rank == 0 or first_is_done.wait(20)
         step(model, optimizer, 0, worker.rank)
-        with session.merged(model):  # its pull has landed
+        with session.averaged_parameters(model):  # its pull has landed
             first_is_done.set()
         session.save(tmp_path)
         return parameters(model)

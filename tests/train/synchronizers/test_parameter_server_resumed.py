@@ -41,7 +41,7 @@ def trained(
         step(model, optimizer, number, worker.rank)
     if save:
         session.save(save, whose=worker.rank, **options)
-    with session.merged(model):
+    with session.averaged_parameters(model):
         merged = parameters(model)
     found = session.steps, merged, parameters(model)
     session.close()

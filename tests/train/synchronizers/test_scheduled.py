@@ -133,7 +133,7 @@ def test_one_step_is_one_pass(recipe: str, loop: Loop) -> None:
             optimizer.zero_grad()
             loop(worker, session, step)
             assert session.steps == step + 1
-            with session.merged(model):
+            with session.averaged_parameters(model):
                 merged.append(parameters(model))
         return merged
 
@@ -201,10 +201,10 @@ def until_stopped(worker: Worker, session: Session, batches: int, asks: tuple[in
             session.optimizer.zero_grad()
             backward(session.model, step, worker.rank)
             if (step, worker.rank) == asks:
-                session.ask_to_stop()
+                session.request_stop()
             session.optimizer.step()
             made += 1
-    assert session.stopping
+    assert session.should_stop
     return made
 
 
@@ -226,7 +226,7 @@ def test_everyone_stops_after_the_same_step(recipe: str, last: int) -> None:
         model = network(worker.rank)
         session = worker.attach(model, sgd()(model), recipe)
         made = until_stopped(worker, session, 3 if worker.rank == 1 else 40, (7, 2))
-        with session.merged(model):
+        with session.averaged_parameters(model):
             return made, session.steps, parameters(model)
 
     results = cluster(work, 3)

@@ -57,7 +57,7 @@ def test_training_is_plain_and_its_steps_are_counted(recipe: str) -> None:
 def test_a_run_that_is_asked_to_stop_ends_after_its_step() -> None:
     linear, optimizer, session = attached("Dense()")
     with session:
-        session.ask_to_stop()
+        session.request_stop()
         with pytest.raises(Stopped):
             train(linear, optimizer)
     assert session.steps == 1

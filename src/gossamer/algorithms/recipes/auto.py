@@ -16,7 +16,7 @@ class Auto(Term):
     most_steps: a rung of the ladder that needs more than this many times the steps of Dense() to the same loss, as
     measured in docs/auto.md, is never taken; 1.0 allows Dense() in float32 and bfloat16, and Int8().
     local_steps: whether workers may train apart for a while (DiLoCo); a loop that evaluates or saves its own model,
-    outside of session.merged, needs False.
+    outside of session.averaged_parameters, needs False.
     """
 
     kind: ClassVar[str] = "automatic"

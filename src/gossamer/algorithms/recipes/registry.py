@@ -73,6 +73,16 @@ def register(term: _Registered) -> _Registered:
     return term
 
 
+def unknown_to_servers(name: str) -> str:
+    """The error text for a term that only the training script registers, in a run with server processes."""
+    return (
+        f"processes of parameter servers (--servers) do not run the training script, so they do not know {name}, which "
+        f"the script registers. Move {name} into an installed package, and declare it in its pyproject.toml: "
+        f'[project.entry-points."{ENTRY_POINTS}"] {name} = "my_package:{name}". Or leave out --servers: each worker '
+        "then holds a part of the parameters."
+    )
+
+
 def load_entry_points() -> bool:
     """Register the terms of installed packages, once per process.
 

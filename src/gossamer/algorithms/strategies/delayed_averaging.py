@@ -27,11 +27,12 @@ class DelayedAveraging(AveragingStrategy):
     The paper takes gradients back times the learning rate of the step that used them. Here the optimizer's changes of
     the parameters travel, which is the same for SGD, also when its learning rate changes meanwhile, and is right for
     momentum and Adam, whose steps cannot be taken back by their gradients. Steps of all workers count alike, whatever
-    session.weight says: what is taken back must be what was sent.
+    session.set_batch_weight says: what is taken back must be what was sent.
 
     With a compressor workers keep for themselves what it left out, and `agreed` lags behind them by all of that: after
     80 steps of a small language model with TopK(0.001) its loss was 4.26 where the mean of the workers had 2.57, as
-    without a compressor. So session.merged then gives that mean, exact and uncompressed, and every rank must call it.
+    without a compressor. So session.averaged_parameters then gives that mean,
+    exact and uncompressed, and every rank must call it.
     """
 
     delay: int  # steps of the optimizer

@@ -35,7 +35,7 @@ class Gossip(GossipStrategy):
     so that both can go on at once. Here what travels holds the step already, and evaluation sees mixed parameters.
 
     With a compressor, differences to public copies travel (CHOCO), in which losses are offered again: no Feedback.
-    Steps of all workers count alike, whatever session.weight says.
+    Steps of all workers count alike, whatever session.set_batch_weight says.
     """
 
     mixing: str = SYMMETRIC

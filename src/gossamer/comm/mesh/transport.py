@@ -79,7 +79,7 @@ def advice(rank: int) -> str:
     """What the user of a fixed group may do where it broke, as rank `rank` says it."""
     return (
         f" That rank's own output says why. If it merely ended its session while rank {rank} went on, stop all ranks "
-        "together: session.ask_to_stop(). Where ranks run out of data at different times, write `with "
+        "together: session.request_stop(). Where ranks run out of data at different times, write `with "
         "session.epoch():` around the loop over batches."
     )
 

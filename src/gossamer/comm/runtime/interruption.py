@@ -57,13 +57,13 @@ class Interruption:
         self.pending = True
         self._sessions = sessions
         for session in sessions:
-            session.ask_to_stop()
+            session.request_stop()
         timer = self._timer(self._patience_seconds, self._insist)
         timer.daemon = True
         timer.start()
 
     def _insist(self) -> None:
-        if self.pending and not all(session.stopping for session in self._sessions):  # a loop that broke off goes on
+        if self.pending and not all(session.should_stop for session in self._sessions):  # a loop that broke off goes on
             _thread.interrupt_main()
 
 

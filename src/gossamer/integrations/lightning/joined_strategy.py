@@ -17,7 +17,7 @@ from gossamer.integrations.lightning import collectives
 from gossamer.integrations.lightning.launched_job import LaunchedEnvironment, launched_job
 from gossamer.train.reducer.parameter_check import Verify
 from gossamer.train.session.recipe_choice import Written
-from gossamer.train.world import init
+from gossamer.world import init
 
 
 class JoinedStrategy:

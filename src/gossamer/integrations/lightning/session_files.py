@@ -8,7 +8,7 @@ from typing import Any
 
 from gossamer import events
 from gossamer.train.session.session import Session
-from gossamer.train.world import current
+from gossamer.train.world_state import current
 
 SUFFIX = ".gossamer"
 

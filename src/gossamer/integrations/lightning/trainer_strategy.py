@@ -130,7 +130,7 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
             found = plugin._wrap_closure(module, optimizer, closure)
             if found is not None or not module.automatic_optimization:
                 optimizer.step(**kwargs)
-        if session is not None and session.stopping:
+        if session is not None and session.should_stop:
             module.trainer.should_stop = True
         return found
 
@@ -146,7 +146,7 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
         super().on_validation_start()
         if self.session is not None:
             self._merged = ExitStack()
-            self._merged.enter_context(self.session.merged(self.lightning_module))
+            self._merged.enter_context(self.session.averaged_parameters(self.lightning_module))
 
     def on_validation_end(self) -> None:
         super().on_validation_end()

@@ -12,7 +12,7 @@ from gossamer import attach, events
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.plan.rehearsal.model_shapes import from_file
 from gossamer.plan.rehearsal.simulated_model import SimulatedModel, idle
-from gossamer.train.world import init
+from gossamer.world import init
 
 
 def main(args: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from gossamer.plan.simulated_job.baton import Baton
 from gossamer.plan.simulated_job.job_clock import JobClock
 from gossamer.plan.simulated_job.process_state import ProcessState
 from gossamer.plan.simulated_job.routed_output import sink
-from gossamer.train.world import World, place
+from gossamer.train.world_state import WorldState, place
 
 JOIN_SECONDS = 1.0
 MOST_TOLD = 100  # times that a script which catches everything is told to end
@@ -65,7 +65,7 @@ class VirtualWorker(WorkerScope):
         self._script, self._state, self._baton, self._gate, self._output = script, state, baton, gate, output
         self._told = 0
 
-    def start(self, world: World, end: Callable[[VirtualWorker, str | None], None]) -> None:
+    def start(self, world: WorldState, end: Callable[[VirtualWorker, str | None], None]) -> None:
         """Begin its script. `end` is told how that ended: None, or what failed."""
         self.begun = True
         self._thread = threading.Thread(target=self._work, args=(world, end), name=f"rank {self.rank}", daemon=True)
@@ -84,7 +84,7 @@ class VirtualWorker(WorkerScope):
 
     # -- in its thread -------------------------------------------------------------------------------------------------
 
-    def _work(self, world: World, end: Callable[[VirtualWorker, str | None], None]) -> None:
+    def _work(self, world: WorldState, end: Callable[[VirtualWorker, str | None], None]) -> None:
         worker_scope.enter(self)
         sink.set(self._output)
         place(world)

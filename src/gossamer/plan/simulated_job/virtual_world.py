@@ -10,7 +10,7 @@ import torch
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.comm.simulated import SimulatedGroup, SimulatedTransport
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 
 class VirtualGroups:
@@ -60,7 +60,7 @@ class VirtualTransport(SimulatedTransport):
         return heard
 
 
-class VirtualWorld(World):
+class VirtualWorld(WorldState):
     """One worker's world. On the processor: gradients of a GPU are complete in threads that all workers share."""
 
     def __init__(self, rank: int, groups: VirtualGroups) -> None:

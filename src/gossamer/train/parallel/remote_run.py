@@ -13,7 +13,7 @@ from gossamer.comm.process_group import ProcessGroupTransport
 from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.errors import LoopError, PeerLost
 from gossamer.events import WithoutSession, emit, notice
-from gossamer.train import world
+from gossamer.train import world_state
 from gossamer.train.parallel.remote_hub import RemoteHub
 from gossamer.train.synchronizers.peer_endpoints import SLACK_BYTES, connect_workers
 
@@ -31,7 +31,7 @@ def current_hub() -> RemoteHub:
 
 
 def _opened() -> RemoteHub:
-    here = world.current()
+    here = world_state.current()
     own = here.own_transport()
     if is_elastic() or returns() or (own is not None and here.size > 1):
         raise LoopError(

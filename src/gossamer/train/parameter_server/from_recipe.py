@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gossamer.algorithms.compressors import Compressor, Route
+from gossamer.algorithms.recipes.parser import UnknownTerm
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.recipes.registry import unknown_to_servers
 from gossamer.algorithms.strategies.parameter_server import ParameterServer
 from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError, RecipeError
@@ -38,6 +40,8 @@ def make_shard(spec_json: str, values: Payload) -> ServerShard:
     spec = ShardSpec.from_json(spec_json)
     try:
         codecs = push_pull_codecs(resolve(spec.recipe))
+    except UnknownTerm as error:
+        raise MalformedError(unknown_to_servers(error.name)) from error
     except RecipeError as error:
         raise MalformedError(f"a shard was described by a recipe that no server can follow: {error}") from error
     try:

@@ -224,7 +224,7 @@ def _misfit(name: str, view: Tensor, gradient: Tensor) -> Exception:
         )
     return LayoutError(
         f'"{name}" was {tuple(view.shape)} at attach and is {tuple(gradient.shape)} now, so what is remembered '
-        f'about it no longer means anything. Call session.reset("{name}") after resizing.'
+        f'about it no longer means anything. Call session.reset_compressor_state("{name}") after resizing.'
     )
 
 

@@ -34,7 +34,7 @@ def settings(optimizer: Optimizer) -> str:
 
 def with_weights(settings: str, *, said: bool) -> str:
     """The same, and whether the loop says how much its batches count, which is compared along."""
-    return f"{settings}\nsession.weight(...) was {'' if said else 'not '}called"
+    return f"{settings}\nsession.set_batch_weight(...) was {'' if said else 'not '}called"
 
 
 def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Sequence[int], rank: int) -> None:
@@ -61,8 +61,8 @@ def compare_settings(texts: Sequence[str]) -> None:
     if len({*weights}) > 1:
         raise MismatchError(
             "a rank's batch counts for one until its weight is said, so beside numbers of samples it would count for "
-            f"nearly nothing: {by_value(weights)}. Write session.weight(len(batch)) before backward() on every rank, "
-            "or on none."
+            f"nearly nothing: {by_value(weights)}. Write session.set_batch_weight(len(batch)) before backward() on "
+            "every rank, or on none."
         )
     raise MismatchError(
         "the ranks would take different steps from the same gradient, so their parameters would drift apart: the "

@@ -210,7 +210,7 @@ class ParameterCheck:
                     f'the model has another "{name}" on rank {self._first_rank + self._rank} than at attach: the '
                     "optimizer and the averages hold the old one, and the new one learns nothing. Write into it, "
                     f"`with torch.no_grad(): parameter.copy_(...)`, or build the optimizer anew and call "
-                    f'session.reset("{name}") on every rank.'
+                    f'session.reset_compressor_state("{name}") on every rank.'
                 )
                 if self._verify == "stop":
                     raise LoopError(message)

@@ -122,7 +122,7 @@ class SparseGradients:
         if gradient.shape != self._shapes[name]:
             raise LayoutError(
                 f'"{name}" was {tuple(self._shapes[name])} at attach and is {tuple(gradient.shape)} now, and other '
-                f'ranks would add its rows to other ones. Call session.reset("{name}") after resizing.'
+                f'ranks would add its rows to other ones. Call session.reset_compressor_state("{name}") after resizing.'
             )
         return Rows.of(gradient, table)
 

@@ -53,7 +53,7 @@ CALLS = {
     Presence.SAVING: "session.save()",
     Presence.LOADING: "session.load()",
     Presence.SWITCHING: "session.switch()",
-    Presence.MERGING: "session.merged()",
+    Presence.MERGING: "session.averaged_parameters()",
     Presence.ADDING: "session.add_parameters()",
 }
 

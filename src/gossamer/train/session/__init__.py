@@ -13,7 +13,7 @@ residual_report.py     what a worker of an elastic run has still to send, told n
 preemption.py          SIGTERM to one worker, which leaves an elastic run
 global_batch.py        attach's global_batch in the recipe; workers that are too many for it
 elastic_recipes.py     recipes whose workers cannot come and go
-layout_change.py       session.reset and session.add_parameters: a synchronizer for other shapes or more parameters
+layout_change.py       reset_compressor_state and add_parameters: a synchronizer for other shapes or more parameters
 added_parameters.py    which parameters a model has gained, the same on all ranks, and which are refused
 model_watch.py         whether a model was given parameters since attach
 recipe_switch.py       another recipe from one step to the next; what is owed goes along
@@ -50,4 +50,5 @@ scalars.py             numbers that the loop tells: metrics and weights; deferre
 average.py, ddp_hook.py  gossamer.average_ and gossamer.ddp_hook, without a session
 metrics.py             gossamer.mean and gossamer.gather: numbers, texts and small tensors of all workers
 named_values.py        how these travel, by collectives or by a roll call of the workers that are left
+world_calls.py         barrier, broadcast, all_gather and all_reduce of gossamer.World
 """

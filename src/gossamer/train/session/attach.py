@@ -40,7 +40,7 @@ from gossamer.train.sharding.replica_mesh import (
     refuse_unsharded,
     replica_ranks,
 )
-from gossamer.train.world import World, current
+from gossamer.train.world_state import WorldState, current
 
 
 def attach(
@@ -163,7 +163,7 @@ def attach(
     return session
 
 
-def _replicas(mesh: DeviceMesh, model: nn.Module, world: World, scaler: Scaler | None) -> Sequence[int]:
+def _replicas(mesh: DeviceMesh, model: nn.Module, world: WorldState, scaler: Scaler | None) -> Sequence[int]:
     """The ranks of the job that hold the same part of the model. Raises AttachError for what mesh= cannot have."""
     if is_elastic():
         raise AttachError(

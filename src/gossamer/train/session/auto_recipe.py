@@ -49,7 +49,7 @@ class ChosenSession(Protocol):
     _step_hooks: StepHooks
 
     @property
-    def stopping(self) -> bool: ...
+    def should_stop(self) -> bool: ...
     def switch(self, recipe: Recipe, *, reason: str = "") -> None: ...
     def track(self, loader: None = None, /, **part: Any) -> Any: ...
 
@@ -107,7 +107,7 @@ class RecipeChoice:
         session, synchronizer = self._session, self._session._synchronizer
         asked, synchronizer.asked_to_look = synchronizer.look_asked, self._asks()
         due = (asked or synchronizer.step >= self._state.next_look) and synchronizer.all_trained
-        if session.stopping or self._left or not due:
+        if session.should_stop or self._left or not due:
             return
         if session.recipe not in self._recipes:
             self._left = True

@@ -19,16 +19,17 @@ from gossamer.base.layout import FlatTensors, Layout, Slot
 from gossamer.base.ops import AllGather, CollectiveOp, Script
 from gossamer.base.runner import run_script
 from gossamer.base.transport import Transport
+from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.comm.environment.roll_call import RollCall
 from gossamer.comm.mesh.collective_selector import requested_collective
-from gossamer.errors import CheckpointError, LayoutError, MismatchError
+from gossamer.errors import CheckpointError, LayoutError, LoopError, MismatchError
 from gossamer.train.checkpoint.files import MALFORMED
 from gossamer.train.reducer.kept_inputs import KeptInputs
 from gossamer.train.session.group_calls import newest_group
 from gossamer.train.session.named_values import gathered, survivor_calls
 from gossamer.train.session.recipe_choice import compressor_alone
 from gossamer.train.session.transport_setup import group_transport
-from gossamer.train.world import World, current
+from gossamer.train.world_state import WorldState, current
 
 
 class AverageState:
@@ -162,13 +163,18 @@ def _voted(
     return staged, all(bool(theirs.item()) for (theirs,) in heard)
 
 
-_shared: WeakKeyDictionary[World, Transport] = WeakKeyDictionary()
+_shared: WeakKeyDictionary[WorldState, Transport] = WeakKeyDictionary()
 
 
-def _shared_transport() -> Transport:
-    """One group for all such calls of this worker while no session is open."""
+def shared_transport() -> Transport:
+    """One group for all such calls of this worker while no session is open. Raises LoopError in an elastic run."""
     world = current()
     if world not in _shared:
+        if is_elastic():
+            raise LoopError(
+                "workers of an elastic run have a group only while a session is open. Call gossamer.attach first, and "
+                "make calls that reach other workers before session.close()."
+            )
         events.emit(events.WithoutSession(trains=False))
         _shared[world] = world.own_transport() or group_transport(world, requested_collective())
     return _shared[world]
@@ -188,7 +194,7 @@ class CallLane:
     def of_this_process(cls, caller: str) -> CallLane:
         group = newest_group()
         if group is None:
-            transport = _shared_transport()
+            transport = shared_transport()
             return cls(caller, transport, lambda script: run_script(script(), transport).result)
         return cls(caller, group.transport, group.run, keeps=not group.comm_thread.is_fixed)
 

@@ -21,7 +21,7 @@ from gossamer.train.reducer.parameter_views import trainable
 from gossamer.train.session.average import AverageState
 from gossamer.train.session.recipe_choice import chosen_recipe, compressor_alone
 from gossamer.train.session.transport_setup import group_transport
-from gossamer.train.world import current
+from gossamer.train.world_state import current
 
 
 class DdpState:

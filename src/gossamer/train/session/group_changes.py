@@ -89,7 +89,7 @@ class ChangingSession(Protocol):
 
     def _saved(self) -> Mapping[str, Stateful]: ...
     def _enter_stage(self, passes: int) -> None: ...
-    def ask_to_stop(self) -> None: ...
+    def request_stop(self) -> None: ...
 
 
 class GroupChanges:
@@ -105,7 +105,7 @@ class GroupChanges:
         self.mine: Mapping[str, Any] = {}  # what the loop saved or loaded of its own, for the loops of newcomers
         self.handed_over = False  # whether this newcomer was given everything, and has made no step since
         self._residual = ResidualReport(comm_thread)
-        self._preemption = PreemptionHandler(self._leave, lambda: session.ask_to_stop())
+        self._preemption = PreemptionHandler(self._leave, lambda: session.request_stop())
         if group is not None:
             group.serve(self)
             group.on_over = self._look

@@ -1,6 +1,7 @@
 """Layout change: makes a synchronizer again for other parameters, which remembers what it can.
 
-LayoutChanges has the calls of a session that lead here: `reset` for other shapes, `add_parameters` for new parameters.
+LayoutChanges has the calls of a session that lead here: `reset_compressor_state` after parameters were resized, and
+`add_parameters` for new ones.
 """
 
 from __future__ import annotations
@@ -53,9 +54,12 @@ class LayoutChanges:
         raise NotImplementedError
 
     @torch.inference_mode(False)  # what is made here is trained with
-    def reset(self, *names: str) -> None:
-        """Forget what is remembered about these parameters: after resizing them, all at once, on every rank."""
-        self._parts.refuse("session.reset()")
+    def reset_compressor_state(self, *names: str) -> None:
+        """Clear the compressor state (residuals, momentum) of the named parameters.
+
+        Call it after resizing parameters, with all of them at once, on every rank.
+        """
+        self._parts.refuse("session.reset_compressor_state()")
         self._form.refuse_unnamed(names, now := trainable(self.model))
         self._lay_out(names, now)
 

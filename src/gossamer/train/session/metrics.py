@@ -30,7 +30,7 @@ from gossamer.train.session.named_values import (
     shown,
     survivor_calls,
 )
-from gossamer.train.world import current
+from gossamer.train.world_state import current
 
 LARGEST_INTEGER = int(sys.float_info.max)
 T = TypeVar("T", bound=Scalar | Tensor | Named)

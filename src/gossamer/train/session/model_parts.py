@@ -27,7 +27,7 @@ from gossamer.train.sharding.model_group import ModelGroup
 
 BETWEEN_MEANS = (
     "the session has ended between two means, so each rank's model is its own, and what rank 0 saves now is not the "
-    "merged one. To keep that, write before session.close(), on every rank: `with session.merged(model): "
+    "merged one. To keep that, write before session.close(), on every rank: `with session.averaged_parameters(model): "
     "torch.save(model.state_dict(), path)`"
 )
 

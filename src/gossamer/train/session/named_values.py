@@ -17,7 +17,7 @@ from gossamer.comm.environment.roll_call import RollCall
 from gossamer.comm.environment.survivor_calls import process_calls
 from gossamer.errors import MismatchError
 from gossamer.train.session.group_calls import newest_group
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 Scalar = bool | int | float | str
 Named = Mapping[str, Scalar | Tensor]
@@ -25,7 +25,7 @@ Header = dict[str, Any]  # by name: the scalar itself, or [dtype, shape] of a te
 LENGTH = struct.Struct("!Q")
 
 
-def survivor_calls(world: World) -> RollCall | None:
+def survivor_calls(world: WorldState) -> RollCall | None:
     """Where calls outside of steps travel while the recipe outlives the loss of a rank; None: the group's collectives.
 
     Raises ConnectError where the launcher's store does not answer.

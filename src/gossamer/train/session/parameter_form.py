@@ -32,7 +32,7 @@ class ParameterForm:
         if unknown := [name for name in names if not isinstance(name, str) or name not in parameters]:
             raise AttachError(
                 f"the model has no trainable parameters {unknown}. Names are those of model.named_parameters(), each "
-                "an argument of its own: session.reset('head.weight', 'head.bias')."
+                "an argument of its own: session.reset_compressor_state('head.weight', 'head.bias')."
             )
         changed = [name for name, p in parameters.items() if name not in names and p.shape != self._shapes.get(name)]
         if changed:

@@ -10,12 +10,12 @@ from gossamer.algorithms.recipes.advice_reference import read_recipe
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.base.term import Term, Terms
 from gossamer.errors import RecipeError
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 Written = Recipe | Terms | Term | str | None
 
 
-def chosen_recipe(recipe: Written, world: World) -> Written:
+def chosen_recipe(recipe: Written, world: WorldState) -> Written:
     """The command line's recipe where there is one: it beats the script's. @FILE: the one of an advice."""
     recipe = read_recipe(recipe) if isinstance(recipe, str) else recipe
     override = os.environ.get("GOSSAMER_RECIPE")
@@ -28,7 +28,7 @@ def chosen_recipe(recipe: Written, world: World) -> Written:
     return override
 
 
-def compressor_alone(recipe: Written, world: World, caller: str) -> Compressor:
+def compressor_alone(recipe: Written, world: WorldState, caller: str) -> Compressor:
     """A recipe's compressor for `caller`, which averages whatever it is given at once.
 
     Raises RecipeError where the recipe has a strategy or a topology, which would be dropped.

@@ -43,7 +43,7 @@ def sample_weight(weight: float | Tensor) -> float:
     require(
         number is not None and 0 <= number <= LARGEST_WEIGHT,
         f"a weight is a finite number of samples, not {_shown(weight)}, and at most {LARGEST_WEIGHT:.0e}. Write "
-        "session.weight(len(batch)).",
+        "session.set_batch_weight(len(batch)).",
     )
     return number or 0.0
 

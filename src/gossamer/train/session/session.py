@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.parameter_form import ParameterForm
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.scalars import named_metrics, sample_weight
-from gossamer.train.session.session_status import SessionStatus
+from gossamer.train.session.session_status import SessionStats, SessionStatus
 from gossamer.train.session.startup_checks import check_ranks_alike, fingerprint
 from gossamer.train.session.step_hooks import StepHooks
 from gossamer.train.session.stop_blocks import StopBlocks
@@ -49,6 +50,17 @@ from gossamer.train.sharding.local_shards import WholeParameters
 from gossamer.train.synchronizers.base import NonFiniteOrigin, Synchronizer
 from gossamer.train.synchronizers.solo import SoloSynchronizer
 from gossamer.train.synchronizers.stages import StageSequence
+
+
+def _old_name(old: str, new: str) -> property:
+    """An attribute of Session by its former name, which warns."""
+
+    def get(self: Session) -> Any:
+        message = f"session.{old} has a new name and will be removed. Write session.{new}."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(get, doc=f"The former name of `{new}`.")
 
 
 class Session(LayoutChanges):
@@ -162,14 +174,24 @@ class Session(LayoutChanges):
         return self._synchronizer.step
 
     @property
+    def stats(self) -> SessionStats:
+        """Bytes, seconds and compression ratio of the last step and of all steps since attach, on this worker.
+
+        Example:
+            print(session.stats)  # or session.stats.run.bytes_sent, session.stats.last_step.wait_seconds
+        """
+        return self.status.stats(self._parameters.values())
+
+    @property
     def accumulating(self) -> bool:
         """Whether more backward passes make this step: schedulers and a GradScaler are not to step before the last."""
         return self._synchronizer.accumulating
 
-    def weight(self, weight: float) -> None:
-        """Say how much this rank's batch counts, usually len(batch), before backward; stays until said again.
+    def set_batch_weight(self, weight: float) -> None:
+        """Set how much this rank's batch counts in the mean gradient, sum(w g) / sum(w): usually len(batch).
 
-        The mean gradient is then sum(w g) / sum(w). Every rank says it, or none: MismatchError at the next exchange.
+        Call it before backward(), on every rank or on none (MismatchError at the next exchange). It persists until the
+        next call.
         """
         self._synchronizer.weight, self._weighs = sample_weight(weight), True
 
@@ -202,7 +224,7 @@ class Session(LayoutChanges):
         with self._stop.epoch():
             yield
         self._step_hooks.manual_updates.settle()
-        missed = 0 if self.stopping else self._synchronizer.end_epoch()
+        missed = 0 if self.should_stop else self._synchronizer.end_epoch()
         while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
             self._enter_next_stage(missed)
             missed = self._synchronizer.end_epoch()
@@ -224,9 +246,9 @@ class Session(LayoutChanges):
         self._group.together(partial(uneven_inputs.catch_up, self.model, parts, missed, self._group))
 
     @contextmanager
-    def merged(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Evaluate and save what the workers agree on: within the block, `model` (or one with the same names) has
-        the merged parameters, buffers and frozen parameters that the script changes. close() leaves each rank its own.
+    def averaged_parameters(self, model: nn.Module) -> Iterator[nn.Module]:
+        """Swap the averaged parameters into `model`, or one with the same names, within the block: to evaluate or save
+        it. Buffers and frozen parameters that the script changes are averaged, too. close() leaves each rank its own.
 
         That is the model as it is in lock step; the mean over workers, for which every rank must come, with Gossip in
         lock step, or DelayedAveraging and a compressor; else the servers', or the last mean.
@@ -245,7 +267,7 @@ class Session(LayoutChanges):
     def _step_over(self) -> None:
         self._changes.tell()
         self._stop.over = self._synchronizer.stopping
-        if not self.stopping and self._stages.over(self._synchronizer.passes):
+        if not self.should_stop and self._stages.over(self._synchronizer.passes):
             self._enter_next_stage()
 
     def _judge(self, what: str, blame: NonFiniteOrigin | None) -> None:
@@ -276,14 +298,15 @@ class Session(LayoutChanges):
 
     # -- saving and ending -----------------------------------------------------------------------------------------
 
-    def ask_to_stop(self) -> None:
-        """End training cleanly, on every rank after the same step, once the next exchange has landed: `stopping`."""
+    def request_stop(self) -> None:
+        """End training on every rank after the same step, once the next exchange has landed: see `should_stop`."""
         self._synchronizer.asked_to_stop = True
 
     @property
-    def stopping(self) -> bool:
-        """Whether training is over, on every rank after the same step: `if session.stopping: break`. A loop that goes
-        on leaves the block of its epoch, or else `with gossamer.attach(...)`, or else the script, with exit code 0.
+    def should_stop(self) -> bool:
+        """Whether training is over, on every rank after the same step: `if session.should_stop: break`. Otherwise the
+        loop's next step leaves the block of its epoch, or else `with gossamer.attach(...)`, or else the script, with
+        exit code 0.
         """
         return self._stop.over
 
@@ -372,6 +395,12 @@ class Session(LayoutChanges):
         parts = self._parts.saved(self.model, self.optimizer)
         return {**parts, **self._loop_scaler.parts, "world": self._world}
 
+    merged = _old_name("merged", "averaged_parameters")
+    weight = _old_name("weight", "set_batch_weight")
+    ask_to_stop = _old_name("ask_to_stop", "request_stop")
+    stopping = _old_name("stopping", "should_stop")
+    reset = _old_name("reset", "reset_compressor_state")
+
     def close(self) -> None:
         """Leave the loop as it was found; the model and the optimizer stay as they are."""
         self._end("finished")
@@ -400,4 +429,4 @@ class Session(LayoutChanges):
         """Where this session was asked to stop, the script goes on after the block, on every rank."""
         self._stop.blocks -= 1
         self._end(events.ended_by(kind))
-        return kind is not None and issubclass(kind, Stopped) and self.stopping
+        return kind is not None and issubclass(kind, Stopped) and self.should_stop

@@ -1,9 +1,10 @@
-"""Session status: emits StepEnded for each step, adds up what this rank has sent, and is what print(session) shows."""
+"""Session status: emits StepEnded for each step, and adds up bytes and seconds for print(session) and session.stats."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -13,11 +14,58 @@ from gossamer import events
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.tracing import active
 from gossamer.base.transport import Transport
-from gossamer.base.units import bytes_text
+from gossamer.base.units import bytes_text, seconds_text
 from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.train.auto.measurement import MOST_STEPS, StepSeconds
 from gossamer.train.session.data_wait import DataWait
 from gossamer.train.synchronizers.base import StepCosts
+
+NO_COSTS: StepCosts = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepStats:
+    """Bytes and seconds of one step of this worker, or of several steps together.
+
+    Bytes are payload: tensors as they travel and reports, without headers of the network.
+    """
+
+    steps: int
+    bytes_sent: float
+    bytes_received: float
+    """From parameter servers; between workers equal to bytes_sent, which holds on average over the workers."""
+    seconds: float
+    """From the end of the previous step to the end of this one: compute_seconds + wait_seconds."""
+    compute_seconds: float
+    """Of the training thread: the model, the optimizer, and the loop's data."""
+    wait_seconds: float
+    """Of the training thread, for communication that was not hidden behind computing."""
+    communication_seconds: float
+    """Of the communication thread: encoding, sending, waiting for workers, decoding. It overlaps with the rest."""
+    compression_ratio: float | None
+    """Bytes that Dense() would send in as many steps, divided by bytes_sent; None where nothing was sent."""
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return "no step yet"
+        ratio = "" if self.compression_ratio is None else f"; compression {self.compression_ratio:.3g}x"
+        return (
+            f"{self.steps} step{'s' * (self.steps != 1)} in {seconds_text(self.seconds)} "
+            f"(compute {seconds_text(self.compute_seconds)}, wait {seconds_text(self.wait_seconds)}; "
+            f"communication {seconds_text(self.communication_seconds)}); "
+            f"sent {bytes_text(self.bytes_sent)}, received {bytes_text(self.bytes_received)}{ratio}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionStats:
+    """The last step of this worker, and all steps since attach."""
+
+    last_step: StepStats
+    run: StepStats
+
+    def __str__(self) -> str:
+        return f"last step: {self.last_step}\nrun: {self.run}"
 
 
 class SessionStatus:
@@ -30,7 +78,9 @@ class SessionStatus:
         self.timed: Callable[[float, StepCosts], StepSeconds] = step_seconds
         self.recent: deque[tuple[StepSeconds, float]] = deque(maxlen=MOST_STEPS)  # the last steps, and their bytes
         self._last_at, self.step_seconds = self.clock(), 0.0  # of the last step
-        self._steps, self._bytes_sent = 0, 0.0
+        self._steps, self._bytes_sent, self._bytes_received = 0, 0.0, 0.0
+        self._began_at, self._waiting, self._communicating = self._last_at, 0.0, 0.0  # seconds of all steps
+        self._last, self._last_costs = StepSeconds(0.0, 0.0, 0.0, 0.0), NO_COSTS
         self._data = DataWait()
         self.record = self.checkpoint = ""  # where they are
 
@@ -49,22 +99,35 @@ class SessionStatus:
         seconds, self._last_at = now - self._last_at, now
         self._steps, self.step_seconds = self._steps + 1, seconds
         self._bytes_sent += (sent := costs.get("bytes_sent", 0.0))
-        self.recent.append((self.timed(seconds, costs), sent))
+        self._last, self._last_costs = (last := self.timed(seconds, costs)), costs
+        self._bytes_received += costs.get("bytes_pulled", sent)
+        self._waiting += last.waiting
+        self._communicating += last.wire + last.codec
+        self.recent.append((last, sent))
         data = self._data.take()
         events.emit(events.StepEnded(step=self._step(), seconds=seconds, skipped=skipped, data_seconds=data, **costs))
 
+    def stats(self, parameters: Iterable[Tensor]) -> SessionStats:
+        dense = self._dense_bytes(_nbytes(parameters))
+        sent = self._last_costs.get("bytes_sent", 0.0)
+        received = self._last_costs.get("bytes_pulled", sent)
+        seconds = StepSeconds(self._last_at - self._began_at, self._waiting, self._communicating, 0.0)
+        return SessionStats(
+            last_step=_stats(min(self._steps, 1), self._last, sent, received, dense),
+            run=_stats(self._steps, seconds, self._bytes_sent, self._bytes_received, dense),
+        )
+
     def text(self, parameters: Iterable[Tensor]) -> str:
-        gradients = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
         lines = [
             f"Session: rank {self._rank} of {self._world}, step {self._step()}",
             f"recipe: {self.recipe!r}",
-            f"sent: {', '.join(self._traffic(gradients))}",
+            f"sent: {', '.join(self._traffic(_nbytes(parameters)))}",
             f"record: {self.record or 'none'}; checkpoint: {self.checkpoint or 'none yet'}",
         ]
         return "\n  ".join(lines)
 
     def _traffic(self, gradient_bytes: int) -> Iterator[str]:
-        dense = 2 * (self._world - 1) / self._world * gradient_bytes  # an all-reduce in every step
+        dense = self._dense_bytes(gradient_bytes)
         if self._world == 1:
             yield "nothing, as a world of one"
         elif not self._steps:
@@ -74,6 +137,28 @@ class SessionStatus:
             yield f"{bytes_text(sent)} a step"
             if sent:
                 yield _compared(sent, dense)
+
+    def _dense_bytes(self, gradient_bytes: int) -> float:
+        """Sent by an all-reduce in every step."""
+        return 2 * (self._world - 1) / self._world * gradient_bytes
+
+
+def _nbytes(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+
+def _stats(steps: int, took: StepSeconds, sent: float, received: float, dense_bytes: float) -> StepStats:
+    """dense_bytes: of one step."""
+    return StepStats(
+        steps=steps,
+        bytes_sent=sent,
+        bytes_received=received,
+        seconds=took.seconds,
+        compute_seconds=took.computing,
+        wait_seconds=took.waiting,
+        communication_seconds=took.wire + took.codec,
+        compression_ratio=steps * dense_bytes / sent if sent else None,
+    )
 
 
 def step_seconds(seconds: float, costs: StepCosts) -> StepSeconds:

@@ -16,12 +16,12 @@ from gossamer.base.tracing.record_format import SpanKind
 from gossamer.errors import AttachError
 from gossamer.train.session.first_batch import tensors_in
 from gossamer.train.session.operator_profile import PROFILED, profile_as_told
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 StepHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
 
 
-def begin_tracing(world: World) -> None:
+def begin_tracing(world: WorldState) -> None:
     """Record this process's spans where the environment says so. Raises AttachError where they cannot be written."""
     try:
         active.begin_as_told(world.rank, world.size)

@@ -12,8 +12,8 @@ from gossamer.errors import Stopped
 
 SCRIPT_ENDS = (
     "training was asked to stop, and its loop went on, in no block that it could leave: so the script ends here on "
-    "every rank, with exit code 0, and the lines below the loop do not run. Write `if session.stopping: break` at the "
-    "loop's end, or `with gossamer.attach(...) as session:` around the loop, to go on there."
+    "every rank, with exit code 0, and the lines below the loop do not run. Write `if session.should_stop: break` at "
+    "the loop's end, or `with gossamer.attach(...) as session:` around the loop, to go on there."
 )
 
 

@@ -24,10 +24,10 @@ from gossamer.errors import AttachError, ConnectError
 from gossamer.train.session.elastic_recipes import refuse_inelastic
 from gossamer.train.sharding.model_group import ModelGroup
 from gossamer.train.sharding.replica_mesh import refuse_overlap
-from gossamer.train.world import World
+from gossamer.train.world_state import WorldState
 
 
-def transport_for(world: World, recipe: Recipe, ranks: Sequence[int] | None = None) -> Transport:
+def transport_for(world: WorldState, recipe: Recipe, ranks: Sequence[int] | None = None) -> Transport:
     """The transport of a new session, among `ranks` of the job; None: all. Raises AttachError for a restarted worker
     whose recipe moves in step."""
     if is_elastic():
@@ -71,7 +71,7 @@ def _takes_back(stage: Stage) -> bool:
     return isinstance(stage, GossipStage) and not stage.in_lock_step
 
 
-def group_transport(world: World, wish: str, ranks: Sequence[int] | None = None) -> Transport:
+def group_transport(world: WorldState, wish: str, ranks: Sequence[int] | None = None) -> Transport:
     """The process group of `ranks`, of all by default, with Gossamer's own TCP mesh, which serves GPUs through this
     machine's memory; where all have one, NCCL stays beside it, and the faster is taken.
 

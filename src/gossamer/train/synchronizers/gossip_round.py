@@ -103,10 +103,11 @@ def check(heads: Mapping[int, RoundHeader]) -> None:
     """Raise LoopError unless a rank and its neighbors, by rank, are at the same place."""
     waiting = {rank: head.presence.call for rank, head in sorted(heads.items()) if head.presence.call is not None}
     if waiting and len({(head.presence, head.passes) for head in heads.values()}) > 1:
+        merging = "session.averaged_parameters()"
         calls = ", ".join(f"rank {rank} called {call}" for rank, call in waiting.items())
         raise LoopError(
-            f"{calls.replace('session.merged()', 'session.merged() or session.close()')} while other ranks were "
-            "elsewhere in their training. With Gossip this call needs all workers, after equally many steps. "
+            f"{calls.replace(merging, f'{merging} or session.close()')} while other ranks were elsewhere in their "
+            "training. With Gossip this call needs all workers, after equally many steps. "
             "Call it on every rank; where ranks have different numbers of batches, write `with session.epoch():` "
             "around the loop over batches and call it after that."
         )

@@ -242,7 +242,7 @@ class PairwiseGossip(Synchronizer):
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         raise LoopError(
             "with pairwise gossip workers never stand at the same step, and what one has given and another not yet "
-            "taken would be missing. To keep the model, save it on one rank: `with session.merged(model): "
+            "taken would be missing. To keep the model, save it on one rank: `with session.averaged_parameters(model): "
             'torch.save(model.state_dict(), path)`; for checkpoints write Gossip("symmetric").'
         )
 

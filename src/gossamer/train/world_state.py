@@ -1,11 +1,11 @@
-"""World: this worker's rank among all workers, and its shards of the data."""
+"""World state: this worker's rank among all workers, and its shards of the data; gossamer.World is its public view."""
 
 from __future__ import annotations
 
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Protocol, TypeVar, overload
 
 import torch
@@ -15,7 +15,6 @@ from gossamer import events
 from gossamer.base.transport import Transport
 from gossamer.comm import environment
 from gossamer.comm.elastic.joined_run import is_elastic, join_run
-from gossamer.comm.environment.wait_timeout import set_timeout
 from gossamer.comm.runtime import uncaught_errors
 from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.comm.simulated import SimulatedGroup
@@ -43,58 +42,15 @@ class MeshDimension(Protocol):
     def size(self) -> int: ...
 
 
-class World:
-    """This worker's place among all workers; alone, a world of one."""
+class ShardFactory(ABC):
+    """Makes the shards of one worker."""
 
-    def __init__(self, *, rank: int, size: int, local_rank: int, device: torch.device, joins: bool = False) -> None:
-        """joins: this worker is a newcomer to a run, which is given its place at gossamer.attach."""
-        self._joins = joins
-        self._place = (rank, size)  # one reference: another thread than the one that trains may move it
-        self._local_rank, self._device = local_rank, device
-        self._shards: list[weakref.ref[WorldShard]] = []
-        self._marks = EpochMarks()
-        self._told = False  # of a loader that draws ahead, once
-
-    def __repr__(self) -> str:
-        return f"World(rank={self.rank}, size={self.size}, local_rank={self.local_rank}, device={self.device!r})"
+    __slots__ = ()
 
     @property
-    def rank(self) -> int:
-        """This worker's number among all, from 0; another where workers came or went."""
-        return self._place[0]
-
-    @property
-    def size(self) -> int:
-        """How many workers there are now; before gossamer.attach, with how many the run began."""
-        return self._place[1]
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's number among those that were started on its machine."""
-        return self._local_rank
-
-    @property
-    def device(self) -> torch.device:
-        """Where this worker computes."""
-        return self._device
-
-    @property
-    def is_first(self) -> bool:
-        """True on rank 0 only: the worker that prints and writes."""
-        return self.rank == 0 and not self._joins
-
-    def within(self, mesh: MeshDimension) -> World:
-        """This worker's place within one dimension of a DeviceMesh, for data: within(mesh["replicate"]).shard(dataset)
-        gives all ranks of a replica the same samples, as tensor parallelism and pipelines need them. Checkpoints hold
-        these shards with this world's."""
-        world = World(rank=mesh.get_local_rank(), size=mesh.size(), local_rank=self.local_rank, device=self.device)
-        world._shards, world._marks = self._shards, self._marks
-        return world
-
-    def own_transport(self) -> Transport | None:
-        """A new group's transport, where this world needs nothing of the environment for it. Every rank asks at the
-        same place."""
-        return SimulatedGroup(1).transports[0] if self.size == 1 else None
+    @abstractmethod
+    def _state(self) -> WorldState:
+        """The state that the shards belong to."""
 
     @overload
     def shard(self, dataset: IterableDataset[_Item], *, even: Even | None = None) -> StreamShard[_Item]: ...  # type: ignore[overload-overlap]
@@ -131,14 +87,15 @@ class World:
         Streams are in their own order and know neither. even: how all ranks get equally many of their items, "drop" or
         "pad"; see StreamShard, and HubStreamShard for those of Hugging Face.
         """
-        rank, size = self._place
+        state = self._state
+        rank, size = state._place
         if not isinstance(dataset, IterableDataset):
             if even is not None:
                 raise ValueError(
                     f"even={even!r} is for streams, and this dataset has a length: ranks differ by one sample at most. "
                     "Write DataLoader(..., sampler=world.shard(dataset), drop_last=True)."
                 )
-            return self._kept(
+            return state.keep(
                 Shard(
                     dataset,
                     rank=rank,
@@ -156,7 +113,7 @@ class World:
                 "world.shard(stream), or give a map-style dataset."
             )
         if not is_hub_stream(dataset):
-            return self._kept(StreamShard(dataset, rank=rank, size=size, even=even))
+            return state.keep(StreamShard(dataset, rank=rank, size=size, even=even))
         if even is not None or is_elastic():
             reason = f"even={even!r} cannot be kept" if even is not None else "workers cannot come and go"
             raise ValueError(
@@ -164,9 +121,66 @@ class World:
                 f"known, so {reason}. Give world.shard a torch.utils.data.IterableDataset of your own, whose __iter__ "
                 "yields from the dataset: its items are counted."
             )
-        return self._kept(HubStreamShard(dataset, rank=rank, size=size))
+        return state.keep(HubStreamShard(dataset, rank=rank, size=size))
 
-    def _kept(self, shard: _Dealt) -> _Dealt:
+
+class WorldState(ShardFactory):
+    """This worker's place among all workers, and the positions of its shards, as a session moves them."""
+
+    def __init__(self, *, rank: int, size: int, local_rank: int, device: torch.device, joins: bool = False) -> None:
+        """joins: this worker is a newcomer to a run, which is given its place at gossamer.attach."""
+        self._joins = joins
+        self._place = (rank, size)  # one reference: another thread than the one that trains may move it
+        self._local_rank, self._device = local_rank, device
+        self._shards: list[weakref.ref[WorldShard]] = []
+        self._marks = EpochMarks()
+        self._told = False  # of a loader that draws ahead, once
+
+    def __repr__(self) -> str:
+        return f"WorldState(rank={self.rank}, size={self.size}, local_rank={self.local_rank}, device={self.device!r})"
+
+    @property
+    def rank(self) -> int:
+        """This worker's number among all, from 0; another where workers came or went."""
+        return self._place[0]
+
+    @property
+    def size(self) -> int:
+        """How many workers there are now; before gossamer.attach, with how many the run began."""
+        return self._place[1]
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number among those that were started on its machine."""
+        return self._local_rank
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker computes."""
+        return self._device
+
+    @property
+    def is_first(self) -> bool:
+        """True on rank 0 only: the worker that prints and writes."""
+        return self.rank == 0 and not self._joins
+
+    @property
+    def _state(self) -> WorldState:
+        return self
+
+    def within(self, mesh: MeshDimension) -> WorldState:
+        """This worker's place within one dimension of a DeviceMesh; checkpoints hold its shards with this world's."""
+        world = WorldState(rank=mesh.get_local_rank(), size=mesh.size(), local_rank=self.local_rank, device=self.device)
+        world._shards, world._marks = self._shards, self._marks
+        return world
+
+    def own_transport(self) -> Transport | None:
+        """A new group's transport, where this world needs nothing of the environment for it. Every rank asks at the
+        same place."""
+        return SimulatedGroup(1).transports[0] if self.size == 1 else None
+
+    def keep(self, shard: _Dealt) -> _Dealt:
+        """Save the position of this shard with those made before, and move it when workers come or go."""
         self._shards.append(weakref.ref(shard))
         self._marks.add(shard)
         return shard
@@ -268,47 +282,34 @@ class World:
         return list(zip(shards, saved, strict=True))
 
 
-_worlds: weakref.WeakKeyDictionary[WorkerScope, World] = weakref.WeakKeyDictionary()
+_states: weakref.WeakKeyDictionary[WorkerScope, WorldState] = weakref.WeakKeyDictionary()
 
 
-def init(timeout: timedelta | None = None) -> World:
-    """Join the job that the environment describes; alone, a world of one. Later calls return the same.
-
-    timeout: how long to wait for the other workers, here, at gossamer.attach and in every step, such as
-    timedelta(minutes=45); it outweighs GOSSAMER_TIMEOUT, which is in seconds, and is 30 minutes where neither is given.
-    Who is missing is said every ten seconds. Raises ConnectError where workers do not come in time, and within seconds
-    for what no waiting heals: a worker that failed, is of another run, or cannot be reached by one that has come.
-    """
-    if timeout is not None:
-        set_timeout(timeout)
+def current() -> WorldState:
+    """The state of this worker; it joins the job that the environment describes with the first call."""
     worker = current_worker()
-    if worker not in _worlds:
+    if worker not in _states:
         uncaught_errors.install()
-        _worlds[worker] = _elastic_world() if is_elastic() else _launched_world()
-    return _worlds[worker]
+        _states[worker] = _elastic_world() if is_elastic() else _launched_world()
+    return _states[worker]
 
 
-def place(world: World) -> None:
-    """This worker's world is `world`, whatever the environment describes: it is simulated."""
-    _worlds[current_worker()] = world
+def place(state: WorldState) -> None:
+    """Use `state` for this worker, whatever the environment describes: it is simulated."""
+    _states[current_worker()] = state
 
 
-def _launched_world() -> World:
+def _launched_world() -> WorldState:
     job = environment.here()
     if job.world > 1:
         environment.join(job)
     events.emit(events.Joined())
-    return World(rank=job.rank, size=job.world, local_rank=job.local_rank, device=environment.device_for(job))
+    return WorldState(rank=job.rank, size=job.world, local_rank=job.local_rank, device=environment.device_for(job))
 
 
-def _elastic_world() -> World:
+def _elastic_world() -> WorldState:
     run = join_run()
     events.emit(events.Joined())
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = environment.device_for(environment.JobEnvironment(local_rank=local_rank))
-    return World(rank=run.rank, size=run.size, local_rank=local_rank, device=device, joins=run.joins)
-
-
-def current() -> World:
-    """This worker's World; joins first where `init` was not called."""
-    return init()
+    return WorldState(rank=run.rank, size=run.size, local_rank=local_rank, device=device, joins=run.joins)

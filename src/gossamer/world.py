@@ -1,0 +1,159 @@
+"""World: the job's workers as a training script sees them, with exact collectives of objects and tensors."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gossamer.comm.environment.wait_timeout import set_timeout
+from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
+from gossamer.train.session import world_calls
+from gossamer.train.session.world_calls import Reduction
+from gossamer.train.world_state import MeshDimension, ShardFactory, WorldState, current
+
+_Value = TypeVar("_Value")
+
+
+class World(ShardFactory):
+    """The workers of this job, and this worker's place among them; alone, a world of one. Made by gossamer.init.
+
+    Every rank must make the same collective calls (barrier, broadcast, all_gather, all_reduce) in the same order. They
+    run with or without an attached session, also while workers join or leave an elastic run, and then serve the workers
+    that are left. Values travel as JSON and as bytes of tensors, without pickle: numbers, text, None, bytes, tensors,
+    NumPy arrays, and lists, tuples and dicts with text keys of them. Other types raise TypeError. All of them raise
+    MismatchError where ranks made different calls, and PeerLost where a worker was lost that the recipe cannot spare.
+    """
+
+    __slots__ = ("__weakref__", "_internal")
+
+    def __init__(self, state: WorldState) -> None:
+        self._internal = state
+
+    def __repr__(self) -> str:
+        return f"World(rank={self.rank}, size={self.size}, local_rank={self.local_rank}, device={self.device!r})"
+
+    @property
+    def _state(self) -> WorldState:
+        return self._internal
+
+    @property
+    def rank(self) -> int:
+        """This worker's number among all, from 0; it changes when workers of an elastic run join or leave."""
+        return self._state.rank
+
+    @property
+    def size(self) -> int:
+        """The number of workers now; before gossamer.attach, the number with which the run began."""
+        return self._state.size
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number among those that were started on its machine."""
+        return self._state.local_rank
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this worker."""
+        return self._state.device
+
+    @property
+    def is_first(self) -> bool:
+        """True on rank 0 only: the worker that prints and writes."""
+        return self._state.is_first
+
+    def within(self, mesh: MeshDimension) -> World:
+        """This worker's place within one dimension of a DeviceMesh, for data: within(mesh["replicate"]).shard(dataset)
+        gives all ranks of a replica the same samples, as tensor parallelism and pipelines need them. Checkpoints hold
+        these shards with this world's. Collectives are calls of the world of all workers, not of this one."""
+        return World(self._state.within(mesh))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The positions of the shards in use, in the order they were made; session.save writes them."""
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the shards in use from the saved positions; session.load does it."""
+        self._state.load_state_dict(state)
+
+    def barrier(self, timeout: timedelta | None = None) -> None:
+        """Return when every worker has called it.
+
+        Args:
+            timeout: How long to wait for the other workers, such as timedelta(minutes=5); as gossamer.init by default.
+
+        Raises:
+            PeerLost: A worker was lost, or some did not come in time. After a timeout this worker's next calls wait
+                until the late workers have come.
+        """
+        world_calls.barrier(self._state, timeout)
+
+    def broadcast(self, value: _Value, root: int = 0) -> _Value:
+        """The `value` of rank `root`, on every rank; other ranks may pass None.
+
+        Tensors come back as copies: on the CPU if they were there on `root`, else on this worker's device.
+
+        Example:
+            >>> gossamer.init().broadcast({"learning_rate": 0.1, "layers": [3, 4]})
+            {'learning_rate': 0.1, 'layers': [3, 4]}
+        """
+        return world_calls.broadcast(self._state, value, root)  # type: ignore[no-any-return]
+
+    def all_gather(self, value: _Value) -> list[_Value]:
+        """The `value` of every worker, by rank. Types and shapes may differ between ranks.
+
+        Tensors come back as copies, as from `broadcast`. gossamer.gather demands equal names, shapes and dtypes.
+
+        Example:
+            >>> gossamer.init().all_gather({"seen": 128})
+            [{'seen': 128}]
+        """
+        return world_calls.all_gather(self._state, value)
+
+    @overload
+    def all_reduce(self, value: float, op: Reduction = "mean") -> float: ...
+    @overload
+    def all_reduce(self, value: Tensor, op: Reduction = "mean") -> Tensor: ...
+    @overload
+    def all_reduce(self, value: NDArray[Any], op: Reduction = "mean") -> NDArray[Any]: ...
+    def all_reduce(self, value: Any, op: Reduction = "mean") -> Any:
+        """The sum, mean, minimum or maximum over all workers, elementwise: a new value, with equal bits on every rank.
+
+        Sums and means are computed in float64 in the order of ranks and rounded once; those of integers are exact. No
+        compressor is applied. Each worker sends about 2 * nbytes, whatever their number; a tensor on a GPU goes through
+        this machine's memory.
+
+        Args:
+            value: A tensor, a NumPy array or a number, with the same shape and dtype on every rank. Its dtype is kept,
+                except: sums of integers and bools are int64, means of them are of the default dtype (float64 for
+                arrays), means of numbers are floats.
+            op: "mean", "sum", "min" or "max".
+
+        Example:
+            >>> gossamer.init().all_reduce(3, "sum")
+            3
+        """
+        return world_calls.all_reduce(self._state, value, op)
+
+
+_worlds: WeakKeyDictionary[WorkerScope, World] = WeakKeyDictionary()
+
+
+def init(timeout: timedelta | None = None) -> World:
+    """Join the job that the environment describes; alone, a world of one. Later calls return the same.
+
+    timeout: how long to wait for the other workers, here, at gossamer.attach and in every step, such as
+    timedelta(minutes=45); it outweighs GOSSAMER_TIMEOUT, which is in seconds, and is 30 minutes where neither is given.
+    Who is missing is said every ten seconds. Raises ConnectError where workers do not come in time, and within seconds
+    for what no waiting heals: a worker that failed, is of another run, or cannot be reached by one that has come.
+    """
+    if timeout is not None:
+        set_timeout(timeout)
+    state, worker = current(), current_worker()
+    if worker not in _worlds or _worlds[worker]._state is not state:
+        _worlds[worker] = World(state)
+    return _worlds[worker]
