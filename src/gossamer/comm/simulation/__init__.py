@@ -6,7 +6,6 @@ delivery         messages on their way: lost, resent, duplicated, answered
 membership       joins and leaves, by who can be heard for how long
 faulty_network   links, faults, and random networks drawn from a seed
 trace            the outcome of a simulation
-clock            virtual time: an event queue
 
 Payloads are passed by reference: they must not be written to before the answer is there, nor what arrives at all;
 `checks=True` finds violations. A peer has one script and receives nothing while it asks: one that asks and answers at

@@ -10,8 +10,8 @@ from typing import Any
 
 from gossamer.base.ops import payload_bytes
 from gossamer.base.peer_ops import Answer, Arrived
+from gossamer.base.virtual_clock import VirtualClock
 from gossamer.comm.simulation.actors import NO_CHECKSUM, Actor, PendingAsk, QueuedMessage, payload_checksum
-from gossamer.comm.simulation.clock import VirtualClock
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.comm.simulation.trace import TraceWriter
 

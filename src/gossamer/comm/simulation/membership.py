@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from gossamer.base.peer_ops import PeerJoined, PeerLeft
+from gossamer.base.virtual_clock import VirtualClock
 from gossamer.comm.simulation.actors import Actor
-from gossamer.comm.simulation.clock import VirtualClock
 
 
 class Membership:

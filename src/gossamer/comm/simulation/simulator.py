@@ -10,6 +10,7 @@ from typing import Any
 from gossamer.base.ops import payload_bytes
 from gossamer.base.peer_ops import SERVER, Ask, AtOnce, Await, Peer, PeerEvent, PeerOp, PeerScript, Pull, Push, Reply
 from gossamer.base.rng import address
+from gossamer.base.virtual_clock import VirtualClock
 from gossamer.comm.simulation.actors import (
     NO_CHECKSUM,
     READY,
@@ -23,7 +24,6 @@ from gossamer.comm.simulation.actors import (
     payload_of,
     receiver_of,
 )
-from gossamer.comm.simulation.clock import VirtualClock
 from gossamer.comm.simulation.delivery import Delivery
 from gossamer.comm.simulation.faulty_network import MessageTarget, Restart, VirtualNetwork
 from gossamer.comm.simulation.membership import Membership

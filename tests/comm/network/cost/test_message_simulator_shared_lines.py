@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import inf
 from random import Random
 
@@ -28,8 +27,14 @@ from gossamer.comm.network.cost.message_schedule import (
     SendCompleted,
     direct,
 )
-from gossamer.comm.network.cost.message_simulator import EAGER_ENVELOPE_BYTES, ENVELOPE_BYTES, Wires, _Exchange
-from gossamer.comm.network.cost.shared_link import SharedLine, SharedLines
+from gossamer.comm.network.cost.message_simulator import (
+    EAGER_ENVELOPE_BYTES,
+    ENVELOPE_BYTES,
+    SharedLine,
+    SharedLines,
+    Wires,
+    _Exchange,
+)
 from gossamer.comm.network.tcp_model import ETHERNET
 
 BYTES = 10**6
@@ -222,16 +227,16 @@ def runs_ahead(
     nbytes: int,
     begin: float,
     then: Callable[..., None],
-    now: float,
 ) -> None:
     """A broken sender, which goes on though the line between has not taken what it sent."""
+    now = exchange._clock.now
     _, passed = exchange._wires.cross(sender, receiver, nbytes, begin, now)
     connection = exchange._wires.connection(sender, receiver)
     connection.stream.free_seconds = now
-    exchange._clock.at(passed, partial(exchange._heard, sender, receiver))
+    exchange._clock.at(passed, exchange._heard, sender, receiver)
     connection.queue.popleft()
     if connection.queue:
-        connection.queue[0](now)
+        connection.queue[0]()
 
 
 def test_who_comes_late_is_served_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,5 @@ representative_rank    the messages of one rank where all do alike
 representative_tables  tables of hops by the messages of one rank
 representative_cost    operations by the messages of one rank, in groups of any size
 message_schedule     the messages of one rank in an operation, in order
-message_simulator    carries the messages of all ranks over the network's lines
-shared_link          lines between sites that many senders share
-event_queue          events by time
+message_simulator    carries the messages of all ranks over lines, some of which sites share, in virtual time
 """
