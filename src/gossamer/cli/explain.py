@@ -32,11 +32,11 @@ from gossamer.comm.mesh.collective_selector import AUTO
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
-from gossamer.plan.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
-from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
-from gossamer.plan.profiling.profile_runs import ProfileError, assume_profile, profile_script
-from gossamer.plan.profiling.synthetic_shapes import assumed
-from gossamer.plan.profiling.user_script import attached_by
+from gossamer.plan.cost.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
+from gossamer.plan.cost.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
+from gossamer.plan.profile.profile_runs import ProfileError, assume_profile, profile_script
+from gossamer.plan.profile.synthetic_shapes import assumed
+from gossamer.plan.profile.user_script import attached_by
 from gossamer.train.auto.explanation import ladder_text
 from gossamer.train.auto.ladder import admitted, beginning
 from gossamer.train.traffic.traffic import TrafficEstimate, bits_per_second_to_hide, estimate_traffic

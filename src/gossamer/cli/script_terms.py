@@ -10,7 +10,7 @@ import click
 
 from gossamer.algorithms.recipes.parser import UnknownTerm
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.plan.profiling.user_script import attached_by
+from gossamer.plan.profile.user_script import attached_by
 
 
 def refuse_unknown_terms(text: str | None, script: Path, as_module: bool = False) -> None:

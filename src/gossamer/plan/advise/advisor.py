@@ -21,10 +21,10 @@ from gossamer.plan.advise.racing.contender import Contender, RaceJob
 from gossamer.plan.advise.racing.race import FEWEST_STEPS, Race, RaceError, RaceResult
 from gossamer.plan.advise.script_check import ScriptFacts, check_script
 from gossamer.plan.advise.whole_advice import whole_advice
-from gossamer.plan.estimate.workload_profile import WorkloadProfile
-from gossamer.plan.profiling.gradient_statistics import GradientStatistics
-from gossamer.plan.profiling.profile_runs import profile_with_gradients
-from gossamer.plan.simulated_job import ForecastClock, NetworkSchedule, SimulatedJob
+from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.plan.profile.gradient_statistics import GradientStatistics
+from gossamer.plan.profile.profile_runs import profile_with_gradients
+from gossamer.plan.simulate import ForecastClock, NetworkSchedule, SimulatedJob
 
 DENSE = "Dense()"
 

@@ -16,7 +16,7 @@ from gossamer.events import Attached, Event, subscribe
 from gossamer.plan.advise.racing.contender import LOSSES
 from gossamer.plan.advise.racing.loss_curve import Point
 from gossamer.plan.advise.racing.race import NO_LOSS, RaceError
-from gossamer.plan.simulated_job import SimulatedJob, StepTimes
+from gossamer.plan.simulate import SimulatedJob, StepTimes
 
 STEPS = 4
 SAME = 1e-4  # of a loss: sums in another order differ by less

@@ -11,8 +11,8 @@ from gossamer.comm.network.model import Host, Network, Path
 from gossamer.errors import GossamerError
 from gossamer.plan.advise.pricing import expected_steps as prior
 from gossamer.plan.advise.pricing.candidates import BETWEEN_NODES, candidates, parameters_of, why_hopeless
-from gossamer.plan.profiling.gradient_statistics import GradientObserver
-from gossamer.plan.profiling.synthetic_shapes import assumed, assumed_shapes
+from gossamer.plan.profile.gradient_statistics import GradientObserver
+from gossamer.plan.profile.synthetic_shapes import assumed, assumed_shapes
 
 WORKERS = 4
 NETWORK = read_network("100mbit,20ms", WORKERS)

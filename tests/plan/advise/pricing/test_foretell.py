@@ -11,10 +11,10 @@ from gossamer.plan.advise.pricing.candidates import Candidate, candidates
 from gossamer.plan.advise.pricing.foretell import foretell
 from gossamer.plan.advise.pricing.pruning import survivors
 from gossamer.plan.advise.pricing.step_pricing import MOST_TIMED, StepPricer, _shrunk
-from gossamer.plan.estimate.step_time import estimate_step_time
-from gossamer.plan.profiling.gradient_statistics import GradientObserver
-from gossamer.plan.profiling.profile_runs import assume_profile
-from gossamer.plan.profiling.synthetic_shapes import assumed
+from gossamer.plan.cost.step_time import estimate_step_time
+from gossamer.plan.profile.gradient_statistics import GradientObserver
+from gossamer.plan.profile.profile_runs import assume_profile
+from gossamer.plan.profile.synthetic_shapes import assumed
 from gossamer.train.traffic.traffic import estimate_traffic
 
 WORKERS, PARAMETERS = 4, 100_000

@@ -3,7 +3,7 @@ import torch
 
 from gossamer.plan.advise.pricing import expected_steps, gradient_findings
 from gossamer.plan.advise.pricing.gradient_findings import findings
-from gossamer.plan.profiling.gradient_statistics import GradientObserver
+from gossamer.plan.profile.gradient_statistics import GradientObserver
 
 SHAPE = (96, 128)
 PLACES = torch.randperm(96 * 128, generator=torch.Generator().manual_seed(1))[:50]

@@ -18,7 +18,7 @@ from gossamer.errors import AttachError, RecipeError
 from gossamer.events import Attached
 from gossamer.plan.advise.pricing import expected_steps as prior
 from gossamer.plan.advise.pricing.expected_steps import LossGap
-from gossamer.plan.profiling.gradient_statistics import (
+from gossamer.plan.profile.gradient_statistics import (
     NOISE_LARGEST_HUNDREDTH,
     RANKS,
     GradientStatistics,

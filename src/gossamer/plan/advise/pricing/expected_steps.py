@@ -16,7 +16,7 @@ from math import exp, log, sqrt
 
 from torch.optim import SGD, Optimizer
 
-from gossamer.plan.profiling.gradient_statistics import RANKS, GradientStatistics
+from gossamer.plan.profile.gradient_statistics import RANKS, GradientStatistics
 
 #: Nats that Dense() gains from 50 to 100 steps, over ln 2: docs/compressors.md, bytelm-adamw and bytelm.
 ADAM_NATS_PER_E_FOLD = (2.911 - 2.659) / log(2)

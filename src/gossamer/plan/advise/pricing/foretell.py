@@ -10,8 +10,8 @@ from gossamer.comm.network import Network
 from gossamer.errors import GossamerError
 from gossamer.plan.advise.pricing.candidates import Candidate
 from gossamer.plan.advise.pricing.step_pricing import StepPricer
-from gossamer.plan.estimate.calibration import ForecastInterval
-from gossamer.plan.estimate.workload_profile import WorkloadProfile
+from gossamer.plan.cost.calibration import ForecastInterval
+from gossamer.plan.cost.workload_profile import WorkloadProfile
 
 
 @dataclass(frozen=True, kw_only=True)

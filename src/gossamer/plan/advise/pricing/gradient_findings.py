@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from gossamer.plan.advise.pricing import expected_steps as prior
-from gossamer.plan.profiling.gradient_statistics import NOISE_LARGEST_HUNDREDTH, RANKS, GradientStatistics
+from gossamer.plan.profile.gradient_statistics import NOISE_LARGEST_HUNDREDTH, RANKS, GradientStatistics
 
 SIGNS_AGREE = 0.55  # of successive batches: noise alone has 0.5
 FREE = 4.0  # times all workers' batches: where the noise scale is beyond, one step of four times as many replaces 2.5

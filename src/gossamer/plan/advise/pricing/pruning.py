@@ -16,7 +16,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.units import bytes_text, seconds_text
 from gossamer.plan.advise.pricing.candidates import DENSE
 from gossamer.plan.advise.pricing.foretell import Foretold
-from gossamer.plan.profiling.gradient_statistics import GradientStatistics
+from gossamer.plan.profile.gradient_statistics import GradientStatistics
 
 HALF = "Dense(dtype='bfloat16')"
 LEAST_GAIN = 0.1  # of a pass's seconds, below which a change is not worth its trouble

@@ -16,10 +16,10 @@ from gossamer.algorithms.strategies import GossipStage, Stage
 from gossamer.base.layout import Layout, dtype_name, dtype_of
 from gossamer.comm.network import Network
 from gossamer.events import Attached
-from gossamer.plan.estimate.step_time import StepTimeEstimate, estimate_step_time
-from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
-from gossamer.plan.profiling.profile_runs import time_codec, worker_threads
-from gossamer.plan.profiling.profiler import AT_ONCE
+from gossamer.plan.cost.step_time import StepTimeEstimate, estimate_step_time
+from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.plan.profile.profile_runs import time_codec, worker_threads
+from gossamer.plan.profile.profiler import AT_ONCE
 from gossamer.train.reducer.bucket import arrange
 from gossamer.train.reducer.bucketing import assign_buckets, assign_fragments
 from gossamer.train.session.lifecycle_events import round_control_bytes

@@ -13,7 +13,7 @@ LOSSES = ("loss", "validation_loss")  # the first that all log is what they are 
 
 
 class RaceProgress(Protocol):
-    """How far a job has come; see simulated_job.JobProgress."""
+    """How far a job has come; see simulate.JobProgress."""
 
     @property
     def steps(self) -> int: ...
@@ -30,7 +30,7 @@ class RaceProgress(Protocol):
 
 
 class RaceJob(Protocol):
-    """All workers of a script with one recipe, on a virtual clock; see simulated_job.SimulatedJob."""
+    """All workers of a script with one recipe, on a virtual clock; see simulate.SimulatedJob."""
 
     def advance(self, *, steps: int | None = None, seconds: float | None = None) -> RaceProgress: ...
     def close(self) -> None: ...
