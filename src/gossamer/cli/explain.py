@@ -340,7 +340,7 @@ def _time_lines(traffic: TrafficEstimate, foretold: StepTimeEstimate) -> Iterato
     what = "A step takes, on average over a period" if traffic.steps > 1 else f"{_cycle(traffic)} takes"
     by = "" if inputs["collective"] == AUTO else f", means by {inputs['collective']}"
     yield f"{what}, in seconds, foretold for {inputs['network']}{by}:"
-    yield f"  {'computing':<28}{foretold.step_seconds - foretold.waiting_seconds:>20.4f}   {computing}"
+    yield f"  {'computing':<28}{foretold.computing_seconds:>20.4f}   {computing}"
     yield f"  {'waiting':<28}{foretold.waiting_seconds:>20.4f}   {foretold.waiting_share:.1%} of the step"
     yield f"  {'total':<28}{foretold.step_seconds:>20.4f}   {foretold}"
     if foretold.interval is not None:

@@ -21,13 +21,21 @@ from gossamer.comm.network import Network
 from gossamer.comm.network.cost.cheapest_collective import is_alike
 from gossamer.comm.network.cost.op_cost import NetworkCost, op_costs, representative_cost
 from gossamer.comm.network.cost.representative_cost import RepresentativeCost
+from gossamer.comm.network.cost.step_simulator import (
+    STEPS_UNTIL_STEADY,
+    AnswerTimes,
+    BucketJob,
+    PerStep,
+    Trip,
+    run_sites,
+    run_step,
+    run_turns,
+)
 from gossamer.comm.network.tcp_model import ETHERNET, Tcp
 from gossamer.comm.runtime.pipeline import DEPTH
 from gossamer.errors import GossamerError
 from gossamer.plan.cost import calibration
 from gossamer.plan.cost.calibration import ForecastInterval, network_class, recipe_family
-from gossamer.plan.cost.schedule_simulator import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
-from gossamer.plan.cost.step_simulator import AnswerTimes, BucketJob, run_step
 from gossamer.plan.cost.workload_profile import ENOUGH_STEPS, BucketProfile, OtherLoad, WorkloadProfile
 from gossamer.train.reducer.participation import POLL_BYTES
 from gossamer.train.traffic.op_trace import trace_ops
@@ -53,6 +61,11 @@ class StepTimeEstimate:
     def __str__(self) -> str:
         """372 ms, 80 %: 350 to 410 ms."""
         return ", ".join([seconds_text(self.step_seconds), *([str(self.interval)] if self.interval else [])])
+
+    @property
+    def computing_seconds(self) -> float:
+        """The training thread's, with what compressing slows it down by."""
+        return self.step_seconds - self.waiting_seconds
 
     @property
     def waiting_share(self) -> float:
@@ -96,8 +109,10 @@ def estimate_step_time(
     """Estimate a steady step of `recipe` with so many measured `workers` on `network`.
 
     A step is a reduction of gradients, or a backward pass where parameters are averaged: then on average over a period.
-    tcp: how packets are cut; by default as on an Ethernet.
+    tcp: how packets are cut; by default as on an Ethernet. Raises GossamerError unless the recipe `is_predictable`.
     """
+    if not is_predictable(recipe):
+        raise GossamerError(f"{recipe!r} has no foretold step: {NOT_PREDICTABLE}")
     recipe = replace(recipe, strategy=recipe.strategy.among(workers))
     there = replace(network, hosts=network.hosts[:workers])
     collective = wish_of(recipe)

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from gossamer.base.layout import Layout
+from gossamer.events import Attached
+
 ENOUGH_STEPS = 6  # timed in each copy, if its script makes as many
 NORMAL = 1.4826  # standard deviations of a normal distribution to its median deviation
 MUCH_LOAD = 0.1  # of all cores, kept busy by others, is worth a word
@@ -77,6 +80,24 @@ class WorkloadProfile:
     copies: int = 1  # profiled side by side; 0 where the step's length was given
     timed_steps: Sequence[float] = ()  # seconds of each step that was timed, of all copies
     other_load: OtherLoad = field(default_factory=OtherLoad)  # while steps were timed
+
+    @property
+    def model(self) -> Attached:
+        """The model, as a session that is attached with this recipe tells of it."""
+        layouts = tuple((bucket.dtype, Layout.of(bucket.shapes)) for bucket in self.buckets)
+        return Attached(
+            recipe=self.recipe,
+            layouts=layouts,
+            fragments=tuple(bucket.fragment for bucket in self.buckets),
+            parameters=sum(layout.numel for _, layout in layouts),
+            buffer_bytes=sum(self.buffer_bytes),
+            buffers=tuple(self.buffer_bytes),
+            control_bytes=self.control_bytes,
+            rider_bytes=tuple(self.rider_bytes),
+            site_control_bytes=self.site_control_bytes,
+            rank=0,
+            world=1,
+        )
 
     @property
     def compute_seconds(self) -> float:

@@ -25,6 +25,7 @@ from gossamer.algorithms.strategies import GossipStage, Stage
 from gossamer.base import bounded_file
 from gossamer.base.aggregation import STEADY, AggregationContext
 from gossamer.base.layout import Layout, dtype_of
+from gossamer.comm.network.cost.step_simulator import ready_seconds
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
@@ -184,6 +185,7 @@ def assume_profile(model: Attached, recipe: Recipe, step_seconds: float, workers
         rest_seconds=0.0,
         buckets=buckets,
         control_bytes=model.control_bytes,
+        buffer_bytes=model.buffers,
         rider_bytes=model.rider_bytes,
         site_buckets=site_buckets,
         site_control_bytes=model.site_control_bytes,
@@ -214,11 +216,16 @@ def _assumed_buckets(
         shapes = tuple(slot.shape for slot in layout)
         if shapes not in seen:
             seen[shapes] = time_codec(dtype, layout, stage, compressor, workers)
-        ready_seconds = step_seconds * (1 + 2 * numel / model.parameters) / 3
         named = {slot.name: slot.shape for slot in layout}
         place = 0 if stage is AT_ONCE else fragment
         buckets.append(
-            BucketProfile(dtype=dtype, shapes=named, ready_seconds=ready_seconds, fragment=place, **seen[shapes])
+            BucketProfile(
+                dtype=dtype,
+                shapes=named,
+                ready_seconds=ready_seconds(step_seconds, numel / model.parameters),
+                fragment=place,
+                **seen[shapes],
+            )
         )
     return buckets
 

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -269,7 +269,7 @@ class _StepProfiler:
             rest_seconds=median(step.end - step.backward for step in self.kept) / slowdown,
             buckets=buckets,
             control_bytes=said.control_bytes,
-            buffer_bytes=_moving_buffers(session.model) if said.buffer_bytes else (),
+            buffer_bytes=said.buffers,
             rider_bytes=said.rider_bytes,
             site_buckets=site_buckets,
             site_control_bytes=said.site_control_bytes,
@@ -307,12 +307,6 @@ def _alone(bucket: BucketProfile, steps: float, codecs: float) -> BucketProfile:
         landing_seconds=bucket.landing_seconds / codecs,
         spread_seconds=bucket.spread_seconds / codecs,
     )
-
-
-def _moving_buffers(model: nn.Module) -> list[int]:
-    """Bytes of each buffer that training moves in every step."""
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
-    return [buffer.nbytes for norm in norms for buffer in norm.buffers(recurse=False)]
 
 
 def _synchronize() -> None:

@@ -9,11 +9,9 @@ from typing import Protocol
 import torch
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.base.layout import Layout
 from gossamer.base.ops import AllGather
 from gossamer.comm.network import Network
 from gossamer.comm.network.cost.op_cost import seconds
-from gossamer.events import Attached
 from gossamer.plan.cost.step_time import NOT_PREDICTABLE, estimate_step_time, is_predictable
 from gossamer.plan.cost.workload_profile import WorkloadProfile
 from gossamer.plan.simulate.network_schedule import NetworkSchedule
@@ -75,7 +73,7 @@ class ForecastClock:
             waiting_seconds=found.waiting_seconds,
             wire_seconds=found.wire_seconds,
             codec_seconds=found.codec_seconds,
-            bytes_sent=estimate_traffic(recipe, _attached(measured), workers=self._workers).bytes_sent,
+            bytes_sent=estimate_traffic(recipe, measured.model, workers=self._workers).bytes_sent,
             exchange_seconds=self._exchange_seconds(network),
         )
 
@@ -91,20 +89,3 @@ def refuse_unpredictable(recipe: Recipe) -> None:
     """Raise SimulationError where workers do not make their steps together."""
     if not is_predictable(recipe):
         raise SimulationError(f"{recipe} cannot be simulated: {NOT_PREDICTABLE}")
-
-
-def _attached(measured: WorkloadProfile) -> Attached:
-    """The model of a profile, as its session told of it."""
-    layouts = tuple((bucket.dtype, Layout.of(bucket.shapes)) for bucket in measured.buckets)
-    return Attached(
-        recipe=measured.recipe,
-        layouts=layouts,
-        parameters=sum(layout.numel for _, layout in layouts),
-        buffer_bytes=sum(measured.buffer_bytes),
-        control_bytes=measured.control_bytes,
-        rank=0,
-        world=1,
-        fragments=tuple(bucket.fragment for bucket in measured.buckets),
-        rider_bytes=tuple(measured.rider_bytes),
-        site_control_bytes=measured.site_control_bytes,
-    )

@@ -1,5 +1,6 @@
-"""Costs of collective operations on a network, in virtual time.
+"""Costs of collective operations and of steps on a network, in virtual time.
 
+step_simulator       how long a step takes, by the operations of its buckets
 op_cost              how long an operation takes: its price
 cheapest_collective  which collective computes a mean the fastest
 representative_rank    the messages of one rank where all do alike

@@ -100,7 +100,7 @@ def _priced(known: Foretold, pricer: StepPricer, network: Network) -> Foretold:
         step_seconds=step.step_seconds,
         interval=step.interval,
         bytes_sent=traffic.bytes_sent,
-        memory_bytes=traffic.residual_bytes + traffic.other_state_bytes + traffic.strategy_bytes,
+        memory_bytes=traffic.memory_bytes,
         passes=traffic.passes // traffic.steps,
         rounds=operations * len(schedule.period_rounds) / schedule.period,
     )

@@ -15,7 +15,6 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GossipStage, Stage
 from gossamer.base.layout import Layout, dtype_name, dtype_of
 from gossamer.comm.network import Network
-from gossamer.events import Attached
 from gossamer.plan.cost.step_time import StepTimeEstimate, estimate_step_time
 from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.plan.profile.profile_runs import time_codec, worker_threads
@@ -27,7 +26,8 @@ from gossamer.train.traffic.op_trace import trace_ops
 from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic
 
 MOST_TIMED = 2**22  # entries of a bucket that a codec is timed with; larger ones take longer in proportion
-COUNTER_BYTES = 8  # of a buffer that only counts, and is not averaged
+COUNTER_BYTES = 8  # of a buffer of one whole number, such as BatchNorm's count of batches
+AVERAGED_COUNTER_BYTES = 4  # counters are averaged along with numbers in float32
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class StepPricer:
 
     def traffic(self, recipe: Recipe) -> TrafficEstimate:
         """Bytes that a resolved recipe sends and keeps."""
-        return estimate_traffic(recipe, self._attached(recipe), workers=self.workers)
+        return estimate_traffic(recipe, self.profile(recipe).model, workers=self.workers)
 
     # -- the model under a recipe --------------------------------------------------------------------------------------
 
@@ -96,41 +96,28 @@ class StepPricer:
             for bucket in assign_buckets(part)
         ]
 
-    def _attached(self, recipe: Recipe) -> Attached:
-        """As a session of the script would tell of itself; its buffers are known from the profile."""
-        stage, layouts = self._stage(recipe), self._layouts(recipe)
-        at_once, averaged = stage.averages_gradients_at_once and not stage.scheduled, self._averaged_buffer_bytes
-        return Attached(
-            recipe=repr(recipe),
-            layouts=tuple((dtype, layout) for _, dtype, layout in layouts),
-            fragments=tuple(place for place, *_ in layouts),
-            parameters=sum(layout.numel for *_, layout in layouts),
-            control_bytes=self.base.control_bytes if at_once else round_control_bytes(stage, len(self._parameters), 0),
-            buffer_bytes=sum(self.base.buffer_bytes) if stage.averages_gradients_at_once else 0,
-            rider_bytes=(averaged, *[0.0] * (stage.schedule.fragments - 1)) if stage.scheduled else (),
-            site_control_bytes=self.base.control_bytes if stage.per_site is not None else 0,
-            period=stage.schedule.period if stage.local_parameters else 1,
-            rank=0,
-            world=self.workers,
-        )
-
     @property
     def _averaged_buffer_bytes(self) -> float:
-        """Of BatchNorm's statistics and the like, without its counters."""
-        return float(sum(nbytes for nbytes in self.base.buffer_bytes if nbytes > COUNTER_BYTES))
+        """Of BatchNorm's statistics and the like, with their counters."""
+        sizes = self.base.buffer_bytes
+        return float(sum(AVERAGED_COUNTER_BYTES if nbytes == COUNTER_BYTES else nbytes for nbytes in sizes))
 
     def _profile(self, recipe: Recipe) -> WorkloadProfile:
-        stage, told = self._stage(recipe), self._attached(recipe)
+        stage = self._stage(recipe)
+        in_every_step, per_site = stage.averages_gradients_at_once and not stage.scheduled, stage.per_site
         buckets = [self._bucket(recipe, stage, dtype, layout, place) for place, dtype, layout in self._layouts(recipe)]
+        averaged = (self._averaged_buffer_bytes, *[0.0] * (stage.schedule.fragments - 1))
         return replace(
             self.base,
             recipe=repr(recipe),
             buckets=buckets,
-            control_bytes=told.control_bytes,
-            buffer_bytes=self.base.buffer_bytes if told.buffer_bytes else (),
-            rider_bytes=told.rider_bytes,
-            site_buckets=self._site_buckets(stage.per_site) if stage.per_site else [],
-            site_control_bytes=told.site_control_bytes,
+            control_bytes=(
+                self.base.control_bytes if in_every_step else round_control_bytes(stage, len(self._parameters), 0)
+            ),
+            buffer_bytes=self.base.buffer_bytes if stage.averages_gradients_at_once else (),
+            rider_bytes=averaged if stage.scheduled else (),
+            site_buckets=self._site_buckets(per_site) if per_site else [],
+            site_control_bytes=self.base.control_bytes if per_site is not None else 0,
         )
 
     def _site_buckets(self, per_site: int) -> list[BucketProfile]:
