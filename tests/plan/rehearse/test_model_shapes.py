@@ -3,9 +3,8 @@ from itertools import pairwise
 
 import pytest
 
-from gossamer.plan.rehearse.layers import Layer
 from gossamer.plan.rehearse.model_shapes import Gradient, Shapes, ShapesError, appearing, find_shapes
-from gossamer.plan.rehearse.model_zoo import BUILT_IN
+from gossamer.plan.rehearse.model_zoo import BUILT_IN, Layer
 
 SCRIPT = """
 import sys

@@ -2,8 +2,7 @@ from math import prod
 
 import pytest
 
-from gossamer.plan.rehearse.layers import Layer, convolution, linear
-from gossamer.plan.rehearse.model_zoo import BUILT_IN, gpt2, resnet, swin
+from gossamer.plan.rehearse.model_zoo import BUILT_IN, Layer, convolution, gpt2, linear, resnet, swin
 
 
 def tensors(layers) -> dict[str, tuple[int, ...]]:

@@ -16,12 +16,16 @@ import numpy as np
 import pytest
 import torch
 from support.simulated_scripts import SteadyClock, finished, script, simulated
+from torch.optim import SGD, Optimizer
 
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.comm.simulated import SimulatedGroup
+from gossamer.plan.profile.synthetic_shapes import assumed
 from gossamer.plan.simulate import SimulationError, job, virtual_worker
-from gossamer.plan.simulate.process_state import ProcessState
-from gossamer.plan.simulate.virtual_world import VirtualTransport
+from gossamer.plan.simulate.job import LearningRateFactor, estimate_memory, free_bytes
+from gossamer.plan.simulate.shared_process import ProcessState
+from gossamer.plan.simulate.virtual_worker import VirtualTransport
 
 
 @pytest.fixture
@@ -350,3 +354,81 @@ def test_each_worker_is_in_a_world_of_its_own(tmp_path: Path) -> None:
 
 def test_many_workers_train(file: Path) -> None:
     assert trained(file, workers=64, steps=2)
+
+
+# -- learning rate -----------------------------------------------------------------------------------------------------
+
+
+class Wrapping(Optimizer):
+    """Steps through another, whose groups it shows as its own, as SAM and Lookahead do."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        super().__init__([group["params"][0] for group in inner.param_groups], {})
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    def step(self, closure=None):  # type: ignore[no-untyped-def]
+        self.inner.step()
+
+
+def moved(optimizer: Optimizer, parameter: torch.Tensor) -> float:
+    parameter.data.zero_()
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return -parameter.item()
+
+
+def test_steps_are_multiplied_and_rates_stay() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(()))
+    plain = SGD([parameter], lr=0.5)
+    wrapping = Wrapping(SGD([parameter], lr=0.5))
+    here = True
+    factor = LearningRateFactor(4.0, lambda: here)
+    assert (moved(plain, parameter), moved(wrapping, parameter)) == (2.0, 2.0)
+    assert (plain.param_groups[0]["lr"], wrapping.param_groups[0]["lr"]) == (0.5, 0.5)
+    here = False
+    assert moved(plain, parameter) == 0.5
+    here = True
+    factor.remove()
+    assert moved(plain, parameter) == 0.5
+
+
+# -- memory estimate ---------------------------------------------------------------------------------------------------
+
+
+PARAMETERS = 10_000_000
+
+
+@pytest.mark.parametrize(("recipe", "residuals"), [("Dense()", 0.0), ("TopK(density=0.01)", 4.0)])
+def test_each_worker_has_its_own(recipe: str, residuals: float) -> None:
+    resolved = resolve(recipe, 8)
+    found = estimate_memory(resolved, assumed(PARAMETERS, resolved), 8)
+    assert found.parts["model"] == found.parts["gradients"] == pytest.approx(4 * PARAMETERS, rel=0.05)
+    assert found.parts["residuals"] == pytest.approx(residuals * PARAMETERS, rel=0.05)
+    assert found.total_bytes == 8 * sum(found.parts.values())
+    assert ("residuals" in str(found)) == bool(residuals)
+
+
+def test_a_refusal_says_how_many_workers_fit() -> None:
+    resolved = resolve("Dense()", 64)
+    found = estimate_memory(resolved, assumed(PARAMETERS, resolved), 64)
+    found.refuse_beyond(2 * found.total_bytes)
+    with pytest.raises(SimulationError, match=r"64 workers would need .*Write --workers \d+") as refused:
+        found.refuse_beyond(found.total_bytes / 2)
+    fitting = re.search(r"--workers (\d+)", str(refused.value))
+    assert fitting is not None
+    assert int(fitting[1]) * found.worker_bytes < found.total_bytes / 2
+    with pytest.raises(SimulationError, match="Take a smaller model"):
+        found.refuse_beyond(found.worker_bytes)
+
+
+def test_memory_is_free_as_far_as_the_control_group_allows(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    assert free_bytes(tmp_path) == float("inf")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 4000 kB\nMemAvailable:    2000 kB\n")
+    (group / "memory.current").write_text("500000\n")
+    (group / "memory.max").write_text("max\n")
+    assert free_bytes(tmp_path) == 2_048_000
+    (group / "memory.max").write_text("1500000\n")
+    assert free_bytes(tmp_path) == 1_000_000

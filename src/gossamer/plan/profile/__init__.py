@@ -5,7 +5,6 @@ profiler          one such copy (`python -m gossamer.plan.profile.profiler`)
 load_meter        reads who else has this machine's cores meanwhile
 exchange_timer    times a real synchronizer over a replay transport, so that only computing takes time
 gradient_statistics  how gradients are made: sparse, of low rank, noisy
-payload_growth    decoding in a group too large to have all of its payloads decoded here
 user_script       runs a user's script in this process until it attaches
 synthetic_shapes  a transformer's shapes, where only a number of parameters is given
 """

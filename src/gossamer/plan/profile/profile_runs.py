@@ -25,6 +25,7 @@ from gossamer.algorithms.strategies import GossipStage, Stage
 from gossamer.base import bounded_file
 from gossamer.base.aggregation import STEADY, AggregationContext
 from gossamer.base.layout import Layout, dtype_of
+from gossamer.base.ops import AllGather, AllToAll, CollectiveOp, InGroup, payload_bytes
 from gossamer.comm.network.cost.step_simulator import ready_seconds
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
@@ -32,11 +33,12 @@ from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.plan.profile.exchange_timer import time_stage
 from gossamer.plan.profile.gradient_statistics import GradientStatistics
 from gossamer.plan.profile.load_meter import mean_load
-from gossamer.plan.profile.payload_growth import FEW, MOST_DECODED, grown, heard_bytes
 from gossamer.plan.profile.profiler import AT_ONCE, results, statistics_file
 from gossamer.train.reducer.bucket import Bucket
 from gossamer.train.traffic.op_trace import trace_ops
 
+GROWS = 2  # times the bytes, where four times the workers are heard
+FEW, MOST_DECODED = 4, 16  # workers whose payloads are decoded here
 ENOUGH_BATCHES = 16  # whose gradients tell how a model's are made
 FEWEST_STEPS = 2  # before the first one ends, nothing is watched
 LINES_OF_ERROR, MOST_ERROR_BYTES = 8, 2**16
@@ -264,3 +266,41 @@ def _spread_over(found: dict[str, Any], ops: int) -> dict[str, Any]:
         "computing_seconds": [computing, *[0.0] * ops],
         "engine_seconds": [engine / max(1, ops)] * ops,
     }
+
+
+# -- payloads of many workers ------------------------------------------------------------------------------------------
+
+
+def heard_bytes(op: CollectiveOp, world: int) -> int:
+    """Payload bytes that a worker hears of others and has to decode one by one; means come added up."""
+    return sum(_heard(each, world) for each in op.concurrent())
+
+
+def _heard(op: CollectiveOp, world: int) -> int:
+    match op:
+        case AllGather(payload):
+            return world * payload_bytes(payload)
+        case AllToAll(parts):
+            return world * payload_bytes(parts[0])
+        case InGroup(ranks, inner):
+            return _heard(inner, len(ranks))
+        case _:
+            return 0
+
+
+def grown(
+    few: dict[str, Any], many: dict[str, Any], heard: Sequence[Sequence[int]], computing: str = "computing_seconds"
+) -> dict[str, Any]:
+    """A timing with `many` workers, for as many as hear what the last of `heard` says.
+
+    few, many: seconds by the names in BucketProfile, of FEW and MOST_DECODED workers. heard: the bytes heard in each
+    operation with so few workers, with so many, and with all. What follows an operation grows with them in a straight
+    line, and never shrinks. So no payloads of a group are decoded that is too large for this machine.
+    """
+    first, *after = zip(few[computing], many[computing], strict=True)
+    seconds = [first[1]]
+    for (less, more), (little, much, all_bytes) in zip(after, zip(*heard, strict=True), strict=True):
+        grows = much >= GROWS * little  # parts of a reduce-scatter do not, but for their headers
+        each = max(0.0, more - less) / (much - little) if grows and much > little else 0.0
+        seconds.append(more + each * max(0, all_bytes - much))
+    return many | {computing: seconds}

@@ -14,8 +14,7 @@ from gossamer.base import bounded_file
 from gossamer.base.json_text import read_json
 from gossamer.errors import GossamerError
 from gossamer.plan.profile.user_script import attached_by
-from gossamer.plan.rehearse.layers import Layer
-from gossamer.plan.rehearse.model_zoo import BUILT_IN
+from gossamer.plan.rehearse.model_zoo import BUILT_IN, Layer
 
 EXAMPLE = '[["first.weight", [64, 3, 7, 7], 1.0], ["last.weight", [1000, 512], 0.1]]'
 

@@ -1,4 +1,7 @@
-"""Simulated job: trains all workers of a user's script in this process, by real sessions and in virtual time."""
+"""Simulated job: trains all workers of a user's script in this process, by real sessions and in virtual time.
+
+Also here: a factor for the learning rates of a script's optimizers, and the memory that all workers need.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,135 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn, TextIO
 
-from gossamer.algorithms.recipes.recipe import automatic, resolve
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gossamer.algorithms.recipes.recipe import Recipe, automatic, resolve
 from gossamer.base.bounded_mean import mean_of
+from gossamer.base.layout import dtype_of
+from gossamer.base.units import bytes_text
 from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.events import Attached, Closed, Event, Logged, Noticed, RecipeSwitched, StepEnded, subscribe
-from gossamer.plan.simulate.baton import Baton
-from gossamer.plan.simulate.job_clock import JobClock
-from gossamer.plan.simulate.learning_rate import LearningRateFactor
-from gossamer.plan.simulate.memory_estimate import MemoryEstimate, estimate_memory, free_bytes
-from gossamer.plan.simulate.process_state import ProcessState
-from gossamer.plan.simulate.routed_output import routed
-from gossamer.plan.simulate.script_guards import guarded
-from gossamer.plan.simulate.step_clock import StepClock, refuse_unpredictable
-from gossamer.plan.simulate.virtual_worker import JobClosed, JobGate, VirtualWorker
-from gossamer.plan.simulate.virtual_world import VirtualGroups, VirtualWorld
+from gossamer.plan.simulate.clock import JobClock, StepClock, refuse_unpredictable
+from gossamer.plan.simulate.shared_process import Baton, ProcessState, SimulationError, guarded, routed
+from gossamer.plan.simulate.virtual_worker import JobClosed, JobGate, VirtualGroups, VirtualWorker, VirtualWorld
+from gossamer.train.traffic.traffic import estimate_traffic
+
+# -- learning rates ----------------------------------------------------------------------------------------------------
+
+
+class LearningRateFactor:
+    """Multiplies the rate of every parameter group for the duration of optimizer.step(), on workers that `here` says.
+
+    Around the hooks of sessions, which see the multiple, too. Between steps the groups hold what the script's
+    schedulers gave them, so that rates which they compute from the last one are not multiplied again.
+    """
+
+    def __init__(self, factor: float, here: Callable[[], bool]) -> None:
+        self._factor, self._here = factor, here
+        self._before: dict[int, list[tuple[dict[str, Any], Any]]] = {}  # by optimizer: groups, and their own rates
+        self._hooks = (
+            register_optimizer_step_pre_hook(self._multiply),
+            register_optimizer_step_post_hook(self._put_back),
+        )
+
+    def _multiply(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        if not self._here():
+            return
+        multiplied = {id(group) for groups in self._before.values() for group, _ in groups}  # by one that wraps it
+        mine = [
+            (group, group["lr"]) for group in optimizer.param_groups if "lr" in group and id(group) not in multiplied
+        ]
+        self._before[id(optimizer)] = mine
+        for group, rate in mine:
+            group["lr"] = rate * self._factor
+
+    def _put_back(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        for group, rate in self._before.pop(id(optimizer), ()):
+            group["lr"] = rate
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+FLOAT_BYTES = 4
+OPTIMIZER_COPIES = 2  # of the parameters, as Adam keeps; SGD with momentum keeps one, without it none
+KEPT_BYTES = 0.1  # of what is free, for everything else
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes of all workers together. What the script itself loads is not foreseen, nor are activations."""
+
+    workers: int
+    parts: Mapping[str, float]  # of one worker, by name
+
+    @property
+    def worker_bytes(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def total_bytes(self) -> float:
+        return self.workers * self.worker_bytes
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in self.parts.items() if nbytes)
+        return (
+            f"{bytes_text(self.total_bytes)} for {self.workers} workers, each {bytes_text(self.worker_bytes)}: {parts}"
+        )
+
+    def refuse_beyond(self, free_bytes: float) -> None:
+        """Raise SimulationError where the machine has not enough, with the line to write instead."""
+        room = (1 - KEPT_BYTES) * free_bytes
+        if self.total_bytes <= room:
+            return
+        fitting = int(room / self.worker_bytes)
+        instead = f"Write --workers {fitting}" if fitting > 1 else "Take a smaller model"
+        raise SimulationError(
+            f"{self.workers} workers would need {self} and {bytes_text(free_bytes)} are free here, so the machine "
+            f"would swap or kill this process. {instead}, or simulate on a larger machine."
+        )
+
+
+def estimate_memory(recipe: Recipe, model: Attached, workers: int) -> MemoryEstimate:
+    """Of what the first worker's session told at attach."""
+    trained = sum(layout.numel * dtype_of(dtype).itemsize for dtype, layout in model.layouts)
+    frozen = FLOAT_BYTES * (model.parameters - sum(layout.numel for _, layout in model.layouts))
+    traffic = estimate_traffic(recipe, model, workers=workers)
+    parts = {
+        "model": trained + frozen,
+        "optimizer": OPTIMIZER_COPIES * trained,
+        "gradients": trained,
+        "buckets": trained,
+        "residuals": traffic.residual_bytes,
+        "other state": traffic.other_state_bytes + traffic.strategy_bytes,
+    }
+    return MemoryEstimate(workers=workers, parts=parts)
+
+
+def free_bytes(root: Path = Path("/")) -> float:
+    """Memory that this process may still take: the machine's, or what is left of its control group's."""
+    machine = _machine_bytes(root / "proc/meminfo")
+    group = root / "sys/fs/cgroup"
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    return min(machine, limit - used) if limit is not None and used is not None else machine
+
+
+def _machine_bytes(file: Path) -> float:
+    lines = dict(line.split(":", 1) for line in file.read_text().splitlines()) if file.exists() else {}
+    return 1024 * float(lines["MemAvailable"].split()[0]) if "MemAvailable" in lines else float("inf")
+
+
+def _number(file: Path) -> float | None:
+    text = file.read_text().strip() if file.exists() else ""
+    return float(text) if text.isdigit() else None
+
+
+# -- the job -----------------------------------------------------------------------------------------------------------
 
 ATTACHED = 0  # in place of a step's number
 NOT_ALONE = ("GOSSAMER_COORDINATOR", "GOSSAMER_REJOIN", "GOSSAMER_PACED", "GOSSAMER_RUN_DIRECTORY")

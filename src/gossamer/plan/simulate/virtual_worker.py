@@ -1,22 +1,89 @@
-"""Virtual worker: runs a user's script in a thread, as one of several workers of this process."""
+"""Virtual worker: runs a user's script in a thread, as one of several workers of a process, in a world of its own."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from traceback import extract_tb
 from typing import TextIO
 
+import torch
+
+from gossamer.base.transport import Transport
 from gossamer.comm.runtime import worker_scope
 from gossamer.comm.runtime.open_sessions import open_sessions
-from gossamer.comm.runtime.worker_scope import WorkerScope
-from gossamer.plan.simulate.baton import Baton
-from gossamer.plan.simulate.job_clock import JobClock
-from gossamer.plan.simulate.process_state import ProcessState
-from gossamer.plan.simulate.routed_output import sink
+from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
+from gossamer.comm.simulated import SimulatedGroup, SimulatedTransport
+from gossamer.plan.simulate.clock import JobClock
+from gossamer.plan.simulate.shared_process import Baton, ProcessState, sink
 from gossamer.train.world import World, place
+
+# -- its world ---------------------------------------------------------------------------------------------------------
+
+
+class VirtualGroups:
+    """The groups of one simulated job, in the order in which its workers ask for them."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers, self._broken = workers, False
+        self._groups: list[SimulatedGroup] = []
+        self._closed: set[int] = set()  # ranks
+        self._lock = threading.Lock()
+
+    def group(self, number: int) -> SimulatedGroup:
+        with self._lock:
+            while len(self._groups) <= number:
+                self._groups.append(self._fresh())
+            return self._groups[number]
+
+    def _fresh(self) -> SimulatedGroup:
+        group = SimulatedGroup(self.workers, threading.TIMEOUT_MAX)  # a job may be paused for long
+        for rank in self._closed:
+            group.close(rank)
+        if self._broken:
+            group.leave()
+        return group
+
+    def close(self, rank: int) -> None:
+        """This rank's script is over: whoever waits for it, or will, is told."""
+        with self._lock:
+            self._closed.add(rank)
+            for group in self._groups:
+                group.close(rank)
+
+    def leave(self) -> None:
+        """Break all of them: nobody waits any more."""
+        with self._lock:
+            self._broken = True
+            for group in self._groups:
+                group.leave()
+
+
+class VirtualTransport(SimulatedTransport):
+    """One worker's end of a group, where texts take time, too."""
+
+    def all_gather_text(self, text: str) -> list[str]:
+        heard = super().all_gather_text(text)
+        current_worker().exchanged()
+        return heard
+
+
+class VirtualWorld(World):
+    """One worker's world. On the processor: gradients of a GPU are complete in threads that all workers share."""
+
+    def __init__(self, rank: int, groups: VirtualGroups) -> None:
+        super().__init__(rank=rank, size=groups.workers, local_rank=rank, device=torch.device("cpu"))
+        self._groups, self._numbers = groups, count()
+
+    def own_transport(self) -> Transport:
+        """This worker's end of the job's next group."""
+        return VirtualTransport(self._groups.group(next(self._numbers)), self.rank)
+
+
+# -- the worker --------------------------------------------------------------------------------------------------------
 
 JOIN_SECONDS = 1.0
 MOST_TOLD = 100  # times that a script which catches everything is told to end

@@ -6,7 +6,7 @@ import pytest
 from laws.laws import in_threads
 
 from gossamer.errors import PeerLost
-from gossamer.plan.simulate.virtual_world import VirtualGroups, VirtualWorld
+from gossamer.plan.simulate.virtual_worker import VirtualGroups, VirtualWorld
 
 
 def test_all_workers_meet_in_the_same_groups_in_their_order() -> None:

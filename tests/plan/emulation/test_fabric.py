@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gossamer.comm.network import Host, Network, Path, read_network
-from gossamer.plan.emulation.traffic_shaping import bucket, joined_bytes, line_queue_bytes, queue_bytes
+from gossamer.plan.emulation.fabric import bucket, joined_bytes, line_queue_bytes, queue_bytes
 from gossamer.plan.emulation.tun_switch import joins, shared_lines, slowest
 
 
