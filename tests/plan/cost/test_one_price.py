@@ -18,8 +18,8 @@ from gossamer.comm.network.cost.step_simulator import BACKWARD_SHARE
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
-from gossamer.plan.advise.pricing import step_pricing
-from gossamer.plan.advise.pricing.step_pricing import StepPricer
+from gossamer.plan.advise import prices as candidate_prices
+from gossamer.plan.advise.prices import StepPricer
 from gossamer.plan.cost.step_cost import step_cost
 from gossamer.plan.cost.step_time import estimate_step_time
 from gossamer.plan.profile import profile_runs
@@ -70,7 +70,7 @@ def planted_codecs(monkeypatch):
         }
 
     monkeypatch.delenv("GOSSAMER_COLLECTIVE", raising=False)
-    for module in (profile_runs, step_pricing):
+    for module in (profile_runs, candidate_prices):
         monkeypatch.setattr(module, "time_codec", time_codec)
 
 

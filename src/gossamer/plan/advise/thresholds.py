@@ -11,8 +11,7 @@ from math import sqrt
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.network import Network
 from gossamer.comm.network.model import Path
-from gossamer.plan.advise.pricing.foretell import Foretold
-from gossamer.plan.advise.pricing.step_pricing import StepPricer
+from gossamer.plan.advise.prices import Foretold, StepPricer
 
 FACTORS = tuple(10 ** (exponent / 2) for exponent in range(-4, 5))  # 0.01 to 100, two for each power of ten
 ROUND_TRIPS = tuple(10 ** (exponent / 2) for exponent in range(-8, 1))  # 0.1 ms to 1 s

@@ -17,16 +17,117 @@ source: Jamieson & Talwalkar 2016, AISTATS, "Non-stochastic best arm identificat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, log2, nan
+from typing import Protocol
 
 from gossamer.errors import GossamerError
-from gossamer.plan.advise.racing.against_baseline import LOOKS, WINDOW, against_baseline, paired_difference
-from gossamer.plan.advise.racing.contender import LOSSES, Contender, RaceJob, StartJob
-from gossamer.plan.advise.racing.elimination import FINALISTS, FIRST_STEPS, dear_and_behind, kept_of
-from gossamer.plan.advise.racing.loss_curve import LossCurve
-from gossamer.plan.advise.racing.target import Target, seconds_to
+from gossamer.plan.advise.curves import (
+    LOOKS,
+    WINDOW,
+    AgainstBaseline,
+    LossCurve,
+    Point,
+    Target,
+    against_baseline,
+    paired_difference,
+    seconds_to,
+)
+
+LOSSES = ("loss", "validation_loss")  # the first that all log is what they are compared by
+
+
+class RaceProgress(Protocol):
+    """How far a job has come; see simulate.JobProgress."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def metrics(self) -> Mapping[str, Sequence[Point]]: ...
+    @property
+    def bytes_sent(self) -> float: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def failure(self) -> str | None: ...
+
+
+class RaceJob(Protocol):
+    """All workers of a script with one recipe, on a virtual clock; see simulate.SimulatedJob."""
+
+    def advance(self, *, steps: int | None = None, seconds: float | None = None) -> RaceProgress: ...
+    def close(self) -> None: ...
+
+
+StartJob = Callable[[str, float], RaceJob]  # (recipe, learning rate factor)
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """recipe: as one would write it. starting, spent: seconds of this machine before its steps, and for them."""
+
+    recipe: str
+    learning_rate_factor: float = 1.0
+    steps: int = 0
+    seconds: float = 0.0  # virtual
+    bytes_sent: float = 0.0  # mean per worker, in all
+    metrics: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    ended: bool = False
+    failure: str | None = None
+    starting: float = 0.0
+    spent: float = 0.0
+    out: str | None = None  # why it did not go on; None for those that stayed to the end
+    against: AgainstBaseline | None = None  # at the last moment when both were known
+
+    @property
+    def name(self) -> str:
+        factor = self.learning_rate_factor
+        return self.recipe if factor == 1 else f"{self.recipe}, learning rate x {factor:g}"
+
+    def curve(self, metric: str) -> LossCurve:
+        return LossCurve.of(self.metrics.get(metric, ()))
+
+    def heard(self, progress: RaceProgress, spent: float) -> None:
+        """Take over how far its job has come."""
+        self.steps, self.seconds, self.bytes_sent = progress.steps, progress.seconds, progress.bytes_sent
+        self.metrics, self.ended = progress.metrics, progress.ended
+        self.spent += spent
+        if progress.failure is not None:
+            self.fails(progress.failure)
+
+    def fails(self, reason: str) -> None:
+        self.failure, self.out = reason, f"failed: {reason}"
+
+
+# -- who goes out ------------------------------------------------------------------------------------------------------
+
+
+FINALISTS = 2  # beside the baseline
+FIRST_STEPS = 8  # of each challenger, before it is judged
+DEAR = 2.0  # times its even part of what a virtual second of all takes
+
+
+def kept_of(challengers: int) -> int:
+    """Of so many, those that go on from a halving."""
+    return max(FINALISTS, ceil(challengers / 2))
+
+
+def dear_and_behind(ranked: Sequence[Contender], pace: Callable[[Contender], float]) -> Contender | None:
+    """The dearest of those that would go out at a halving now, if it takes more than DEAR times its even part.
+
+    ranked: the best first. pace: this machine's part of the budget that a virtual second of one takes. Who is dear and
+    ahead stays: that is where the answer is decided.
+    """
+    dearest = DEAR * sum(map(pace, ranked)) / max(1, len(ranked))
+    behind = [each for each in ranked[kept_of(len(ranked)) :] if each.steps >= FIRST_STEPS and pace(each) > dearest]
+    return max(behind, key=pace, default=None)
+
+
+# -- the race ----------------------------------------------------------------------------------------------------------
+
 
 RETUNED = (0.5, 2.0)
 LAST_SHARES = 4  # of the last rung, where other learning rates begin anew, for one share of every other rung

@@ -4,8 +4,8 @@ import pytest
 
 from gossamer.comm.network import read_network
 from gossamer.comm.network.model import Host, Network, Path
-from gossamer.plan.advise.pricing.foretell import Foretold
-from gossamer.plan.advise.pricing.thresholds import (
+from gossamer.plan.advise.prices import Foretold
+from gossamer.plan.advise.thresholds import (
     longest_round_trip_seconds,
     ranges,
     slowest_bits_per_second,

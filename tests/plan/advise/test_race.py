@@ -9,8 +9,17 @@ from math import inf, sqrt
 import pytest
 from support.planted_races import Planted, PlantedField, PlantedProgress
 
-from gossamer.plan.advise.racing.against_baseline import AgainstBaseline
-from gossamer.plan.advise.racing.race import FINALISTS, FIRST_STEPS, Race, RaceError, RaceResult
+from gossamer.plan.advise.curves import AgainstBaseline
+from gossamer.plan.advise.race import (
+    FINALISTS,
+    FIRST_STEPS,
+    Contender,
+    Race,
+    RaceError,
+    RaceResult,
+    dear_and_behind,
+    kept_of,
+)
 
 DENSE = Planted(step_seconds=1.0)
 BUDGET = 20_000.0
@@ -50,7 +59,7 @@ def test_minutes_go_where_the_answer_is_decided(monkeypatch: pytest.MonkeyPatch,
     less far."""
     recipes = _field(7, WINNER) | {"dear": DEAR_ONE}
     found, _ = _run(recipes, seed)
-    monkeypatch.setattr("gossamer.plan.advise.racing.elimination.DEAR", inf)
+    monkeypatch.setattr("gossamer.plan.advise.race.DEAR", inf)
     twin, _ = _run(recipes, seed)
     dear, waited_for = (next(each for each in race.contenders if each.recipe == "dear") for race in (found, twin))
     assert dear.out is not None
@@ -258,3 +267,40 @@ def _halving_keeps(seed: int, count: int, margin: float) -> bool:
 
 def test_a_winner_by_a_tenth_is_among_the_last_two_in_nine_of_ten_races() -> None:
     assert sum(_halving_keeps(seed, 15, 1.1) for seed in range(20)) >= 18
+
+
+# -- elimination -------------------------------------------------------------------------------------------------------
+
+
+def field(*paces: float, steps: int = FIRST_STEPS):
+    """The best first, and what a virtual second of each takes."""
+    ranked = [Contender(recipe=f"R{place}", steps=steps) for place in range(len(paces))]
+    return ranked, dict(zip((each.recipe for each in ranked), paces, strict=True))
+
+
+def leaves(*paces: float, steps: int = FIRST_STEPS) -> str | None:
+    ranked, by_name = field(*paces, steps=steps)
+    found = dear_and_behind(ranked, lambda each: by_name[each.recipe])
+    return None if found is None else found.recipe
+
+
+def test_the_dearest_of_those_behind_goes() -> None:
+    assert leaves(1.0, 1.0, 1.0, 1.0, 10.0, 20.0) == "R5"
+
+
+def test_who_is_dear_and_ahead_stays() -> None:
+    assert leaves(20.0, 10.0, 1.0, 1.0, 1.0, 1.0) is None
+
+
+def test_who_takes_an_even_part_waits_for_the_halving() -> None:
+    assert leaves(1.0, 1.0, 1.0, 1.0, 2.0, 2.0) is None
+
+
+def test_who_could_not_be_judged_stays() -> None:
+    assert leaves(1.0, 1.0, 1.0, 1.0, 1.0, 20.0, steps=FIRST_STEPS - 1) is None
+
+
+def test_finalists_stay_whatever_they_cost() -> None:
+    assert leaves(1.0, 100.0) is None
+    assert leaves() is None
+    assert [kept_of(count) for count in (16, 9, 4, 2, 1)] == [8, 5, 2, 2, 2]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.plan.advise.racing.race import RaceError
-from gossamer.plan.advise.script_check import check_script, difference
+from gossamer.plan.advise.advisor import check_script, difference
+from gossamer.plan.advise.race import RaceError
 
 SCRIPT = """
 import torch

@@ -9,8 +9,8 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.network import read_network
 from gossamer.comm.network.model import Host, Network, Path
 from gossamer.errors import GossamerError
-from gossamer.plan.advise.pricing import expected_steps as prior
-from gossamer.plan.advise.pricing.candidates import BETWEEN_NODES, candidates, parameters_of, why_hopeless
+from gossamer.plan.advise import candidates as prior
+from gossamer.plan.advise.candidates import BETWEEN_NODES, candidates, findings, parameters_of, why_hopeless
 from gossamer.plan.profile.gradient_statistics import GradientObserver
 from gossamer.plan.profile.synthetic_shapes import assumed, assumed_shapes
 
@@ -187,3 +187,46 @@ def test_sharing_is_added_by_resolving_and_not_written():
     recipe = resolve("TopK(density=0.01)", WORKERS)
     assert isinstance(recipe.compressor, Route)
     assert isinstance(recipe.compressor.inner, Feedback)
+
+
+# -- gradient findings -------------------------------------------------------------------------------------------------
+
+
+def steady_rank_one(draws):
+    return torch.outer(torch.ones(96), torch.linspace(1, 2, 128))
+
+
+def positive_sparse(draws):
+    return torch.zeros(96 * 128).scatter(0, PLACES, 1 + torch.rand(50, generator=draws)).view(SHAPE)
+
+
+def works(gradient_of, batches=16):
+    draws, observer = torch.Generator().manual_seed(3), GradientObserver()
+    for _ in range(batches):
+        observer.observe({"weight": gradient_of(draws)})
+    return {each.family.partition(":")[0]: each.works for each in findings(observer.statistics(), workers=4)}
+
+
+@pytest.mark.parametrize(
+    ("gradient_of", "families"),
+    [
+        (noise, {"larger batches"}),
+        (steady_rank_one, {"low rank", "signs"}),
+        (positive_sparse, {"few entries", "low rank", "signs"}),  # fifty entries in few rows are of low rank, too
+    ],
+)
+def test_every_family_that_was_planted_is_found_and_no_other(gradient_of, families):
+    found = works(gradient_of)
+    assert set(found) == {"few entries", "low rank", "signs", "larger batches"}
+    assert {family for family, there in found.items() if there} == families
+
+
+def test_twins_that_know_nothing_of_noise_find_everything_in_it(monkeypatch):
+    monkeypatch.setattr(prior, "SPARSER", 0.0)
+    monkeypatch.setattr(prior, "LESS_RANK", 0.0)
+    monkeypatch.setattr(prior, "SIGNS_AGREE", 0.0)
+    assert all(works(noise).values())
+
+
+def test_one_batch_says_nothing_of_signs_and_batches():
+    assert set(works(noise, batches=1)) == {"few entries", "low rank"}
