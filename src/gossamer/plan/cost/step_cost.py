@@ -18,7 +18,7 @@ from gossamer.base.layout import Layout, dtype_of
 from gossamer.base.ops import AllReduceMean, CollectiveOp, InGroup, NeighborAllGather
 from gossamer.comm.network import Network
 from gossamer.comm.network.cost.cheapest_collective import is_alike, wished, wished_alike
-from gossamer.comm.network.cost.representative_rank import UniformNetwork
+from gossamer.comm.network.cost.representative_cost import UniformNetwork
 from gossamer.events import Attached
 from gossamer.plan.cost.step_time import estimate_step_time, is_predictable, wish_of
 from gossamer.plan.cost.workload_profile import WorkloadProfile

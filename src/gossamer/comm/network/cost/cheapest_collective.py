@@ -19,8 +19,13 @@ from gossamer.algorithms.collectives import (
 )
 from gossamer.comm.network.cost.message_schedule import Moves, table_moves
 from gossamer.comm.network.cost.message_simulator import Wires
-from gossamer.comm.network.cost.representative_rank import UniformNetwork
-from gossamer.comm.network.cost.representative_tables import AS_FAST, MOST_MEANS, REST_SECONDS, table_seconds_alike
+from gossamer.comm.network.cost.representative_cost import (
+    AS_FAST,
+    MOST_MEANS,
+    REST_SECONDS,
+    UniformNetwork,
+    table_seconds_alike,
+)
 from gossamer.comm.network.model import Host, Network, Path
 from gossamer.comm.network.tcp_model import ETHERNET, Tcp
 from gossamer.errors import require
