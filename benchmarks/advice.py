@@ -1,7 +1,7 @@
 """Advice: time to a loss of `auto` over the best of fixed recipes, in virtual time.
 
 Twenty pairs of a task and a network drawn at random, half of which fall to a tenth of their rate in mid-run. Workers
-train for real, in one process (gossamer.plan.simulated_job); a step takes as long as forecast for the network of that
+train for real, in one process (gossamer.plan.simulate); a step takes as long as forecast for the network of that
 moment. A recipe's losses do not depend on the network, so the fixed ones are trained once and timed on each: that is
 the exhaustive search. The target is what Dense() reaches after two thirds of its steps. Writes
 docs/benchmarks/advice.md, with what two recipes make of it that never change.
@@ -29,7 +29,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.network import read_network
 from gossamer.plan.advise.advisor import Advisor
 from gossamer.plan.advise.answer import Setting
-from gossamer.plan.simulated_job import ForecastClock, NetworkSchedule, SimulatedJob
+from gossamer.plan.simulate import ForecastClock, NetworkSchedule, SimulatedJob
 
 TASKS = ("bytelm-adamw", "digits-conv", "digits-resnet", "lstm", "embeddings")
 UNSEEN = ("bytelm", "digits-conv-adamw")  # by who set the rule's numbers: with SGD and AdamW, the other way round

@@ -34,7 +34,7 @@ from gossamer.comm.network.cost.cheapest_collective import (
 )
 from gossamer.comm.network.cost.message_schedule import Moves
 from gossamer.comm.network.cost.op_cost import ENGINE
-from gossamer.comm.network.cost.representative_tables import AS_FAST
+from gossamer.comm.network.cost.representative_cost import AS_FAST
 from gossamer.errors import GossamerError
 
 NETWORKS = ("1gbit,0.2ms", "100mbit,20ms", "examples/networks/two-sites-80ms.toml")

@@ -14,7 +14,7 @@ from benchmarks.losses import Losses, number
 from benchmarks.report import markdown
 
 from gossamer.base.units import bytes_text
-from gossamer.plan.advise.racing.batch_means import ConfidenceInterval, student_quantile
+from gossamer.plan.advise.curves import ConfidenceInterval, student_quantile
 from gossamer.plan.retained_benefit import retained_benefit, text
 
 LOCK_STEP, SILENCE = "lock step", "silence"

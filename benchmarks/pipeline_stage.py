@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 import gossamer
 from gossamer.parallel import Boundary, CompressedStage, boundary
-from gossamer.plan.emulation.interface_counters import sent_bytes
+from gossamer.plan.emulation.namespaces import sent_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from examples.bytelm import CONTEXT, windows  # found only after the line above

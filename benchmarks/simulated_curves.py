@@ -10,10 +10,10 @@ from typing import Any
 from benchmarks.provenance import ROOT
 
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
-from gossamer.plan.advise.pricing.step_pricing import StepPricer
-from gossamer.plan.estimate.workload_profile import WorkloadProfile
-from gossamer.plan.profiling.profile_runs import profile_script
-from gossamer.plan.simulated_job import JobProgress, SimulatedJob, StepTimes
+from gossamer.plan.advise.prices import StepPricer
+from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.plan.profile.profile_runs import profile_script
+from gossamer.plan.simulate import JobProgress, SimulatedJob, StepTimes
 
 SCRIPT = ROOT / "benchmarks" / "task_script.py"
 

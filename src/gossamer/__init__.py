@@ -149,6 +149,8 @@ if not TYPE_CHECKING:  # or every misspelled name would have a type
 
         torch takes seconds to import, and the command line often does without.
         """
+        if name == "attach":
+            import_module("gossamer.observe.reporter").register()
         if name in __all__:
             modules = (import_module(f"gossamer.{home}") for home in HOMES)
             found = next(getattr(module, name) for module in modules if hasattr(module, name))

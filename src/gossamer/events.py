@@ -81,6 +81,7 @@ class Attached(Event):
     rider_bytes: tuple[float, ...] = ()  # by fragment, of the state averaged along with parameters, on average
     period: int = 1  # steps after which the schedule repeats itself
     site_control_bytes: int = 0  # payload of the report within a site in each step
+    buffers: tuple[int, ...] = ()  # bytes of each of the buffers in `buffer_bytes`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from gossamer.cli.advise import _confirm, advise_command
 from gossamer.plan.advise.advice_file import read_advice
 from gossamer.plan.advise.advisor import affordable
 from gossamer.plan.advise.answer import Setting
-from gossamer.plan.advise.racing.race import Race, RaceError
+from gossamer.plan.advise.race import Race, RaceError
 
 TRAIN = """
 import torch

@@ -21,7 +21,7 @@ from gossamer.cli.emulation import Emulation, RunFaultTarget, emulate, enter, sc
 from gossamer.comm.network import read_network
 from gossamer.launch.job import Job
 from gossamer.plan.emulation import EmulatedNetwork, EmulationPlan, plan, read_fault
-from gossamer.plan.emulation.shell import EmulationError
+from gossamer.plan.emulation.namespaces import EmulationError
 
 NETWORK = read_network("200mbit,2ms", 2)
 PLAN = plan(NETWORK)

@@ -6,7 +6,7 @@ from support.explaining import MILLION, explained, run, shown, untimed_script
 
 from gossamer.base.kernels import coded_bytes
 from gossamer.cli import explain as explain_module
-from gossamer.plan.profiling.synthetic_shapes import assumed_shapes
+from gossamer.plan.profile.synthetic_shapes import assumed_shapes
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.cli.main import gossamer
 from gossamer.cli.rehearse import _steps
 from gossamer.observe.rank_record import warm_up
-from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
 
 SHAPES = [["embedding", [1000, 64], 1.0], ["norm", [64], 0.6], ["head", [64, 500], 0.25]]
 NUMEL = 64 * 1000 + 64 + 64 * 500

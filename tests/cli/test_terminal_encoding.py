@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.base import units
 from gossamer.cli.terminal_encoding import STAND_INS, write_plainly
-from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS
+from gossamer.plan.cost.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS
 
 
 def written(text: str, encoding: str, errors: str = "strict") -> bytes:

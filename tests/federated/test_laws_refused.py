@@ -12,7 +12,7 @@ from torch import nn
 import gossamer
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import AttachError
-from gossamer.plan.profiling.synthetic_shapes import assumed
+from gossamer.plan.profile.synthetic_shapes import assumed
 from gossamer.train.traffic.traffic import estimate_traffic
 
 RECIPE = "FedAvg(fraction=0.5) + TopK(0.01)"

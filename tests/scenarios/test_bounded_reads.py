@@ -21,7 +21,7 @@ from gossamer.observe.stacks import read_stacks
 from gossamer.observe.trace.span_files import read_span_file
 from gossamer.plan.advise.advice_file import read_advice
 from gossamer.plan.advise.measured_links import _report
-from gossamer.plan.rehearsal.model_shapes import from_file
+from gossamer.plan.rehearse.model_shapes import from_file
 from gossamer.train import checkpoint
 from gossamer.train.checkpoint import dcp
 

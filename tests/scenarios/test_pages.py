@@ -25,9 +25,9 @@ from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.runner import price
 from gossamer.base.units import bytes_text
 from gossamer.plan.bench import KERNELS, case_texts, with_feedback
-from gossamer.plan.profiling.user_script import attached_by
-from gossamer.plan.rehearsal import worker
-from gossamer.plan.rehearsal.model_shapes import find_shapes
+from gossamer.plan.profile.user_script import attached_by
+from gossamer.plan.rehearse import worker
+from gossamer.plan.rehearse.model_shapes import find_shapes
 from gossamer.train.traffic.traffic import estimate_traffic
 
 pytestmark = pytest.mark.nightly

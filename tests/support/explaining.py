@@ -7,7 +7,7 @@ from support.command_line import output_of
 
 from gossamer.cli import explain as explain_module
 from gossamer.cli.explain import explain
-from gossamer.plan.profiling.profile_runs import ProfileError
+from gossamer.plan.profile.profile_runs import ProfileError
 
 MILLION = ("--parameters", "1000000")
 

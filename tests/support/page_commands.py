@@ -30,7 +30,7 @@ from gossamer.cli.options import Machines
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
 from gossamer.plan.emulation import read_fault
-from gossamer.plan.simulated_job import NetworkSchedule
+from gossamer.plan.simulate import NetworkSchedule
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("gossamer", "python", "torchrun", "make", "srun", "mpirun", "pip")

@@ -10,7 +10,7 @@ from support.paths import ROOT
 
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.events import Attached
-from gossamer.plan.profiling.user_script import attached_by
+from gossamer.plan.profile.user_script import attached_by
 from gossamer.train.traffic.traffic import estimate_traffic
 
 SCRIPT, SIZE = ROOT / "examples" / "bytelm.py", "base"

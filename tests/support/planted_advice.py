@@ -5,12 +5,12 @@ from __future__ import annotations
 from support.planted_races import Planted, PlantedField
 
 from gossamer.plan.advise.advice_file import Advice, CandidateRow, ConfirmedRow
+from gossamer.plan.advise.advisor import whole_advice
 from gossamer.plan.advise.answer import Setting, answer
-from gossamer.plan.advise.pricing.gradient_findings import GradientFinding
-from gossamer.plan.advise.pricing.thresholds import LeadRange
-from gossamer.plan.advise.racing.race import Race
-from gossamer.plan.advise.racing.target import read_target
-from gossamer.plan.advise.whole_advice import whole_advice
+from gossamer.plan.advise.candidates import GradientFinding
+from gossamer.plan.advise.curves import read_target
+from gossamer.plan.advise.race import Race
+from gossamer.plan.advise.thresholds import LeadRange
 
 RECIPES = {
     "Dense()": Planted(step_seconds=1.0, bytes_per_step=13e6),

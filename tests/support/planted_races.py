@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gossamer.plan.advise.racing.loss_curve import Floats, LossCurve
+from gossamer.plan.advise.curves import Floats, LossCurve
 
 MOST_STEPS = 4000
 

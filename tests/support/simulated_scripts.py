@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.plan.simulated_job import JobProgress, SimulatedJob, StepTimes
+from gossamer.plan.simulate import JobProgress, SimulatedJob, StepTimes
 
 TRAINING = """
     import random, sys

@@ -16,6 +16,7 @@ differing_tensor  the first tensor whose hashes differ between ranks
 identity      cache keys for one object
 transport     the Transport protocol: answers the operations of one worker in a lock-step group
 runner        runs a script over a transport, all workers' scripts in one process, or only its price
+virtual_clock   events in the order of virtual time
 flight_recorder  the latest operations of this process, in a ring, and the one it waits for now
 figures       pictures as files, by matplotlib, in one style
 run_files     the run's private directory: output, start, end and failure reports by rank and attempt

@@ -24,7 +24,7 @@ from gossamer.plan.advise.advisor import Advisor, top
 from gossamer.plan.advise.answer import Setting
 from gossamer.plan.advise.measured_links import HOW, contradictions, read_links
 from gossamer.plan.advise.page import write_advice_page
-from gossamer.plan.advise.racing.race import RaceResult
+from gossamer.plan.advise.race import RaceResult
 
 HERE = "here"
 NOT_HERE = (

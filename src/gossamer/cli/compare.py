@@ -34,8 +34,8 @@ from gossamer.observe.pages.comparison import write_page
 from gossamer.observe.plot import plot
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target, read_target
-from gossamer.plan.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
-from gossamer.plan.profiling.profile_runs import profile_script
+from gossamer.plan.cost.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
+from gossamer.plan.profile.profile_runs import profile_script
 
 WIDTH = 140  # of a table that goes into a file
 PROGRESS = ("gossamer: starting", "gossamer: step ")  # not what went wrong

@@ -19,7 +19,7 @@ from gossamer.launch.job import Job
 from gossamer.observe.record import NO_NETWORK, Record
 from gossamer.plan.emulation import EmulatedNetwork, EmulationPlan, Fault, Schedule, plan
 from gossamer.plan.emulation.capabilities import reentering
-from gossamer.plan.emulation.shell import EmulationError
+from gossamer.plan.emulation.namespaces import EmulationError
 
 PACED = "GOSSAMER_PACED"
 REENTERED = "GOSSAMER_LAB_REENTERED"

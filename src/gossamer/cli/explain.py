@@ -31,11 +31,11 @@ from gossamer.cli.script_terms import register_terms
 from gossamer.comm.mesh.collective_selector import AUTO
 from gossamer.comm.network import read_network
 from gossamer.events import Attached
-from gossamer.plan.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
-from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
-from gossamer.plan.profiling.profile_runs import ProfileError, assume_profile, profile_script
-from gossamer.plan.profiling.synthetic_shapes import assumed
-from gossamer.plan.profiling.user_script import attached_by
+from gossamer.plan.cost.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
+from gossamer.plan.cost.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
+from gossamer.plan.profile.profile_runs import ProfileError, assume_profile, profile_script
+from gossamer.plan.profile.synthetic_shapes import assumed
+from gossamer.plan.profile.user_script import attached_by
 from gossamer.train.auto.explanation import ladder_text
 from gossamer.train.auto.ladder import admitted, beginning
 from gossamer.train.traffic.traffic import TrafficEstimate, bits_per_second_to_hide, estimate_traffic
@@ -336,7 +336,7 @@ def _time_lines(traffic: TrafficEstimate, foretold: StepTimeEstimate) -> Iterato
     what = "A step takes, on average over a period" if traffic.steps > 1 else f"{_cycle(traffic)} takes"
     by = "" if inputs["collective"] == AUTO else f", means by {inputs['collective']}"
     yield f"{what}, in seconds, foretold for {inputs['network']}{by}:"
-    yield f"  {'computing':<28}{foretold.step_seconds - foretold.waiting_seconds:>20.4f}   {computing}"
+    yield f"  {'computing':<28}{foretold.computing_seconds:>20.4f}   {computing}"
     yield f"  {'waiting':<28}{foretold.waiting_seconds:>20.4f}   {foretold.waiting_share:.1%} of the step"
     yield f"  {'total':<28}{foretold.step_seconds:>20.4f}   {foretold}"
     if foretold.interval is not None:

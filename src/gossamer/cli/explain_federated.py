@@ -20,7 +20,7 @@ from gossamer.errors import RecipeError
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.round_forecast import RoundForecast, forecast_round
 from gossamer.federated.script_file import load_script
-from gossamer.plan.profiling.synthetic_shapes import assumed_shapes
+from gossamer.plan.profile.synthetic_shapes import assumed_shapes
 
 RECIPE = "GOSSAMER_RECIPE"  # what a session takes in place of a script's own
 NO_STEP_TIME = (

@@ -24,12 +24,12 @@ from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
 from gossamer.observe.rank_record import warm_up
 from gossamer.observe.record import Record, write
-from gossamer.plan import rehearsal
-from gossamer.plan.estimate.step_time import estimate_step_time, is_predictable
-from gossamer.plan.profiling.profile_runs import profile_script
-from gossamer.plan.rehearsal.model_shapes import find_shapes
-from gossamer.plan.rehearsal.model_zoo import BUILT_IN
-from gossamer.plan.rehearsal.report import RehearsalPlan, RehearsalRow, summary, to_json
+from gossamer.plan import rehearse as rehearsal
+from gossamer.plan.cost.step_time import estimate_step_time, is_predictable
+from gossamer.plan.profile.profile_runs import profile_script
+from gossamer.plan.rehearse.model_shapes import find_shapes
+from gossamer.plan.rehearse.model_zoo import BUILT_IN
+from gossamer.plan.rehearse.report import RehearsalPlan, RehearsalRow, summary, to_json
 
 WORKER = Path(rehearsal.__file__).with_name("worker.py")
 ENDLESS = 10**9  # steps; the profiler ends them

@@ -12,7 +12,7 @@ from gossamer.algorithms.recipes.catalog import NOUNS
 from gossamer.algorithms.recipes.parser import UnknownTerm
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.recipes.registry import unknown_to_servers
-from gossamer.plan.profiling.user_script import attached_by
+from gossamer.plan.profile.user_script import attached_by
 
 
 def refuse_unknown_terms(text: str | None, script: Path, as_module: bool = False, *, servers: int = 0) -> None:

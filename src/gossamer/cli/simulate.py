@@ -25,10 +25,10 @@ from gossamer.cli.simulated_costs import simulate_costs
 from gossamer.errors import GossamerError
 from gossamer.observe.panels import Curve, Panel, drawable, shortened
 from gossamer.observe.plot import plot_panel
-from gossamer.plan.estimate.workload_profile import WorkloadProfile
-from gossamer.plan.profiling.profile_runs import assume_profile, profile_script
-from gossamer.plan.profiling.user_script import attached_by
-from gossamer.plan.simulated_job import ForecastClock, JobProgress, NetworkSchedule, SimulatedJob
+from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.plan.profile.profile_runs import assume_profile, profile_script
+from gossamer.plan.profile.user_script import attached_by
+from gossamer.plan.simulate import ForecastClock, JobProgress, NetworkSchedule, SimulatedJob
 from gossamer.version import __version__
 
 WIDTH = 140  # of a table that goes into a file

@@ -14,10 +14,10 @@ from gossamer.base.units import bytes_text, count_text, seconds_text, share_text
 from gossamer.cli.console import echo, say
 from gossamer.comm.network import read_network
 from gossamer.events import Attached
-from gossamer.plan.estimate.step_cost import StepCost, step_cost
-from gossamer.plan.profiling.profile_runs import assume_profile
-from gossamer.plan.profiling.synthetic_shapes import assumed, attached_to
-from gossamer.plan.rehearsal.model_shapes import find_shapes
+from gossamer.plan.cost.step_cost import StepCost, step_cost
+from gossamer.plan.profile.profile_runs import assume_profile
+from gossamer.plan.profile.synthetic_shapes import assumed, attached_to
+from gossamer.plan.rehearse.model_shapes import find_shapes
 
 HEADINGS = ("recipe", "seconds a step", "waiting", "sent by each", "busiest sends", "messages", "held to decode")
 SAYS = (

@@ -17,7 +17,7 @@ from gossamer.launch.startup import StageMarks
 from gossamer.observe.aside_log import Aside
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import TargetWatch, read_target
-from gossamer.plan.emulation.interface_counters import sent_bytes
+from gossamer.plan.emulation.namespaces import sent_bytes
 
 HEADER_BYTES = "GOSSAMER_LAB_HEADER_BYTES"
 UNTIL, SECONDS = "GOSSAMER_UNTIL", "GOSSAMER_SECONDS"

@@ -15,7 +15,7 @@ from math import inf, isfinite, sqrt
 import numpy as np
 
 from gossamer.errors import require
-from gossamer.plan.advise.racing.batch_means import ConfidenceInterval, student_quantile
+from gossamer.plan.advise.curves import ConfidenceInterval, student_quantile
 
 Losses = Mapping[int, float]  # by seed; inf or nan where the training diverged
 

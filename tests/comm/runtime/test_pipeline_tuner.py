@@ -25,12 +25,12 @@ from gossamer.base.ops import AllGather, CollectiveOp
 from gossamer.base.runner import simulate
 from gossamer.comm.network import read_network
 from gossamer.comm.network.cost import op_cost
+from gossamer.comm.network.cost.step_simulator import AnswerTimes, BucketJob, run_step
 from gossamer.comm.runtime import pipeline_tuner
 from gossamer.comm.runtime.pipeline import DEPTH
 from gossamer.comm.runtime.pipeline_tuner import TRIAL_DEPTHS, TRIAL_PERIOD, PipelineTuner
 from gossamer.comm.simulated import SimulatedGroup
-from gossamer.plan.estimate.step_simulator import AnswerTimes, BucketJob, run_step
-from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.train.reducer.bucket import Bucket
 from gossamer.train.reducer.parameter_check import ParameterCheck
 from gossamer.train.reducer.reduction import NO_INPUT, StepReduction, StepTrailer

@@ -45,8 +45,8 @@ from gossamer.base.peer_ops import (
 from gossamer.comm.simulation import compute, simulate_peers
 from gossamer.comm.simulation import simulator as simulator_module
 from gossamer.comm.simulation.actors import Actor, Asking, Listening, PendingAsk, QueuedMessage, Resumption
-from gossamer.comm.simulation.delivery import Delivery
 from gossamer.comm.simulation.faulty_network import Link, VirtualNetwork
+from gossamer.comm.simulation.simulator import Delivery
 from gossamer.errors import PeerLost
 
 

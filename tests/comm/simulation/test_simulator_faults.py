@@ -28,9 +28,8 @@ from support.simulated_peers import (
 from gossamer.base.peer_ops import Arrived, Await, Peer, PeerScript, Receipt, Reply
 from gossamer.comm.simulation import compute, simulate_peers
 from gossamer.comm.simulation import simulator as simulator_module
-from gossamer.comm.simulation.delivery import Delivery
 from gossamer.comm.simulation.faulty_network import Cut, Kill, Pause, Restart, VirtualNetwork
-from gossamer.comm.simulation.membership import Membership
+from gossamer.comm.simulation.simulator import Delivery, Membership
 from gossamer.errors import MismatchError
 
 

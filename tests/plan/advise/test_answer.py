@@ -8,9 +8,9 @@ import pytest
 from support.planted_races import Planted, PlantedField
 
 from gossamer.plan.advise.answer import Answer, Setting, answer, threshold_text
-from gossamer.plan.advise.pricing.thresholds import LeadRange
-from gossamer.plan.advise.racing.race import Race
-from gossamer.plan.advise.racing.target import read_target
+from gossamer.plan.advise.curves import read_target
+from gossamer.plan.advise.race import Race
+from gossamer.plan.advise.thresholds import LeadRange
 
 DENSE = Planted(step_seconds=1.0)
 WINNER = Planted(step_seconds=0.25, efficiency=0.75)

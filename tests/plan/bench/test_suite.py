@@ -22,7 +22,6 @@ from gossamer.base.runner import simulate
 from gossamer.comm.environment.host_info import processor
 from gossamer.plan.bench import KERNELS, case_texts, cells, remarks, replay, run_benchmarks, with_feedback, worker
 from gossamer.plan.bench.interleave import interleave, spread
-from gossamer.plan.bench.kernel_switch import available, using
 from gossamer.plan.bench.replay import ReplayedExchange, gradient, of_rank, prepare
 from gossamer.plan.bench.suite import build
 from gossamer.plan.bench.two_process import BenchError, run_pair_benchmark
@@ -33,11 +32,13 @@ from gossamer.plan.bench.workloads import (
     ENCODE,
     ONTO,
     Workload,
+    available,
     bucket,
     many_tensors,
     places,
     products,
     rows_of,
+    using,
     yardsticks,
 )
 

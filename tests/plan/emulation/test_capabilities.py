@@ -8,7 +8,7 @@ from gossamer.comm.network import Host, Network, read_network
 from gossamer.comm.network import Path as NetworkPath
 from gossamer.plan.emulation import capabilities
 from gossamer.plan.emulation.capabilities import EmulationPlan, needs_switch, plan, reentering
-from gossamer.plan.emulation.shell import EmulationError, call
+from gossamer.plan.emulation.namespaces import EmulationError, call
 
 RATES = read_network("100mbit", 2)
 DELAYS = read_network("100mbit,20ms", 2)

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from gossamer.plan.emulation import Schedule, read_fault
-from gossamer.plan.emulation.shell import EmulationError
+from gossamer.plan.emulation.namespaces import EmulationError
 
 
 class Told:

@@ -18,7 +18,7 @@ from support.testbed_traffic import inhabitants, left_by, line
 from gossamer.comm.network import read_network
 from gossamer.plan.emulation import EmulatedNetwork, namespaces, plan
 from gossamer.plan.emulation.capabilities import reentering
-from gossamer.plan.emulation.namespaces import DIRECTORY, new_tag, remove_stale, stale, start_ticks
+from gossamer.plan.emulation.namespaces import DIRECTORY, new_tag, remove_stale, sent_bytes, stale, start_ticks
 
 LAB = plan(read_network("100mbit,1ms", 2))
 needs_lab = pytest.mark.skipif(
@@ -116,3 +116,20 @@ def test_without_privileges_it_works_in_a_user_namespace(spec: str, emulation: s
         assert left_by(process.pid) == []  # nobody else sees it
         process.communicate("", timeout=10)
     assert process.returncode == 0
+
+
+# -- interface counters ------------------------------------------------------------------------------------------------
+
+
+TABLE = """Inter-|   Receive                 |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo:   11      12    0    0    0     0          0         0    13      14    0    0    0     0       0          0
+  eth0: 1000      10    0    0    0     0          0         0  5000      20    0    0    0     0       0          0
+"""
+
+
+def test_what_the_host_sent_is_counted_in_ip_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev").write_text(TABLE)
+    monkeypatch.setattr(namespaces, "COUNTERS", tmp_path / "dev")
+    assert sent_bytes(0) == 5000
+    assert sent_bytes(14) == 5000 - 14 * 20

@@ -9,7 +9,7 @@ from support.testbed_traffic import arrived, streams_bits_per_second
 
 from gossamer.comm.network import Host, Network, Path, read_network
 from gossamer.plan.emulation import EmulatedNetwork, plan
-from gossamer.plan.emulation.shell import EmulationError
+from gossamer.plan.emulation.namespaces import EmulationError
 from gossamer.plan.emulation.tun_switch import Switch
 
 LAB = plan(read_network("100mbit,1ms", 2))

@@ -26,7 +26,7 @@ import gossamer
 from gossamer.comm.environment import roll_call, survivor_calls
 from gossamer.comm.runtime.worker_scope import WorkerScope, enter
 from gossamer.errors import GossamerError, LoopError, MismatchError, PeerLost
-from gossamer.plan.simulated_job.virtual_world import VirtualGroups, VirtualWorld
+from gossamer.plan.simulate.virtual_worker import VirtualGroups, VirtualWorld
 from gossamer.train.session import average, world_calls
 from gossamer.train.synchronizers import peer_endpoints
 from gossamer.train.world_state import WorldState, place

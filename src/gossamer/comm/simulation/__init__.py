@@ -1,12 +1,9 @@
 """Deterministic simulation testing of peer scripts: virtual time, one thread, and faults drawn from a seed.
 
-simulator        simulate_peers: resumes scripts until all but the servers have ended, and applies faults
+simulator        simulate_peers: resumes scripts until all but the servers have ended; faults, messages, joins, leaves
 actors           a peer's script with its inbox, pending asks, and what it waits for
-delivery         messages on their way: lost, resent, duplicated, answered
-membership       joins and leaves, by who can be heard for how long
 faulty_network   links, faults, and random networks drawn from a seed
 trace            the outcome of a simulation
-clock            virtual time: an event queue
 
 Payloads are passed by reference: they must not be written to before the answer is there, nor what arrives at all;
 `checks=True` finds violations. A peer has one script and receives nothing while it asks: one that asks and answers at

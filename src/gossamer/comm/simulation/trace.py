@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.base.peer_ops import Peer
-from gossamer.comm.simulation.clock import VirtualClock
+from gossamer.base.virtual_clock import VirtualClock
 from gossamer.errors import GossamerError
 
 

@@ -29,7 +29,7 @@ from gossamer.base.peer_ops import (
     Push,
     Reply,
 )
-from gossamer.comm.simulation.clock import VirtualClock
+from gossamer.base.virtual_clock import VirtualClock
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, participate
 from gossamer.federated.client.store import MemoryStore

@@ -2,31 +2,191 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import ceil, inf, isfinite
+from dataclasses import asdict, dataclass, field
+from math import ceil, inf, isclose, isfinite
 from pathlib import Path
 
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.units import seconds_text
 from gossamer.comm.network import Network
-from gossamer.plan.advise.advice_file import Advice, CandidateRow
-from gossamer.plan.advise.answer import Setting, answer
-from gossamer.plan.advise.pricing.candidates import candidates
-from gossamer.plan.advise.pricing.foretell import Foretold, foretell
-from gossamer.plan.advise.pricing.gradient_findings import findings
-from gossamer.plan.advise.pricing.pruning import judged
-from gossamer.plan.advise.pricing.step_pricing import StepPricer
-from gossamer.plan.advise.pricing.thresholds import LeadRange, thresholds
-from gossamer.plan.advise.racing.contender import Contender, RaceJob
-from gossamer.plan.advise.racing.race import FEWEST_STEPS, Race, RaceError, RaceResult
-from gossamer.plan.advise.script_check import ScriptFacts, check_script
-from gossamer.plan.advise.whole_advice import whole_advice
-from gossamer.plan.estimate.workload_profile import WorkloadProfile
-from gossamer.plan.profiling.gradient_statistics import GradientStatistics
-from gossamer.plan.profiling.profile_runs import profile_with_gradients
-from gossamer.plan.simulated_job import ForecastClock, NetworkSchedule, SimulatedJob
+from gossamer.events import Attached, Event, subscribe
+from gossamer.plan.advise.advice_file import (
+    MOST_POINTS,
+    Advice,
+    CandidateRow,
+    ConfirmedRow,
+    ContenderRow,
+    FindingRow,
+    Range,
+    RungRow,
+)
+from gossamer.plan.advise.answer import Answer, Setting, answer
+from gossamer.plan.advise.candidates import GradientFinding, candidates, findings
+from gossamer.plan.advise.curves import ConfidenceInterval, Point, Target, seconds_to
+from gossamer.plan.advise.prices import Foretold, StepPricer, foretell, judged
+from gossamer.plan.advise.race import FEWEST_STEPS, LOSSES, NO_LOSS, Contender, Race, RaceError, RaceJob, RaceResult
+from gossamer.plan.advise.thresholds import LeadRange, thresholds
+from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.plan.profile.gradient_statistics import GradientStatistics
+from gossamer.plan.profile.profile_runs import profile_with_gradients
+from gossamer.plan.simulate import ForecastClock, NetworkSchedule, SimulatedJob, StepTimes
+
+# -- a script, checked -------------------------------------------------------------------------------------------------
+
+
+STEPS = 4
+SAME = 1e-4  # of a loss: sums in another order differ by less
+NOT_REPEATED = (
+    "two runs of the script with one recipe and the same arguments log other losses, {first:.6g} and {second:.6g} in "
+    "step {step}: it draws without a seed. Recipes then differ by chance, too, and the intervals do not know of it. "
+    "Write torch.manual_seed(0) before the model is made, and draw data by world.shard(..., seed=0)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptFacts:
+    """What a few steps tell. step_seconds: of this machine, for one step of all workers, one after the other."""
+
+    model: Attached
+    optimizer_type: type[Optimizer]
+    step_seconds: float
+    remark: str | None  # where the script does not repeat itself
+
+
+class _UnitClock:
+    """A second a step, whatever the recipe."""
+
+    def step(self, recipe: Recipe, at: float) -> StepTimes:
+        return StepTimes(seconds=1.0)
+
+
+def check_script(script: Path, arguments: Sequence[str], workers: int, target_metric: str | None = None) -> ScriptFacts:
+    """Raises RaceError for a script that fails, ends at once, or logs nothing that could be compared."""
+    models: list[Attached] = []
+    optimizers: list[type[Optimizer]] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Attached):
+            models.append(event)
+
+    def step(optimizer: Optimizer, *_: object) -> None:
+        optimizers.append(type(optimizer))
+
+    unsubscribe, hook = subscribe(hear), register_optimizer_step_pre_hook(step)
+    try:
+        seconds, first = _few_steps(script, arguments, workers)
+        _, second = _few_steps(script, arguments, workers)
+    finally:
+        unsubscribe()
+        hook.remove()
+    if not models or not optimizers:
+        raise RaceError(f"{script} made no step by an optimizer, so there is nothing to compare recipes by")
+    if not any(first.get(name) for name in (*LOSSES, target_metric or "")):
+        raise RaceError(NO_LOSS)
+    return ScriptFacts(
+        model=models[0], optimizer_type=optimizers[0], step_seconds=seconds, remark=difference(first, second)
+    )
+
+
+def _few_steps(script: Path, arguments: Sequence[str], workers: int) -> tuple[float, Mapping[str, Sequence[Point]]]:
+    """Seconds of this machine a step, the first one left out, and what was logged."""
+    job = SimulatedJob(script, arguments, "Dense()", workers, clock=_UnitClock())
+    try:
+        job.advance(steps=1)
+        began = time.monotonic()
+        progress = job.advance(steps=STEPS)
+        seconds = (time.monotonic() - began) / max(1, progress.steps - 1)
+    finally:
+        job.close()
+    if progress.failure is not None:
+        raise RaceError(f"{script} fails with Dense(), so there is nothing to compare with: {progress.failure}")
+    return seconds, progress.metrics
+
+
+def difference(first: Mapping[str, Sequence[Point]], second: Mapping[str, Sequence[Point]]) -> str | None:
+    """What to say of two runs that should have logged the same; None where they did."""
+    for name in LOSSES:
+        for (step, _, value), (_, _, again) in zip(first.get(name, ()), second.get(name, ()), strict=False):
+            if not isclose(value, again, rel_tol=SAME):
+                return NOT_REPEATED.format(first=value, second=again, step=step)
+    return None
+
+
+# -- whole advice ------------------------------------------------------------------------------------------------------
+
+
+def whole_advice(
+    race: RaceResult,
+    answer: Answer,
+    setting: Setting,
+    *,
+    candidates: Sequence[CandidateRow] = (),
+    compute_seconds: float = 0.0,
+    gradients: Mapping[str, float | None] | None = None,
+    findings: Sequence[GradientFinding] = (),
+    confirmed: Sequence[ConfirmedRow] = (),
+) -> Advice:
+    """candidates: in the order of what is expected of them. compute_seconds: of a step without communication."""
+    return Advice(
+        recipe=answer.recipe,
+        learning_rate_factor=answer.learning_rate_factor,
+        change=answer.change,
+        use=answer.use,
+        gain=answer.gain,
+        cost=answer.cost,
+        command=answer.command,
+        script=setting.script,
+        arguments=tuple(setting.arguments),
+        workers=setting.workers,
+        network=setting.network,
+        target=str(setting.target) if setting.target else None,
+        compute_seconds=compute_seconds,
+        metric=race.metric,
+        race_seconds=race.seconds,
+        confidence=race.confidence,
+        candidates=tuple(candidates),
+        contenders=tuple(_contender_row(each, race, setting.target) for each in race.contenders),
+        rungs=tuple(RungRow(seconds=each.seconds, names=each.names, out=each.out) for each in race.rungs),
+        would_change=answer.would_change,
+        remarks=answer.remarks,
+        gradients=dict(gradients or {}),
+        findings=tuple(FindingRow(**asdict(each)) for each in findings),
+        confirmed=tuple(confirmed),
+    )
+
+
+def _contender_row(contender: Contender, race: RaceResult, target: Target | None) -> ContenderRow:
+    against = contender.against
+    curve = contender.curve(race.metric).thinned(MOST_POINTS)
+    return ContenderRow(
+        recipe=contender.recipe,
+        learning_rate_factor=contender.learning_rate_factor,
+        steps=contender.steps,
+        seconds=contender.seconds,
+        bytes_sent=contender.bytes_sent,
+        loss=race.last_loss(contender),
+        curve=tuple((float(step), at, value) for step, at, value in curve.points),
+        out=contender.out,
+        speedup=_range(against.speedup) if against else None,
+        loss_at_equal_steps=_range(against.loss_at_equal_steps) if against else None,
+        loss_at_equal_seconds=_range(against.loss_at_equal_seconds) if against else None,
+        seconds_to_target=seconds_to(contender.curve(target.metric), target) if target else None,
+    )
+
+
+def _range(interval: ConfidenceInterval) -> Range:
+    value, low, high = (each if isfinite(each) else None for each in (interval.value, interval.low, interval.high))
+    return value, low, high
+
 
 DENSE = "Dense()"
+
+# -- the stages --------------------------------------------------------------------------------------------------------
 
 Say = Callable[[str], None]
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from math import isfinite
 
 from gossamer.base.units import rate_text, seconds_text
-from gossamer.plan.advise.pricing.thresholds import LeadRange
-from gossamer.plan.advise.racing.batch_means import ConfidenceInterval
-from gossamer.plan.advise.racing.contender import Contender
-from gossamer.plan.advise.racing.race import RaceResult
-from gossamer.plan.advise.racing.target import Target, seconds_to, unreached_text
+from gossamer.plan.advise.curves import ConfidenceInterval, Target, seconds_to, unreached_text
+from gossamer.plan.advise.race import Contender, RaceResult
+from gossamer.plan.advise.thresholds import LeadRange
 
 WORTHWHILE = 1.1  # times as fast, at least: what gains less is not worth another recipe
 

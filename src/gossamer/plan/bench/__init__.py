@@ -3,7 +3,6 @@
 cases          which compressors are timed, with which parameters
 workloads      what is timed of each: rows of a table, and yardsticks (copy, add, matrix products)
 replay         one worker's part of an aggregation, with answers that were recorded before
-kernel_switch  compiled loops or plain torch, chosen while the process runs
 interleave     fair timing: all timers take turns in every round
 suite          all rows in one interleaved run, with rates and shares of torch.add's rate
 two_process    one process alone, then two at once, each a `worker`

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from gossamer.algorithms.compressors import Compressor
 from gossamer.base.kernels import encode_places, sparse_decode
+from gossamer.base.kernels.library import LIBRARY, wanted_kernels
 from gossamer.base.layout import Layout
 from gossamer.plan.bench.interleave import Timer, seconds_of
-from gossamer.plan.bench.kernel_switch import available, using
 from gossamer.plan.bench.replay import ReplayedExchange, gradient, prepare
+
+VARIABLE = "GOSSAMER_KERNELS"
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """GOSSAMER_KERNELS is `name` for a while."""
+    before = os.environ.get(VARIABLE)
+    _ask_for(name)
+    try:
+        yield
+    finally:
+        _ask_for(before)
+
+
+def available() -> list[str]:
+    return ["native", "reference"] if LIBRARY.exists() else ["reference"]
+
+
+def _ask_for(name: str | None) -> None:
+    if name is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = name
+    wanted_kernels.cache_clear()
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 COPY, ADD, PRODUCTS, ONTO = "copy_", "add", "matrix products", "sparse_decode onto"
 ENCODE, DECODE, WHOLE = "encode", "decode", "whole"

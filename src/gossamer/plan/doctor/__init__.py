@@ -1,8 +1,6 @@
 """Doctor: describes a job's machines and measures the links between them, before anything is trained.
 
-worker           the script that every rank runs
-host             this rank's versions, memory, GPUs and interface
-pair_probe       every pair of ranks in turn: reachability, round trip, bandwidth
+worker           the script that every rank runs: describes its host, then measures every pair of ranks in turn
 ping_link        the TCP connection that a pair is measured over
 link_statistics  from raw timings to round trip, bandwidth and clock offset
 report           what was found, as JSON

@@ -1,25 +1,179 @@
-"""Doctor's worker, run as `gossamer run plan/doctor/worker.py REPORT.json --seconds S`."""
+"""Doctor's worker, run as `gossamer run plan/doctor/worker.py REPORT.json --seconds S`.
+
+Each rank describes its host: versions, memory, GPUs and the interface that training would use. Then every pair of ranks
+in turn is measured: reachability, round trip and bandwidth.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import platform
 import secrets
+import socket
 import time
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, replace
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
+from gossamer.base.kernels.library import missing_kernels
 from gossamer.comm import environment
 from gossamer.comm.environment.store import RendezvousStore
 from gossamer.errors import ConnectError
-from gossamer.plan.doctor.host import describe
-from gossamer.plan.doctor.link_statistics import direction_seconds, pairs
-from gossamer.plan.doctor.pair_probe import Probe
-from gossamer.plan.doctor.ping_link import PingListener
-from gossamer.plan.doctor.report import DoctorReport, HostReport, PairReport, host_from, write_report
+from gossamer.plan.doctor.link_statistics import (
+    clock_offset_seconds,
+    direction_seconds,
+    largest_that_fits,
+    pairs,
+    round_trip_seconds,
+)
+from gossamer.plan.doctor.ping_link import PingLink, PingListener, call
+from gossamer.plan.doctor.report import DoctorReport, HostReport, PairReport, host_from, pair_from, write_report
+from gossamer.version import __version__
+
+LOOPBACK = "127.0.0.1"
+
+
+def describe(job: environment.JobEnvironment) -> HostReport:
+    """This rank's host, on the interface that training would use."""
+    interface, address = _interface(job)
+    return HostReport(
+        rank=job.rank,
+        name=socket.gethostname(),
+        address=address,
+        interface=interface,
+        gossamer=__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        nccl=_nccl(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        gpus=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
+        load_average=os.getloadavg()[0],
+        missing_kernels=missing_kernels(),
+    )
+
+
+def _interface(job: environment.JobEnvironment) -> tuple[str | None, str]:
+    """Its name (None where the system tells none) and its address."""
+    given = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    interface = given or environment.choose_interface(job)
+    address = environment.interfaces().get(interface) if interface else None
+    return interface, address or _address_towards(job.master_address or LOOPBACK)
+
+
+def _address_towards(address: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # a datagram socket sends nothing here: the kernel only picks the route
+        return str(probe.getsockname()[0])
+
+
+def _nccl() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
+# -- pairs of ranks ----------------------------------------------------------------------------------------------------
+
+
+PINGS = 20
+WINDOW_ROUND_TRIPS = 20  # in which a connection's window grows to what the path holds
+CALL_SECONDS = 3.0  # a lost first packet is sent again after one
+PATIENCE_SECONDS = 60.0  # with one pair, beyond what it may send
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One rank's part in measuring."""
+
+    rank: int
+    store: RendezvousStore
+    listener: PingListener
+    token: bytes
+    addresses: Sequence[tuple[str, int]]  # of all ranks' listeners, and their ports
+    seconds: float  # of sending, each way
+
+    def measure(self, pairs: Sequence[tuple[int, int]]) -> list[PairReport]:
+        """All pairs, one after another so that none disturbs another, timed by their first ranks."""
+        found = []
+        for number, (first, second) in enumerate(pairs, start=1):
+            topic = f"pair/{first}-{second}"
+            if self.rank == first:
+                print(f"pair {number} of {len(pairs)}: ranks {first} and {second}", flush=True)
+                self.store.pin(topic, json.dumps(asdict(self._ask(first, second))))
+            elif self.rank == second:
+                self._answer(first, second)
+            found.append(pair_from(self.store.read(topic, PATIENCE_SECONDS + 2 * self.seconds)))
+        return found
+
+    def _ask(self, first: int, second: int) -> PairReport:
+        with ExitStack() as open_links:
+            links, problems = self._connect(first, second, open_links)
+            if not links:
+                return PairReport(ranks=(first, second), problems=problems)
+            try:
+                return _measured(links[0], self.seconds, (first, second), problems)
+            except OSError as error:
+                broken = f"the connection broke while it was measured ({error})"
+                return PairReport(ranks=(first, second), problems=(*problems, broken))
+
+    def _answer(self, first: int, second: int) -> None:
+        with ExitStack() as open_links:
+            links, _ = self._connect(first, second, open_links)
+            try:
+                for link in links[:1]:
+                    link.serve()
+            except OSError:
+                return  # the asking end notices too, and it is the one that writes
+
+    def _connect(self, first: int, second: int, open_links: ExitStack) -> tuple[list[PingLink], tuple[str, ...]]:
+        """Connect both ways, since engines may connect either way; both ends have the same links in the same order."""
+        found = [self._link(first, second), self._link(second, first)]
+        links = [open_links.enter_context(link) for link, _ in found if link is not None]
+        return links, tuple(problem for _, problem in found if problem)
+
+    def _link(self, caller: int, callee: int) -> tuple[PingLink | None, str]:
+        """The link that `caller` opened, or why it could not."""
+        topic = f"call/{caller}-{callee}"
+        if self.rank == caller:
+            link, problem = self._call(callee)
+            self.store.pin(topic, problem)
+            return link, problem
+        problem = self.store.read(topic, PATIENCE_SECONDS)
+        return (None if problem else self.listener.open(CALL_SECONDS)), problem
+
+    def _call(self, callee: int) -> tuple[PingLink | None, str]:
+        address, port = self.addresses[callee]
+        try:
+            return call(address, port, self.token, CALL_SECONDS), ""
+        except OSError as error:
+            return None, f"rank {self.rank} cannot reach rank {callee} at {address} ({error})"
+
+
+def _measured(link: PingLink, seconds: float, ranks: tuple[int, int], problems: tuple[str, ...]) -> PairReport:
+    link.ping()  # the first one also wakes both ends
+    pings = [link.ping() for _ in range(PINGS)]
+    minimum, median = round_trip_seconds(pings)
+    each_way = max(seconds, WINDOW_ROUND_TRIPS * median)
+    forth, back = largest_that_fits(link.push, each_way), largest_that_fits(link.fetch, each_way)
+    link.end()
+    return PairReport(
+        ranks=ranks,
+        minimum_round_trip_seconds=minimum,
+        median_round_trip_seconds=median,
+        forth_bits_per_second=forth,
+        back_bits_per_second=back,
+        clock_offset_seconds=clock_offset_seconds(pings),
+        problems=problems,
+    )
+
+
+# -- the script --------------------------------------------------------------------------------------------------------
 
 RENDEZVOUS_SECONDS = 30.0  # workers start within a few
 TOKEN_BYTES = 16

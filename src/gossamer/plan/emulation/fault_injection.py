@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, Protocol
 
 from gossamer.errors import require
-from gossamer.plan.emulation.shell import EmulationError
+from gossamer.plan.emulation.namespaces import EmulationError
 
 EXAMPLES = (
     '"cut(2, at=10, for_seconds=5)", "cut(0, 1, at=10)", "slow(1, factor=5, at=10, for_seconds=20)", '

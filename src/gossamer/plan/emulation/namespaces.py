@@ -1,4 +1,7 @@
-"""Network namespaces as hosts: their names tell the process that owns them, so that stale ones can be removed."""
+"""Network namespaces as hosts, the commands `ip` and `tc` in them, and the bytes that the kernel counted there.
+
+The names of namespaces contain the process that owns them, so that stale ones can be removed.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,50 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.errors import require
-from gossamer.plan.emulation.shell import EmulationError, call, ip
+from gossamer.errors import GossamerError, require
+
+
+def call(command: Sequence[str], text: str = "") -> str:
+    """Run a command and return what it printed. Raises EmulationError with its own words."""
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise EmulationError(f"there is no {command[0]} command here. Install iproute2 and util-linux.") from None
+    if done.returncode:
+        raise EmulationError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+def ip(namespace: str, lines: Iterable[str]) -> None:
+    """Several `ip` commands in one namespace, without their first word."""
+    call(("ip", "-n", namespace, "-batch", "-"), "".join(f"{line}\n" for line in lines))
+
+
+def tc(namespace: str, lines: Iterable[str]) -> None:
+    call(("tc", "-n", namespace, "-batch", "-"), "".join(f"{line}\n" for line in lines))
+
+
+class EmulationError(GossamerError):
+    """This machine cannot emulate the network, or not in this way."""
+
+
+COUNTERS = Path("/proc/self/net/dev")
+SENT_BYTES, SENT_PACKETS = 8, 9  # after eight columns of what was received
+
+
+def sent_bytes(header_bytes: int) -> int:
+    """IP bytes that this process's host has sent so far; header_bytes: what the counter has on top of each packet."""
+    line = next(line for line in COUNTERS.read_text().splitlines() if line.strip().startswith(f"{INTERFACE}:"))
+    columns = [int(column) for column in line.partition(":")[2].split()]
+    return columns[SENT_BYTES] - header_bytes * columns[SENT_PACKETS]
+
+
+# -- hosts -------------------------------------------------------------------------------------------------------------
 
 DIRECTORY = Path("/run/netns")
 INTERFACE = "eth0"

@@ -13,12 +13,9 @@ from types import FrameType, TracebackType
 
 from gossamer.comm.network import Network
 from gossamer.errors import require
-from gossamer.plan.emulation.bridge import BridgeFabric
 from gossamer.plan.emulation.capabilities import needs_switch
-from gossamer.plan.emulation.fabric import Fabric
-from gossamer.plan.emulation.namespaces import EmulatedHost, emulated_hosts, new_tag, remove_stale
-from gossamer.plan.emulation.shell import EmulationError, call
-from gossamer.plan.emulation.traffic_shaping import MTU_BYTES
+from gossamer.plan.emulation.fabric import MTU_BYTES, BridgeFabric, Fabric
+from gossamer.plan.emulation.namespaces import EmulatedHost, EmulationError, call, emulated_hosts, new_tag, remove_stale
 from gossamer.plan.emulation.tun_switch import SwitchFabric
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 from gossamer.comm.network import Host, Network
 from gossamer.comm.network import Path as NetworkPath
-from gossamer.plan.emulation.namespaces import DIRECTORY, EmulatedHost, agree_on_tcp
-from gossamer.plan.emulation.shell import EmulationError, ip, tc
-from gossamer.plan.emulation.traffic_shaping import (
+from gossamer.plan.emulation.fabric import (
     MTU_BYTES,
     SOCKETS_QUEUE_BYTES,
     bucket,
@@ -23,6 +21,7 @@ from gossamer.plan.emulation.traffic_shaping import (
     line_queue_bytes,
     queue_bytes,
 )
+from gossamer.plan.emulation.namespaces import DIRECTORY, EmulatedHost, EmulationError, agree_on_tcp, ip, tc
 
 PROGRAM = Path(__file__).with_name("gossamer-switch")
 GREETING = "gossamer-switch 2"

@@ -1,9 +1,12 @@
 """Pricing: seconds of a step on every rung, by its bytes and messages on the line that was measured.
 
 busy    = codec + bytes * seconds_per_byte + trips * trip_seconds         of the communication thread
-waiting = max(busy / buckets, busy - hidden)       the last bucket comes when the backward pass is over
+waiting = even_wait(busy, buckets, hidden)         as in a simulated step of equal buckets
 step    = computing + waiting                      of local steps: busy is waited for in full, once a period
 to a loss: step * how many steps the rung needs, over those of Dense()
+
+Where the line is known, steps are at most 6 % shorter than simulated ones: headers are not counted. A fitted line
+counts them, since it is fitted to what payload took.
 """
 
 from __future__ import annotations
@@ -11,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gossamer.comm.network.cost.step_simulator import BACKWARD_SHARE, even_wait
 from gossamer.train.auto.network_fit import NO_FACTORS, Factors, FittedLine, StepWindow
 from gossamer.train.auto.rung_cost import RungCost
 
-BACKWARD_SHARE = 2 / 3  # of computing, in which gradients appear
-SURE_WAITING = (
-    0.1  # of what the communication thread does: where more is waited for, the rest is all that can be hidden
-)
+#: Of what the communication thread does: where more is waited for, the rest is all that can be hidden
+SURE_WAITING = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +33,12 @@ class RungPrice:
 
 def hidden_seconds(window: StepWindow, cost: RungCost) -> float:
     """How much of a step's communication can go on beside the backward pass."""
+    assumed = BACKWARD_SHARE * window.computing * (cost.buckets - 1) / cost.buckets
     if cost.local:
-        return BACKWARD_SHARE * window.computing * (cost.buckets - 1) / cost.buckets
+        return assumed
     busy = window.wire + window.codec
     seen = max(0.0, busy - window.waiting)
-    if window.waiting > SURE_WAITING * busy:
-        return seen
-    return max(seen, BACKWARD_SHARE * window.computing * (cost.buckets - 1) / cost.buckets)
+    return seen if window.waiting > SURE_WAITING * busy else max(seen, assumed)
 
 
 def step_seconds(
@@ -45,7 +46,7 @@ def step_seconds(
 ) -> float:
     """Foretell a step. factor: of the wire's seconds, as was learned when the rung was tried."""
     busy = codec_seconds + factor * line.wire_seconds(cost.bytes_sent, cost.trips)
-    return computing + (busy if cost.local else max(busy / cost.buckets, busy - hidden))
+    return computing + (busy if cost.local else even_wait(busy, cost.buckets, hidden))
 
 
 def price(

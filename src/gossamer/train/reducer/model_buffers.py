@@ -118,8 +118,3 @@ def moving_buffers(model: nn.Module) -> list[int]:
     """Bytes of each buffer that training moves in every step: running statistics. Each is a broadcast of its own."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
     return [buffer.nbytes for norm in norms for buffer in norm.buffers(recurse=False)]
-
-
-def moving_bytes(model: nn.Module) -> int:
-    """Bytes of all of them."""
-    return sum(moving_buffers(model))

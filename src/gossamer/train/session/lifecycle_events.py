@@ -26,7 +26,7 @@ from gossamer.train import checkpoint
 from gossamer.train.reducer.averaged_state import averaged_bytes, averaged_keys
 from gossamer.train.reducer.bucket import Bucket, layouts
 from gossamer.train.reducer.frozen_parameters import FrozenParameters, flags_bytes
-from gossamer.train.reducer.model_buffers import ModelBuffers, moving_bytes
+from gossamer.train.reducer.model_buffers import ModelBuffers, moving_buffers
 from gossamer.train.reducer.parameter_views import state_of, trainable
 from gossamer.train.reducer.step_report import control_bytes
 from gossamer.train.session.tensor_hash import tensor_hashes
@@ -46,12 +46,14 @@ def begun(
     buckets = [bucket for each in fragments for bucket in each]
     tensors = len(trainable(model))
     groups = len(ModelBuffers(model))
+    moving = tuple(moving_buffers(model)) if stage.averages_gradients_at_once else ()
     return events.Attached(
         recipe=repr(recipe),
         layouts=tuple(layouts(buckets)),
         fragments=tuple(place for place, each in enumerate(fragments) for _ in each),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        buffer_bytes=moving_bytes(model) if stage.averages_gradients_at_once else 0,
+        buffer_bytes=sum(moving),
+        buffers=moving,
         rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if stage.scheduled else (),
         control_bytes=round_control_bytes(stage, tensors, groups, len(FrozenParameters(model))),
         site_control_bytes=0 if stage.per_site is None else control_bytes(tensors, groups),

@@ -77,6 +77,11 @@ class TrafficEstimate:
         return self.cycle_bytes_sent / self.passes
 
     @property
+    def memory_bytes(self) -> int:
+        """What a worker keeps between steps besides the model and its optimizer."""
+        return self.residual_bytes + self.other_state_bytes + self.strategy_bytes
+
+    @property
     def share_of_dense(self) -> float | None:
         """Bytes sent over those of a dense ring after every backward pass; None in a world of one: it sends nothing."""
         return self.bytes_sent_per_pass / self.dense_bytes_sent if self.dense_bytes_sent else None

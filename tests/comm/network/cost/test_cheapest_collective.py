@@ -1,4 +1,8 @@
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gossamer.algorithms.collectives import (
     DirectAllReduce,
@@ -59,6 +63,37 @@ def test_the_fastest_is_the_fastest():
 def test_no_collective_is_always_the_fastest(always):
     with pytest.raises(AssertionError):
         check_fastest(lambda *_: always)
+
+
+SECONDS = st.sampled_from([0.0, 1e-4, 0.002, 0.02, 0.3])
+RATES = st.floats(4, 11).map(lambda exponent: 10**exponent)
+
+
+@given(
+    rates=st.lists(RATES, min_size=4, max_size=4) | RATES.map(lambda rate: [rate] * 4),
+    shared=st.none() | RATES,
+    path=st.builds(Path, round_trip_seconds=SECONDS, jitter_seconds=SECONDS, loss=st.sampled_from([0.0, 0.001, 0.03])),
+    numel=st.floats(0, 6).map(lambda exponent: int(10**exponent)),
+)
+def test_between_two_ranks_the_choice_is_the_simulated_one(rates, shared, path, numel):
+    hosts = [
+        Host(up_bits_per_second=up, down_bits_per_second=down, site=site)
+        for up, down, site in zip(rates[:2], rates[2:], "we", strict=True)
+    ]
+    network = Network(hosts=tuple(hosts), paths={frozenset("we"): replace(path, bits_per_second=shared)})
+    assert fastest(4 * numel, 4, network) == fastest(4 * numel, 4, network, among=candidates(network))
+
+
+def test_few_bytes_between_two_unequal_ranks_may_go_by_a_tree():
+    slow_up = Host(up_bits_per_second=1e5, down_bits_per_second=1e7)
+    slow_down = Host(up_bits_per_second=1e7, down_bits_per_second=1e6)
+    network = Network(hosts=(slow_up, slow_down))
+    assert fastest(16, 4, network) == fastest(16, 4, network, among=candidates(network)) == TreeAllReduce()
+
+
+def test_between_two_ranks_nothing_is_simulated(monkeypatch):
+    monkeypatch.setattr(cheapest_collective, "table_seconds", None)
+    assert fastest(1_000_000, 4, read_network("1gbit,1ms", 2)) == DirectAllReduce()
 
 
 def test_few_bytes_go_straight_where_round_trips_are_long():

@@ -12,8 +12,7 @@ from gossamer.comm.network import Host, Network, read_network
 from gossamer.comm.network.cost import message_schedule, op_cost, representative_cost
 from gossamer.comm.network.cost.cheapest_collective import fastest, is_alike, most_others, wished_alike
 from gossamer.comm.network.cost.op_cost import NetworkCost, op_costs
-from gossamer.comm.network.cost.representative_cost import RepresentativeCost
-from gossamer.comm.network.cost.representative_rank import RepresentativeRank, UniformNetwork
+from gossamer.comm.network.cost.representative_cost import RepresentativeCost, RepresentativeRank, UniformNetwork
 from gossamer.comm.network.parse import NetworkError
 
 NETWORKS = ("1gbit,1ms", "100mbit,50ms", "10gbit,0s", "100mbit,20ms,loss=0.1%", "1gbit,10ms,jitter=2ms")

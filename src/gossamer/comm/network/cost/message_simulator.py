@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from gossamer.comm.network.cost.event_queue import EventQueue
+from gossamer.base.virtual_clock import VirtualClock
 from gossamer.comm.network.cost.message_schedule import (
     Hear,
     Move,
@@ -24,14 +24,60 @@ from gossamer.comm.network.cost.message_schedule import (
     Send,
     SendCompleted,
 )
-from gossamer.comm.network.cost.shared_link import SharedLine, SharedLines
 from gossamer.comm.network.model import Network, Path
 from gossamer.comm.network.tcp_model import ETHERNET, Stream, Tcp
 
 ENVELOPE_BYTES = 48  # what Gloo puts before a message, and all there is to "ready to receive"
 EAGER_ENVELOPE_BYTES = 16  # before what leaves at once
 
-Carried = Callable[[int, int, int, float, float], None]  # sender, receiver, bytes, when its first and last bit came
+Carried = Callable[[int, int, int, float], None]  # sender, receiver, bytes, when its first bit came; now: its last
+
+
+@dataclass
+class SharedLine:
+    """One direction between two sites. Told of messages in the order in which their senders are done with them.
+
+    Each takes the line as it is free from its own beginning on, in several parts where others hold it between: the
+    earliest deadline first, which delays no message where the line is as fast as all senders together, whatever
+    sizes meet.
+    source: Horn 1974, Naval Research Logistics Quarterly
+    """
+
+    bits_per_second: float
+    busy: list[tuple[float, float]] = field(default_factory=list)  # from when to when; ascending, with gaps between
+
+    def carry(self, bits: float, begin: float) -> float:
+        """Put `bits` on the line that are there from `begin` on; the moment at which the last has passed."""
+        later = []
+        while self.busy and self.busy[-1][1] >= begin:
+            later.append(self.busy.pop())
+        first, now, left = begin, begin, bits / self.bits_per_second
+        while later and later[-1][0] < now + left:
+            start, end = later.pop()
+            left -= max(0.0, start - now)  # what fits into the gap before
+            first, now = min(first, start), end
+        self.busy += [(first, now + left), *reversed(later)]
+        return now + left
+
+    def free_at(self, now: float) -> float:
+        """The moment from `now` on at which nothing is on the line, by what it has been told of."""
+        return next((max(now, end) for start, end in reversed(self.busy) if start <= now), now)
+
+
+@dataclass
+class SharedLines:
+    """The shared lines of a network: one for each direction between two sites whose path has a rate."""
+
+    network: Network
+    lines: dict[tuple[str, str], SharedLine] = field(default_factory=dict)
+
+    def between(self, sender: int, receiver: int) -> SharedLine | None:
+        """The line that two hosts share with others; None where they have the way to themselves."""
+        rate = self.network.path(sender, receiver).bits_per_second
+        if rate is None:
+            return None
+        sites = self.network.hosts[sender].site, self.network.hosts[receiver].site
+        return self.lines.setdefault(sites, SharedLine(rate))
 
 
 @dataclass
@@ -43,7 +89,7 @@ class _Connection:
     bits_per_second: float
     latency_seconds: float
     shared: SharedLine | None
-    queue: deque[Callable[[float], None]] = field(default_factory=deque)
+    queue: deque[Callable[[], None]] = field(default_factory=deque)
 
 
 class Wires:
@@ -68,7 +114,7 @@ class Wires:
         """
         if self.world == 1:
             return list(starts)
-        clock, ends = EventQueue(), list(starts)
+        clock, ends = VirtualClock(), list(starts)
         for place in range(max(map(len, moves))):
             parts = [each[place] if place < len(each) else iter(()) for each in moves]
             _Exchange(self, clock, parts, starts, ends)
@@ -148,18 +194,18 @@ class _Exchange:
     """The moves of all ranks in one exchange; `ends` is moved to when each is done with them, where that is later."""
 
     def __init__(
-        self, wires: Wires, clock: EventQueue, moves: Sequence[Moves], starts: Sequence[float], ends: list[float]
+        self, wires: Wires, clock: VirtualClock, moves: Sequence[Moves], starts: Sequence[float], ends: list[float]
     ) -> None:
         self._wires, self._clock, self._ends = wires, clock, ends
         self._ranks = [_Rank(each) for each in moves]
         self._offers: dict[tuple[int, int], deque[tuple[float, int]]] = {}
         self._wishes: dict[tuple[int, int], deque[float]] = {}
         for rank, start in enumerate(starts):
-            clock.at(start, partial(self._go_on, rank))
+            clock.at(start, self._go_on, rank)
 
-    def _go_on(self, rank: int, now: float) -> None:
+    def _go_on(self, rank: int) -> None:
         """Make moves until one has to wait."""
-        mine = self._ranks[rank]
+        mine, now = self._ranks[rank], self._clock.now
         while True:
             move = mine.waiting or next(mine.moves, None)
             mine.waiting = None
@@ -170,7 +216,7 @@ class _Exchange:
                         return
                     mine.heard[of] -= 1
                 case Send(to, nbytes, True):
-                    self._post(rank, to, nbytes + EAGER_ENVELOPE_BYTES, now)
+                    self._post(rank, to, nbytes + EAGER_ENVELOPE_BYTES)
                 case Send(to, nbytes):
                     self._offers.setdefault((rank, to), deque()).append((now, nbytes + ENVELOPE_BYTES))
                     self._match(rank, to)
@@ -185,19 +231,19 @@ class _Exchange:
                         return
                     done.popleft()
                 case RankTurn(number):
-                    self._clock.at(now, partial(self._go_on, rank), number)
+                    self._clock.at(now, self._go_on, rank, turn=number)
                     return
                 case None:
                     self._ends[rank] = max(self._ends[rank], now)
                     return
 
-    def _cross(self, sender: int, receiver: int, nbytes: int, begin: float, then: Carried, now: float) -> None:
+    def _cross(self, sender: int, receiver: int, nbytes: int, begin: float, then: Carried) -> None:
         """A message that nothing holds up goes on at once, in its turn among the events of this moment."""
-        begin, passed = self._wires.cross(sender, receiver, nbytes, begin, now)
-        if passed > now:
-            self._clock.at(passed, partial(then, sender, receiver, nbytes, begin))
+        begin, passed = self._wires.cross(sender, receiver, nbytes, begin, self._clock.now)
+        if passed > self._clock.now:
+            self._clock.at(passed, then, sender, receiver, nbytes, begin)
         else:
-            then(sender, receiver, nbytes, begin, now)
+            then(sender, receiver, nbytes, begin)
 
     # -- messages that leave when both ends are ready
 
@@ -205,46 +251,46 @@ class _Exchange:
         offers, wishes = self._offers.get((sender, receiver)), self._wishes.get((sender, receiver))
         if offers and wishes:
             (offered, nbytes), wished = offers.popleft(), wishes.popleft()
-            self._clock.at(max(offered, wished), partial(self._leave, sender, receiver, nbytes))
+            self._clock.at(max(offered, wished), self._leave, sender, receiver, nbytes)
 
-    def _leave(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
-        begin, left = self._wires.depart(sender, receiver, nbytes, now)
-        self._clock.at(left, partial(self._cross, sender, receiver, nbytes, begin, self._arrive))
+    def _leave(self, sender: int, receiver: int, nbytes: int) -> None:
+        begin, left = self._wires.depart(sender, receiver, nbytes, self._clock.now)
+        self._clock.at(left, self._cross, sender, receiver, nbytes, begin, self._arrive)
 
-    def _arrive(self, sender: int, receiver: int, nbytes: int, begin: float, now: float) -> None:
-        arrived = self._wires.arrive(sender, receiver, nbytes, begin, now)
-        self._clock.at(arrived, partial(self._complete, receiver, self._ranks[receiver].received))
-        self._complete(sender, self._ranks[sender].sent, now)
+    def _arrive(self, sender: int, receiver: int, nbytes: int, begin: float) -> None:
+        arrived = self._wires.arrive(sender, receiver, nbytes, begin, self._clock.now)
+        self._clock.at(arrived, self._complete, receiver, self._ranks[receiver].received)
+        self._complete(sender, self._ranks[sender].sent)
 
-    def _complete(self, rank: int, done: deque[float], now: float) -> None:
-        done.append(now)
+    def _complete(self, rank: int, done: deque[float]) -> None:
+        done.append(self._clock.now)
         if self._ranks[rank].waiting is not None:
-            self._go_on(rank, now)
+            self._go_on(rank)
 
     # -- messages that leave at once
 
-    def _post(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
+    def _post(self, sender: int, receiver: int, nbytes: int) -> None:
         """Behind what the connection still has to send: a slow one must not keep the line from others."""
         queue = self._wires.connection(sender, receiver).queue
         queue.append(partial(self._start, sender, receiver, nbytes))
         if len(queue) == 1:
-            queue[0](now)
+            queue[0]()
 
-    def _start(self, sender: int, receiver: int, nbytes: int, now: float) -> None:
-        begin, left = self._wires.depart(sender, receiver, nbytes, now)
-        self._clock.at(left, partial(self._cross, sender, receiver, nbytes, begin, self._posted))
+    def _start(self, sender: int, receiver: int, nbytes: int) -> None:
+        begin, left = self._wires.depart(sender, receiver, nbytes, self._clock.now)
+        self._clock.at(left, self._cross, sender, receiver, nbytes, begin, self._posted)
 
-    def _posted(self, sender: int, receiver: int, nbytes: int, begin: float, now: float) -> None:
-        arrived = self._wires.arrive(sender, receiver, nbytes, begin, now)
-        self._clock.at(arrived, partial(self._heard, sender, receiver))
-        self._ends[sender] = max(self._ends[sender], now)
+    def _posted(self, sender: int, receiver: int, nbytes: int, begin: float) -> None:
+        arrived = self._wires.arrive(sender, receiver, nbytes, begin, self._clock.now)
+        self._clock.at(arrived, self._heard, sender, receiver)
+        self._ends[sender] = max(self._ends[sender], self._clock.now)
         queue = self._wires.connection(sender, receiver).queue
         queue.popleft()
         if queue:
-            queue[0](now)
+            queue[0]()
 
-    def _heard(self, sender: int, receiver: int, now: float) -> None:
+    def _heard(self, sender: int, receiver: int) -> None:
         mine = self._ranks[receiver]
         mine.heard[sender] = mine.heard.get(sender, 0) + 1
         if mine.waiting is not None:
-            self._go_on(receiver, now)
+            self._go_on(receiver)

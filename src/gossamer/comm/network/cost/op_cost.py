@@ -33,8 +33,7 @@ from gossamer.comm.network.cost.message_schedule import (
     tree_broadcast,
 )
 from gossamer.comm.network.cost.message_simulator import Wires
-from gossamer.comm.network.cost.representative_cost import RepresentativeCost
-from gossamer.comm.network.cost.representative_rank import UniformNetwork
+from gossamer.comm.network.cost.representative_cost import RepresentativeCost, UniformNetwork
 from gossamer.comm.network.model import Network
 from gossamer.comm.network.parse import NetworkError
 from gossamer.comm.network.tcp_model import ETHERNET, Tcp

@@ -1,0 +1,350 @@
+"""Step simulation: seconds of a training step in virtual time, given its messages, a network, and measured computing.
+
+Each rank has a training thread and a communication thread, which reduces buckets while the backward pass runs.
+`run_step` simulates one step, `run_turns` and `run_sites` sync rounds in flight beside several. All prices of a step
+follow from these, on any AnswerTimes. `even_wait` is what `run_step` comes to where all buckets are alike, in closed
+form: the `auto` recipe prices its rungs with it while it trains, on the line that it has fitted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Protocol
+
+from gossamer.algorithms.strategies import PeriodicSchedule
+from gossamer.base.ops import CollectiveOp
+from gossamer.comm.runtime.pipeline import DEPTH, Pipeline
+
+BACKWARD_SHARE = 2 / 3  # of a pass's computing, in which gradients appear, evenly: where that is assumed
+STEPS_UNTIL_STEADY = 4
+CYCLES = 2  # that count
+
+
+def ready_seconds(pass_seconds: float, share: float) -> float:
+    """When this share of the gradients is there, after a forward and backward pass of this length began."""
+    return pass_seconds * (1 + 2 * share) / 3
+
+
+def even_wait(busy_seconds: float, buckets: int, hidden_seconds: float) -> float:
+    """How long training waits in a step whose buckets take equally long and become ready evenly, the last at its end.
+
+    busy_seconds: of the communication thread, for all buckets. hidden_seconds: from the first ready one to the last.
+    """
+    return max(busy_seconds / buckets, busy_seconds - hidden_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketJob:
+    """One bucket's work on the communication thread."""
+
+    ready_seconds: float = 0.0  # after the step began, its gradients are complete
+    #: (computing before the operation, the operation of all ranks or of each, arithmetic within it), in seconds
+    rounds: Sequence[tuple[float, CollectiveOp | tuple[CollectiveOp, ...], float]]
+    last_seconds: float = 0.0  # computing after the last operation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one step took: by rank, in seconds."""
+
+    ends: Sequence[float]  # the moments at which it was over
+    waiting: Sequence[float]  # of the training thread, for the communication thread
+    wire: Sequence[float]  # of the communication thread, for answers: as in runner.ScriptCost
+    codec: Sequence[float]  # of the communication thread, computing
+
+
+class Pace(Protocol):
+    """What a worker does in a step without a network: those fields of a WorkloadProfile that a simulation needs."""
+
+    @property
+    def backward_seconds(self) -> float: ...
+    @property
+    def rest_seconds(self) -> float: ...
+    @property
+    def buffer_bytes(self) -> Sequence[int]: ...
+    @property
+    def crowded(self) -> bool: ...
+
+
+class AnswerTimes(Protocol):
+    """Network model: when each rank has the answer to an operation, given the moments at which the ranks issue it."""
+
+    def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]: ...
+    def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]: ...
+
+
+@dataclass
+class VirtualCommThread:
+    """One rank's communication thread."""
+
+    free_at: float = 0.0
+    wire: float = 0.0  # seconds spent so far, waiting for answers
+    codec: float = 0.0  # seconds spent so far, computing
+
+    def compute(self, seconds: float) -> None:
+        self.free_at += seconds
+        self.codec += seconds
+
+    def wait_until(self, moment: float) -> None:
+        """Wait for an answer that comes at that moment, or has come."""
+        self.wire += max(0.0, moment - self.free_at)
+        self.free_at = max(self.free_at, moment)
+
+
+@dataclass
+class _RunningJob:
+    """A job on all ranks' communication threads at once."""
+
+    job: BucketJob
+    ranks: Sequence[VirtualCommThread]
+    lines: AnswerTimes
+    issued: int = 0  # operations
+    answered: Sequence[float] = ()  # when the last operation's answers come, by rank
+
+    def advance(self) -> bool:
+        if self.issued:
+            _wait_until(self.ranks, self.answered)
+        if self.issued == len(self.job.rounds):
+            self._compute(self.job.last_seconds)
+            return False
+        computing, op, engine = self.job.rounds[self.issued]
+        self._compute(computing)
+        ops = op if isinstance(op, tuple) else [op] * len(self.ranks)
+        heard = self.lines.answer(ops, [rank.free_at for rank in self.ranks])
+        self.answered = [moment + engine for moment in heard]
+        self.issued += 1
+        return True
+
+    def _compute(self, seconds: float) -> None:
+        for rank in self.ranks:
+            rank.compute(seconds)
+
+
+def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[VirtualCommThread], lines: AnswerTimes) -> None:
+    """Run jobs that are all ready."""
+    pipeline = Pipeline()
+    for job in jobs:
+        pipeline.put(_RunningJob(job, ranks, lines))
+    pipeline.finish()
+
+
+def run_step(
+    jobs: Sequence[BucketJob], pace: Pace, lines: AnswerTimes, begins: Sequence[float], window: int = DEPTH
+) -> Step:
+    """One step of every rank: buckets in order, each once it is ready and the communication thread is free.
+
+    window: the pipeline's depth.
+    """
+    ranks = [
+        _InStep(begin, begin=begin, backward=begin + pace.backward_seconds, crowded=pace.crowded) for begin in begins
+    ]
+    pipeline = Pipeline(window)
+    for job in jobs:
+        for rank in ranks:
+            rank.wait_for(job.ready_seconds)
+        pipeline.put(_RunningJob(job, ranks, lines))
+    pipeline.finish()
+    for nbytes in pace.buffer_bytes if jobs else ():
+        _wait_until(ranks, lines.broadcast(nbytes, [rank.free_at for rank in ranks]))
+    resumed = [max(rank.free_at, rank.backward) for rank in ranks]
+    return Step(
+        ends=[moment + pace.rest_seconds for moment in resumed],
+        waiting=[moment - rank.backward for moment, rank in zip(resumed, ranks, strict=True)],
+        wire=[rank.wire for rank in ranks],
+        codec=[rank.codec for rank in ranks],
+    )
+
+
+def _wait_until(ranks: Sequence[VirtualCommThread], moments: Sequence[float]) -> None:
+    for rank, moment in zip(ranks, moments, strict=True):
+        rank.wait_until(moment)
+
+
+@dataclass(kw_only=True)
+class _InStep(VirtualCommThread):
+    """A communication thread beside one backward pass."""
+
+    begin: float  # of the step
+    backward: float  # when that pass will be over
+    crowded: bool  # whether all cores are busy
+    delay: float = 0.0  # of the backward pass, because processors are shared
+
+    def wait_for(self, ready_seconds: float) -> None:
+        self.free_at = max(self.free_at, self.begin + ready_seconds + self.delay)
+
+    def compute(self, seconds: float) -> None:
+        """Where all cores are busy, the backward pass and this thread take turns while both have something to do."""
+        shared = min(seconds, max(0.0, self.backward - self.free_at)) if self.crowded else 0.0
+        self.delay += shared
+        self.backward += shared
+        super().compute(seconds + shared)
+
+
+# -- sync rounds in flight beside training ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trip:
+    """What one fragment's sync round is made of."""
+
+    jobs: Sequence[BucketJob]  # of the communication thread; the first, a participation poll, ends before the others
+    offering_seconds: float = 0.0  # of the training thread, before the round
+    landing_seconds: float = 0.0  # of the training thread, after it
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerStep:
+    """Seconds of one step in the long run, means over workers."""
+
+    seconds: float
+    waiting: float  # of the training thread, for the communication thread
+    wire: float  # of the communication thread, for answers
+    codec: float  # of the communication thread, computing
+
+
+def run_turns(trips: Sequence[Trip], schedule: PeriodicSchedule, pace: Pace, lines: AnswerTimes, world: int) -> PerStep:
+    """Simulate a schedule until it repeats itself, and then the periods that count. trips: by fragment."""
+    workers = [
+        _RankInRounds(pass_seconds=pace.backward_seconds + pace.rest_seconds, crowded=pace.crowded)
+        for _ in range(world)
+    ]
+    warm = -(-schedule.delay // schedule.period) + 2
+    before = _spent(workers)
+    for cycle in range(warm + CYCLES):
+        if cycle == warm:
+            before = _spent(workers)
+        for fragment, trip in enumerate(trips):
+            _, launch, landing = schedule.sync_round(cycle * schedule.fragments + fragment)
+            _run_round(trip, launch, landing, workers, lines)
+        for worker in workers:
+            worker.land_until((cycle + 1) * schedule.period)
+    return _per_step(before, _spent(workers), CYCLES * schedule.period)
+
+
+def _run_round(trip: Trip, launch: int, landing: int, workers: Sequence[_RankInRounds], lines: AnswerTimes) -> None:
+    for worker in workers:
+        worker.send(launch, landing, trip.offering_seconds)
+    run_jobs(trip.jobs[:1], workers, lines)
+    run_jobs(trip.jobs[1:], workers, lines)
+    for worker in workers:
+        worker.under_way.append((landing, worker.free_at, trip.landing_seconds))
+
+
+def run_sites(
+    jobs: Sequence[BucketJob],
+    trips: Sequence[Trip],
+    schedule: PeriodicSchedule,
+    pace: Pace,
+    inside: AnswerTimes,
+    lines: AnswerTimes,
+    world: int,
+) -> PerStep:
+    """Steps within sites, over `inside`, and rounds between all workers, which every worker waits for."""
+    workers = [_RankInRounds(pass_seconds=0.0, crowded=False) for _ in range(world)]
+    before = _spent(workers)
+    for cycle in range(1 + CYCLES):
+        if cycle == 1:
+            before = _spent(workers)
+        for fragment, trip in enumerate(trips):
+            number = cycle * schedule.fragments + fragment
+            launch = schedule.sync_round(number).launch
+            _steps(launch - (schedule.sync_round(number - 1).launch if number else 0), jobs, workers, pace, inside)
+            _run_round(trip, launch, launch, workers, lines)
+            for worker in workers:
+                worker.land_until(launch)
+    return _per_step(before, _spent(workers), CYCLES * schedule.period)
+
+
+def _steps(
+    count: int, jobs: Sequence[BucketJob], workers: Sequence[_RankInRounds], pace: Pace, inside: AnswerTimes
+) -> None:
+    """The last of a few steps stands for all that follow."""
+    for made in range(min(count, STEPS_UNTIL_STEADY)):
+        alike = count - made if made == STEPS_UNTIL_STEADY - 1 else 1
+        begins = [worker.now for worker in workers]
+        step = run_step(jobs, pace, inside, begins)
+        for rank, worker in enumerate(workers):
+            worker.now += alike * (step.ends[rank] - begins[rank])
+            worker.waiting += alike * step.waiting[rank]
+            worker.wire += alike * step.wire[rank]
+            worker.codec += alike * step.codec[rank]
+
+
+Spent = list[tuple[float, float, float, float, float]]
+
+
+def _spent(workers: Sequence[_RankInRounds]) -> Spent:
+    return [(worker.now, worker.waiting, worker.wire, worker.codec, worker.behind) for worker in workers]
+
+
+def _per_step(before: Spent, after: Spent, steps: int) -> PerStep:
+    """A communication thread that falls behind in every period is waited for as long, once the delay is used up."""
+    found = [[(b - a) / steps for a, b in zip(*both, strict=True)] for both in zip(before, after, strict=True)]
+    seconds, waiting, wire, codec, behind = (fmean(each) for each in zip(*found, strict=True))
+    late = max(0.0, behind)
+    return PerStep(seconds=seconds + late, waiting=waiting + late, wire=wire, codec=codec)
+
+
+@dataclass(kw_only=True)
+class _RankInRounds(VirtualCommThread):
+    """One rank: its training thread beside its communication thread."""
+
+    pass_seconds: float  # of one backward pass and optimizer step
+    crowded: bool  # whether all cores are busy
+    now: float = 0.0  # of the training thread
+    passes: int = 0  # backward passes by `now`
+    waiting: float = 0.0  # seconds so far
+    waits: float = 0.0  # when training will wait for the round that the communication thread is at
+    under_way: deque[tuple[int, float, float]] = field(default_factory=deque)  # (landing pass, arrival, its seconds)
+    #: (begin, end) of computing beside training on a crowded processor, so that either goes half as fast
+    shares: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def behind(self) -> float:
+        """How much longer the communication thread will be busy."""
+        return max(0.0, self.free_at - self.now)
+
+    def send(self, launch: int, landing: int, offering_seconds: float) -> None:
+        self.land_until(launch - 1)
+        self._train_until(launch)
+        self._train(offering_seconds)
+        self.free_at = max(self.free_at, self.now)
+        ahead = copy(self)
+        ahead.under_way = self.under_way.copy()
+        ahead.land_until(landing)
+        self.waits = ahead.now
+
+    def land_until(self, passes: int) -> None:
+        while self.under_way and self.under_way[0][0] <= passes:
+            landing, arrives, seconds = self.under_way.popleft()
+            self._train_until(landing)
+            self.waiting += max(0.0, arrives - self.now)
+            self.now = max(self.now, arrives)
+            self._train(seconds)
+        self._train_until(passes)
+
+    def _train_until(self, passes: int) -> None:
+        self._train((passes - self.passes) * self.pass_seconds)
+        self.passes = passes
+
+    def _train(self, seconds: float) -> None:
+        self.shares = [(begin, end) for begin, end in self.shares if end > self.now]
+        for begin, end in self.shares:
+            alone = max(0.0, begin - self.now)
+            if seconds <= alone:
+                break
+            both = min(end - self.now - alone, 2 * (seconds - alone))
+            seconds -= alone + both / 2
+            self.now += alone + both
+        self.now += seconds
+
+    def compute(self, seconds: float) -> None:
+        shared = min(seconds, max(0.0, self.waits - self.free_at)) if self.crowded else 0.0
+        if shared:
+            self.shares.append((self.free_at, self.free_at + 2 * shared))
+        self.waits += shared
+        super().compute(seconds + shared)

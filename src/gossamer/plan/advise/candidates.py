@@ -1,0 +1,422 @@
+"""Candidates: recipes of the whole grammar, why some are left out, and what each is expected to lose: a prior.
+
+A page of measurements tells how much higher a recipe's loss ends than that of Dense() after as many steps. Divided by
+what a training gains when its length grows by a factor of e, that is the logarithm of how many times as long it would
+have to go on. Strategies and compressors multiply. What a race finds counts more: this only orders candidates for it.
+
+source: docs/compressors.md ("bytelm-adamw", "bytelm", 100 steps, training loss; "What closes the gap under AdamW"),
+        docs/benchmarks/front.md (200 steps, held out, AdamW), docs/local.md (1000 steps, held out, AdamW at 0.001;
+        "what to take from it"). All of the small byte model: on yours the order may be another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import exp, inf, log, sqrt
+
+import torch
+from torch.nn import Parameter
+from torch.optim import SGD, Optimizer
+
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.strategies import AveragingStage
+from gossamer.base.layout import Layout, dtype_of
+from gossamer.comm.network import Network
+from gossamer.comm.network.cost.cheapest_collective import ranks_per_site
+from gossamer.errors import AttachError, RecipeError
+from gossamer.events import Attached
+from gossamer.plan.profile.gradient_statistics import (
+    NOISE_LARGEST_HUNDREDTH,
+    RANKS,
+    GradientStatistics,
+)
+from gossamer.train.reducer.bucketing import assign_fragments
+
+# -- what a recipe is expected to lose ---------------------------------------------------------------------------------
+
+
+#: Nats that Dense() gains from 50 to 100 steps, over ln 2: docs/compressors.md, bytelm-adamw and bytelm.
+ADAM_NATS_PER_E_FOLD = (2.911 - 2.659) / log(2)
+SGD_NATS_PER_E_FOLD = (2.790 - 2.638) / log(2)
+
+COMPRESSORS, FRONT, LOCAL = "docs/compressors.md", "docs/benchmarks/front.md", "docs/local.md"
+ASSUMED = "assumed, between those that were measured"
+
+
+@dataclass(frozen=True)
+class LossGap:
+    """How much higher a loss ends than that of Dense(), in nats, and where that was measured."""
+
+    adam: float
+    sgd: float
+    source: str
+
+    def passes(self, optimizer_type: type[Optimizer], share: float = 1.0) -> float:
+        """Backward passes to a loss over Dense()'s, where `share` of this gap is expected. Others count as Adam."""
+        if issubclass(optimizer_type, SGD):
+            return exp(share * self.sgd / SGD_NATS_PER_E_FOLD)
+        return exp(share * self.adam / ADAM_NATS_PER_E_FOLD)
+
+
+NOTHING = LossGap(0.0, 0.0, COMPRESSORS)
+
+FEW_BITS = {
+    "Dense()": NOTHING,
+    "Dense(dtype='bfloat16')": NOTHING,
+    "Int8()": NOTHING,
+    "QSGD()": LossGap(0.005, 0.0, COMPRESSORS),
+    "Rotated(Float4(), by='hadamard')": LossGap(0.007, 0.0, FRONT),
+    "Float4()": LossGap(0.011, 0.0, COMPRESSORS),
+    "SignMagnitude()": LossGap(0.127, 0.272, COMPRESSORS),
+    "SignMagnitude(feedback=False)": LossGap(0.053, 0.066, COMPRESSORS),
+    "TwoBit(adaptive=True)": LossGap(0.302, 0.476, COMPRESSORS),
+    "TwoBit(adaptive=True, feedback=False)": LossGap(0.116, 0.286, COMPRESSORS),
+    "TernGrad()": LossGap(0.311, 0.072, COMPRESSORS),
+    "OneBit()": LossGap(0.264, 0.398, COMPRESSORS),
+    "OneBit(feedback=False)": LossGap(0.124, 0.243, COMPRESSORS),
+}
+
+FEW_ENTRIES = {
+    "TopK(density=0.1)": LossGap(0.126, 0.024, COMPRESSORS),
+    "TopK(density=0.03)": LossGap(0.266, 0.051, COMPRESSORS),
+    "TopK(density=0.01)": LossGap(0.409, 0.079, COMPRESSORS),
+    "TopK(density=0.003)": LossGap(0.57, 0.19, ASSUMED),
+    "TopK(density=0.001)": LossGap(0.71, 0.31, ASSUMED),
+    "Feedback(TopK(density=0.01), rule='ef21')": LossGap(0.45, 0.1, ASSUMED),
+    "Chain(TopK(density=0.1), Int8())": LossGap(0.126, 0.024, ASSUMED),
+    "Chain(TopK(density=0.03), Int8())": LossGap(0.265, 0.051, COMPRESSORS),
+    "Chain(TopK(density=0.01), Int8())": LossGap(0.408, 0.078, COMPRESSORS),
+    "Chain(TopK(density=0.01), SignMagnitude())": LossGap(0.42, 0.09, ASSUMED),
+    "Warmup(TopK(density=0.01))": LossGap(0.258, 0.106, COMPRESSORS),
+    "SharedMask(density=0.01)": LossGap(0.5, 0.2, ASSUMED),
+    "ARCTopK(density=0.01)": LossGap(0.5, 0.2, ASSUMED),
+    "RandomK(density=0.1)": LossGap(0.6, 0.2, ASSUMED),
+    "RandomK(density=0.01)": LossGap(1.339, 0.466, COMPRESSORS),
+}
+
+LOW_RANK = {
+    "PowerSGD(rank=8)": LossGap(0.03, 0.006, ASSUMED),
+    "PowerSGD(rank=4)": LossGap(0.086, 0.017, COMPRESSORS),
+    "PowerSGD(rank=2)": LossGap(0.145, 0.029, FRONT),
+    "PowerSGD(rank=1)": LossGap(0.2, 0.04, ASSUMED),
+}
+
+_DEMO_IN_BITS = "DeMo(Route(Rotated(Chain(TopK(density={}), SignMagnitude())), rest=Float4(feedback=False)))"
+_UPDATE_IN_BITS = "Route(AdamUpdate(Chain(TopK(density={}), SignMagnitude())), rest=Feedback(Sharded(Float4())))"
+OPTIMIZER_PARTS = {  # that take a part of the optimizer's work; others' rates of learning would have to be found first
+    "DGC(density=0.01)": LossGap(0.0, 0.099, COMPRESSORS),
+    "DGC(density=0.001)": LossGap(0.0, 0.3, ASSUMED),
+    "OneBitAdam(warmup=40)": LossGap(0.026, 0.0, COMPRESSORS),
+    "OneBitAdam(warmup=40, inner=TopK(density=0.01))": LossGap(0.153, 0.0, COMPRESSORS),
+    "CompressedAdam(TopK(density=0.01))": LossGap(0.2, 0.0, ASSUMED),
+    "MicroAdam(TopK(density=0.01))": LossGap(0.3, 0.0, ASSUMED),
+    "AdamUpdate(Float4())": LossGap(0.038, 0.0, FRONT),
+    "AdamUpdate(OneBit())": LossGap(0.131, 0.0, FRONT),
+    "AdamUpdate(TopK(density=0.01))": LossGap(0.132, 0.0, FRONT),
+    "DeMo()": LossGap(0.041, 0.1, FRONT),
+    "DeMo(TopK(density=0.01))": LossGap(0.138, 0.2, FRONT),
+    "DeMo(Rotated(TopK(density=0.001)))": LossGap(0.228, 0.3, FRONT),
+    _DEMO_IN_BITS.format(0.01): LossGap(0.037, 0.1, FRONT),
+    _DEMO_IN_BITS.format(0.003): LossGap(0.146, 0.2, FRONT),
+    _UPDATE_IN_BITS.format(0.01): LossGap(0.133, 0.0, FRONT),
+}
+
+EVERY_STEP = FEW_BITS | FEW_ENTRIES | LOW_RANK | OPTIMIZER_PARTS
+
+_ONE_BIT_AND_REST = "Route(Feedback(Sharded(OneBit())), rest=Feedback(Sharded(Float4())))"
+DIFFERENCES = {  # of parameters, after some steps of one's own
+    "Dense()": LossGap(0.0, 0.0, LOCAL),
+    "Dense(dtype='bfloat16')": LossGap(0.0, 0.0, ASSUMED),
+    "Int8()": LossGap(0.0, 0.0, LOCAL),
+    "Float4()": LossGap(0.011, 0.011, LOCAL),
+    "OneBit()": LossGap(0.034, 0.034, LOCAL),
+    _ONE_BIT_AND_REST: LossGap(0.034, 0.034, LOCAL),
+    "TwoBit(adaptive=True)": LossGap(0.093, 0.093, LOCAL),
+    "TopK(density=0.03)": LossGap(0.102, 0.102, LOCAL),
+    "Chain(TopK(density=0.05), SignMagnitude())": LossGap(0.159, 0.159, LOCAL),
+}
+LETTERS = {  # to neighbors, of differences to public copies
+    "Dense()": NOTHING,
+    "Int8()": LossGap(0.0, 0.0, ASSUMED),
+    "Float4()": LossGap(0.02, 0.02, ASSUMED),
+    "TopK(density=0.1)": LossGap(0.1, 0.1, ASSUMED),
+}
+
+_OUTER = "outer_learning_rate=1.0, outer_momentum=0.5"
+LOCAL_STEPS = {  # strategies whose workers make steps of their own
+    "LocalSGD(period=2)": LossGap(0.168, 0.1, ASSUMED),
+    "LocalSGD(period=4)": LossGap(0.168, 0.1, LOCAL),
+    "LocalSGD(period=8)": LossGap(0.175, 0.11, ASSUMED),
+    "LocalSGD(period=16)": LossGap(0.19, 0.12, ASSUMED),
+    "PostLocalSGD(period=4, start=100)": LossGap(0.14, 0.08, ASSUMED),
+    "PostLocalSGD(period=16, start=100)": LossGap(0.16, 0.1, ASSUMED),
+    f"DiLoCo(period=10, {_OUTER})": LossGap(0.06, 0.06, ASSUMED),
+    f"DiLoCo(period=20, {_OUTER})": LossGap(0.066, 0.066, LOCAL),
+    f"DiLoCo(period=50, {_OUTER})": LossGap(0.181, 0.181, LOCAL),
+    f"DiLoCo(period=100, {_OUTER})": LossGap(0.289, 0.289, LOCAL),
+    f"DiLoCo(period=20, {_OUTER}, fragments=4, delay=4)": LossGap(0.08, 0.08, ASSUMED),
+    f"DiLoCo(period=50, {_OUTER}, fragments=4, delay=5)": LossGap(0.19, 0.19, ASSUMED),
+    "DelayedAveraging(delay=2)": LossGap(0.178, 0.1, ASSUMED),
+    "DelayedAveraging(delay=4)": LossGap(0.178, 0.1, LOCAL),
+    "DelayedAveraging(delay=8, period=4)": LossGap(0.19, 0.12, ASSUMED),
+}
+GOSSIP = {
+    "Gossip()": LossGap(0.178, 0.12, ASSUMED),
+    "Gossip(period=4)": LossGap(0.19, 0.13, ASSUMED),
+}
+SITES = LossGap(0.084, 0.05, ASSUMED)  # LocalSGD(per_site=...): a half of LocalSGD's
+DELAYED = LossGap(0.03, 0.03, ASSUMED)  # EveryStep(delay=1)
+
+# -- what gradient statistics say of it --------------------------------------------------------------------------------
+
+#: Shares of energy in gradients of the small byte model, with which the gaps above were measured: of the largest
+#: hundredth and thousandth, and of the first 1, 2, 4, 8 directions. Eight batches of one worker with AdamW at 0.001,
+#: means of what was seen after 50 steps (0.564, 0.203; 0.61, 0.95, 0.98, 0.99) and after 100.
+REFERENCE_LARGEST = (0.571, 0.207)
+REFERENCE_SINGULAR = (0.68, 0.91, 0.97, 0.985)
+SPARSER, LESS_RANK = 1.5, 1.5  # times what noise would have, below which a choice finds no more than chance
+MOST_CHANGE = 1.5  # of a gap, by statistics
+
+
+def gap_share(compressor: str, statistics: GradientStatistics | None) -> float:
+    """What share of a compressor's measured gap to expect: as much as one message loses more of these gradients' norm.
+
+    sqrt((1 - kept) / (1 - kept of the model that it was measured with)), for few entries and low ranks.
+    """
+    if statistics is None:
+        return 1.0
+    if compressor in FEW_ENTRIES:
+        thin = "0.001" in compressor or "0.003" in compressor
+        kept, reference = (
+            (statistics.largest_thousandth, REFERENCE_LARGEST[1])
+            if thin
+            else (statistics.largest_hundredth, REFERENCE_LARGEST[0])
+        )
+    elif compressor in LOW_RANK and statistics.singular_shares is not None:
+        place = RANKS.index(rank_of(compressor))
+        kept, reference = statistics.singular_shares[place], REFERENCE_SINGULAR[place]
+    else:
+        return 1.0
+    return min(MOST_CHANGE, sqrt((1 - kept) / (1 - reference)))
+
+
+def beyond_noise(kept: float, noise: float) -> bool:
+    """Whether some directions hold more energy than they would of noise, which has at most `noise` there."""
+    return kept >= min(LESS_RANK * noise, (1 + noise) / 2)
+
+
+def rank_of(compressor: str) -> int:
+    return int(compressor.removeprefix("PowerSGD(rank=").removesuffix(")"))
+
+
+# -- candidates --------------------------------------------------------------------------------------------------------
+
+
+DENSE = "Dense()"
+ACCUMULATES = (2, 4, 8)
+SITE_PERIODS = (4, 16)
+BETWEEN_NODES = ("Int8()", "Float4()", "TopK(density=0.01)", "PowerSGD(rank=4)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One recipe that could be tried, and how many more backward passes it is expected to need than Dense()."""
+
+    recipe: str  # as one would write it
+    strategy_passes: float = 1.0  # for what its strategy loses, over Dense()'s
+    compressor_passes: float = 1.0  # likewise its compressor
+    source: str = ""  # of these two
+    excluded: str | None = None  # why it is left out, before anything is priced
+
+
+def candidates(
+    model: Attached,
+    optimizer_type: type[Optimizer],
+    statistics: GradientStatistics | None,
+    workers: int,
+    network: Network,
+) -> list[Candidate]:
+    """Every recipe worth a price, Dense() first, and those that are left out with the reason.
+
+    model: as the script attaches it with any recipe, for the shapes of its parameters. optimizer_type: the script's.
+    statistics: None where none were taken; nothing is then left out for them. network: whose sites recipes may use.
+    Two texts that resolve to one recipe are one candidate.
+    """
+    found: dict[str, Candidate] = {}
+    parameters = parameters_of(model)
+    for drawn in _drawn(optimizer_type, statistics, workers, ranks_per_site(network)):
+        try:
+            recipe = resolve(drawn.recipe, workers)
+            _check(recipe, parameters, optimizer_type, workers)
+        except (RecipeError, AttachError) as error:
+            found[drawn.recipe] = replace(drawn, excluded=str(error))
+            continue
+        found.setdefault(repr(recipe), drawn)
+    return [each for each in found.values() if workers > 1 or each.recipe == DENSE]
+
+
+def parameters_of(model: Attached) -> dict[str, Parameter]:
+    """A model's parameters on the meta device, in about its own order: buckets begin with the last ones."""
+    slots = [(dtype_of(dtype), slot) for dtype, layout in model.layouts for slot in layout]
+    return {
+        slot.name: Parameter(torch.empty(slot.shape, dtype=dtype, device="meta"), requires_grad=dtype.is_floating_point)
+        for dtype, slot in reversed(slots)
+    }
+
+
+# -- the grammar -------------------------------------------------------------------------------------------------------
+
+
+def _drawn(
+    optimizer_type: type[Optimizer], statistics: GradientStatistics | None, workers: int, per_site: int
+) -> Iterator[Candidate]:
+    """All pairs of a strategy and a compressor for what it sends."""
+
+    def drawn(strategy: str, loss: LossGap, compressor: str, gap: LossGap, topology: str = "") -> Candidate:
+        terms = [strategy, compressor if compressor != DENSE else "", topology]
+        return Candidate(
+            recipe=" + ".join(filter(None, terms)) or DENSE,
+            strategy_passes=loss.passes(optimizer_type),
+            compressor_passes=gap.passes(optimizer_type, gap_share(compressor, statistics)),
+            source=", ".join(dict.fromkeys(each.source for each in (loss, gap))),
+            excluded=why_hopeless(compressor, statistics),
+        )
+
+    for compressor, gap in EVERY_STEP.items():
+        yield drawn("", NOTHING, compressor, gap)
+    for compressor, gap in (FEW_BITS | FEW_ENTRIES | LOW_RANK).items():
+        yield drawn("EveryStep(delay=1)", DELAYED, compressor, gap)
+        for count in ACCUMULATES:
+            passes = count * (statistics.steps_ratio(count * workers, than=workers) if statistics else 1.0)
+            yield replace(drawn(f"EveryStep(accumulate={count})", NOTHING, compressor, gap), strategy_passes=passes)
+    for strategy, loss in LOCAL_STEPS.items():
+        for compressor, gap in DIFFERENCES.items():
+            yield replace(drawn(strategy, loss, compressor, gap), excluded=None)
+    for strategy, loss in GOSSIP.items():
+        for topology in ("Ring()", "Exponential()", "Exponential(one_peer=True)", "RandomPeers(count=1)"):
+            for compressor, gap in LETTERS.items():
+                yield replace(drawn(strategy, loss, compressor, gap, topology), excluded=None)
+    if per_site:
+        yield from _on_sites(drawn, per_site)
+
+
+def _on_sites(drawn: Callable[..., Candidate], per_site: int) -> Iterator[Candidate]:
+    """Within a site everything travels, between sites less."""
+    yield drawn("", NOTHING, DENSE, NOTHING, f"Hierarchy(per_node={per_site})")
+    for compressor in BETWEEN_NODES:
+        there = drawn("", NOTHING, compressor, EVERY_STEP[compressor])
+        yield replace(there, recipe=f"Hierarchy(per_node={per_site}, between={compressor})")
+    for period in SITE_PERIODS:
+        for compressor, gap in DIFFERENCES.items():
+            strategy = f"LocalSGD(period={period}, per_site={per_site})"
+            yield replace(drawn(strategy, SITES, compressor, gap), excluded=None)
+
+
+# -- what is left out --------------------------------------------------------------------------------------------------
+
+
+def why_hopeless(compressor: str, statistics: GradientStatistics | None) -> str | None:
+    """Why a choice finds no more in these gradients than it would in noise; None where it does, or nothing is known."""
+    if statistics is None:
+        return None
+    if compressor in FEW_ENTRIES and statistics.largest_hundredth < SPARSER * NOISE_LARGEST_HUNDREDTH:
+        return (
+            f"the largest hundredth of the entries holds {statistics.largest_hundredth:.0%} of a gradient's energy, "
+            f"and that of noise would hold {NOISE_LARGEST_HUNDREDTH:.0%}: few entries tell next to nothing of it"
+        )
+    if compressor not in LOW_RANK or statistics.singular_shares is None:
+        return None
+    place = RANKS.index(rank_of(compressor))
+    kept, noise = statistics.singular_shares[place], (statistics.noise_singular_shares or (0.0,) * len(RANKS))[place]
+    if beyond_noise(kept, noise):
+        return None
+    return (
+        f"the first {RANKS[place]} singular directions hold {kept:.0%} of the gradients' energy, and of noise in such "
+        f"matrices up to {noise:.0%}: thin factors tell next to nothing of them"
+    )
+
+
+def _check(recipe: Recipe, parameters: Mapping[str, Parameter], optimizer_type: type[Optimizer], workers: int) -> None:
+    """Raise AttachError where a session would refuse it for this model, optimizer or number of workers."""
+    stage = recipe.strategy.steady_stage
+    if isinstance(stage, AveragingStage) and stage.per_site is not None:
+        stage.site_size(workers)
+    if stage.schedule.fragments > 1:
+        assign_fragments(parameters, stage.schedule.fragments)
+    for slot in Layout.of(parameters):
+        owner = recipe.compressor.owns_momentum(slot)
+        if owner is not None and not issubclass(optimizer_type, owner.optimizers):
+            known = " or ".join(each.__name__ for each in owner.optimizers)
+            raise AttachError(
+                f"it does a part of the work of {known}, and this script trains with {optimizer_type.__name__}"
+            )
+
+
+# -- what gradients tell -----------------------------------------------------------------------------------------------
+
+
+SIGNS_AGREE = 0.55  # of successive batches: noise alone has 0.5
+FREE = 4.0  # times all workers' batches: where the noise scale is beyond, one step of four times as many replaces 2.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientFinding:
+    """Whether a family of recipes has something to work with, and the numbers that say so."""
+
+    family: str
+    works: bool
+    because: str
+
+
+def findings(statistics: GradientStatistics, workers: int) -> list[GradientFinding]:
+    """One for each family that the statistics speak of: few entries, low rank, signs, larger batches."""
+    found = [_few_entries(statistics), _low_rank(statistics), _signs(statistics), _batches(statistics, workers)]
+    return [each for each in found if each is not None]
+
+
+def _few_entries(statistics: GradientStatistics) -> GradientFinding:
+    return GradientFinding(
+        family="few entries: TopK and its kin",
+        works=statistics.largest_hundredth >= SPARSER * NOISE_LARGEST_HUNDREDTH,
+        because=f"the largest hundredth of the entries holds {statistics.largest_hundredth:.0%} of the energy, and the "
+        f"largest thousandth {statistics.largest_thousandth:.0%}; of noise it would be {NOISE_LARGEST_HUNDREDTH:.0%} "
+        "and 1%",
+    )
+
+
+def _low_rank(statistics: GradientStatistics) -> GradientFinding | None:
+    if statistics.singular_shares is None or statistics.noise_singular_shares is None:
+        return None
+    both = list(zip(statistics.singular_shares, statistics.noise_singular_shares, strict=True))
+    shares = ", ".join(f"{kept:.0%} ({noise:.0%})" for kept, noise in both)
+    return GradientFinding(
+        family="low rank: PowerSGD",
+        works=any(beyond_noise(kept, noise) for kept, noise in both),
+        because=f"the first {', '.join(map(str, RANKS))} singular directions hold {shares} of the energy, in brackets "
+        "at most what noise would have there",
+    )
+
+
+def _signs(statistics: GradientStatistics) -> GradientFinding | None:
+    if statistics.sign_agreement is None:
+        return None
+    return GradientFinding(
+        family="signs: OneBit and its kin",
+        works=statistics.sign_agreement >= SIGNS_AGREE,
+        because=f"{statistics.sign_agreement:.0%} of the entries have one sign in successive batches; of noise it "
+        "would be 50%",
+    )
+
+
+def _batches(statistics: GradientStatistics, workers: int) -> GradientFinding | None:
+    noise = statistics.noise_scale_batches
+    if noise is None:
+        return None
+    size = "beyond what these batches could tell" if noise == inf else f"about that of {noise:.2g} batches"
+    return GradientFinding(
+        family="larger batches: accumulate, and long periods",
+        works=noise >= FREE * workers,
+        because=f"the gradient noise scale is {size}, and {workers} workers make {workers} batches in a step: four "
+        f"times as many would need {statistics.steps_ratio(4 * workers, than=workers):.0%} of the steps",
+    )

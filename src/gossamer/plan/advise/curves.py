@@ -1,0 +1,372 @@
+"""Loss curves of a race: when one reaches a target, means with intervals, and a contender beside the baseline.
+
+Both train on the same batches from the same seed, so their losses at the same *step* are paired: what a batch adds to
+both, because it is a hard one, cancels in the difference. At the same virtual *second* they are at different steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf, sqrt
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from gossamer.observe.target import Target, read_target
+
+Floats = npt.NDArray[np.float64]
+LARGEST = 1e100  # of a loss: sums of squares of such values are finite
+Point = tuple[int, float, float]  # step, virtual seconds, value
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """steps, seconds, values: (points,), by ascending step; one point a step, the mean of what was logged there."""
+
+    steps: Floats
+    seconds: Floats
+    values: Floats
+
+    @classmethod
+    def of(cls, points: Iterable[Point]) -> LossCurve:
+        """A curve of (step, virtual seconds, value); values that are not finite, or beyond LARGEST, are left out."""
+        table = np.array([*points], dtype=np.float64).reshape(-1, 3)
+        table = table[np.abs(table[:, 2]) <= LARGEST]
+        steps, places, counts = np.unique(table[:, 0], return_inverse=True, return_counts=True)
+        seconds, values = (np.bincount(places, column, len(steps)) / counts for column in table[:, 1:].T)
+        return cls(steps, seconds, values)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def points(self) -> list[Point]:
+        return [(int(step), float(at), float(value)) for step, at, value in zip(*self._columns, strict=True)]
+
+    @property
+    def every_step(self) -> bool:
+        """Whether it is logged in most steps: then its values are of single batches, and are smoothed."""
+        return len(self) > 2 and len(self) > 0.5 * (self.steps[-1] - self.steps[0] + 1)
+
+    def until(self, seconds: float) -> LossCurve:
+        """What was logged up to a virtual second."""
+        return self._kept(self.seconds <= seconds * (1 + 1e-9))
+
+    def between_seconds(self, after: float, until: float) -> LossCurve:
+        return self._kept((self.seconds > after) & (self.seconds <= until * (1 + 1e-9)))
+
+    def between_steps(self, after: float, until: float) -> LossCurve:
+        return self._kept((self.steps > after) & (self.steps <= until))
+
+    def seconds_at(self, step: float) -> float:
+        """The virtual second of a step, between two points along a straight line."""
+        return float(np.interp(step, self.steps, self.seconds))
+
+    def moving_average(self, points: int) -> LossCurve:
+        """Means over so many consecutive points, each at the mean of their steps and seconds."""
+        width = max(1, min(points, len(self)))
+        if not len(self):
+            return self
+        kernel = np.full(width, 1 / width)
+        return LossCurve(*(np.convolve(column, kernel, mode="valid") for column in self._columns))
+
+    def thinned(self, points: int) -> LossCurve:
+        """At most so many points: means of neighbors, for pictures and files."""
+        if len(self) <= points:
+            return self
+        edges = np.linspace(0, len(self), points + 1).astype(int)
+        pieces = [slice(first, last) for first, last in pairwise(edges)]
+        return LossCurve(*(np.array([column[piece].mean() for piece in pieces]) for column in self._columns))
+
+    @property
+    def _columns(self) -> tuple[Floats, Floats, Floats]:
+        return self.steps, self.seconds, self.values
+
+    def _kept(self, which: npt.NDArray[np.bool_]) -> LossCurve:
+        return LossCurve(*(column[which] for column in self._columns))
+
+
+# -- when a curve reaches a target -------------------------------------------------------------------------------------
+
+
+SMOOTHED_POINTS = 10  # of a metric of single batches
+
+__all__ = ["BestReached", "Target", "best_reached", "read_target", "seconds_to", "unreached_text"]
+
+
+def seconds_to(curve: LossCurve, target: Target) -> float | None:
+    """The first virtual second at which the curve has reached the target; None where it has not.
+
+    A metric that is logged in every step is of single batches: its mean over 10 steps counts, at the last of them. One
+    that is logged now and then is taken as it is, and interpolated between its points.
+    """
+    shown = _shown(curve)
+    reached = shown.values < target.value if target.below else shown.values > target.value
+    if not reached.any():
+        return None
+    place = int(np.argmax(reached))
+    if place == 0:
+        return float(shown.seconds[0])
+    before, after = shown.values[place - 1], shown.values[place]
+    share = (target.value - before) / (after - before)
+    return float(shown.seconds[place - 1] + share * (shown.seconds[place] - shown.seconds[place - 1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestReached:
+    """The value nearest to a target, by whom, and at which virtual second."""
+
+    name: str
+    value: float
+    seconds: float
+
+
+def best_reached(curves: Mapping[str, LossCurve], target: Target) -> BestReached | None:
+    """What came nearest to the target among named curves; None where nobody logged its metric."""
+    found = []
+    for name, curve in curves.items():
+        shown = _shown(curve)
+        if len(shown):
+            place = int(np.argmin(shown.values) if target.below else np.argmax(shown.values))
+            found.append(BestReached(name=name, value=float(shown.values[place]), seconds=float(shown.seconds[place])))
+    sign = 1 if target.below else -1
+    return min(found, key=lambda each: sign * each.value, default=None)
+
+
+def unreached_text(curves: Mapping[str, LossCurve], target: Target) -> str:
+    """What to say of a target that nobody reached."""
+    best = best_reached(curves, target)
+    if best is None:
+        return (
+            f"nobody logged {target.metric}, so {target} could not be looked for. Log it: "
+            f"session.log({target.metric}=...)"
+        )
+    return (
+        f"nobody reached {target} within the race: the best was {best.value:.4g}, by {best.name} after "
+        f"{best.seconds:.4g} virtual seconds. Give it more --minutes, or a target that is nearer"
+    )
+
+
+def _shown(curve: LossCurve) -> LossCurve:
+    """At the last second of each mean, since it was known no earlier."""
+    if not curve.every_step or len(curve) < 2 * SMOOTHED_POINTS:
+        return curve
+    means = curve.moving_average(SMOOTHED_POINTS)
+    return LossCurve(curve.steps[SMOOTHED_POINTS - 1 :], curve.seconds[SMOOTHED_POINTS - 1 :], means.values)
+
+
+# -- intervals of noisy means ------------------------------------------------------------------------------------------
+
+
+BATCHES = 8
+FEWEST_BATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceInterval:
+    """An estimate and the interval that holds the truth with probability `confidence`."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float = 0.95
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanEstimate:
+    """A mean, its standard error, and the degrees of freedom by which that is known."""
+
+    value: float
+    standard_error: float
+    freedom: int
+
+    def interval(self, confidence: float = 0.95) -> ConfidenceInterval:
+        half = student_quantile(confidence, self.freedom) * self.standard_error if self.freedom else inf
+        return ConfidenceInterval(
+            value=self.value, low=self.value - half, high=self.value + half, confidence=confidence
+        )
+
+
+def mean_estimate(values: Floats) -> MeanEstimate:
+    """Mean of values in the order of time, and its standard error by batch means.
+
+    Means of consecutive batches are nearly independent where single values are not, and a line through them takes a
+    trend away, which is no noise:
+        b_k = mean of batch k,  r_k = b_k - (line through b)_k,  se^2 = sum r_k^2 / (K - 2) / K
+    law:    covers the mean of the trend with the nominal probability where batches are independent and normal
+    source: Schmeiser 1982, Operations Research 30(3), "Batch size effects in the analysis of simulation output"
+    """
+    count = min(BATCHES, len(values) // 2)
+    if count < FEWEST_BATCHES:
+        value = float(values.mean()) if len(values) else float("nan")
+        return MeanEstimate(value=value, standard_error=inf, freedom=0)
+    kept = values[len(values) % count :]  # the latest of them, in batches of one length
+    means = kept.reshape(count, -1).mean(1)
+    places = np.arange(count) - (count - 1) / 2
+    slope = float(places @ means) / float(places @ places)
+    left = means - means.mean() - slope * places
+    error = sqrt(float(left @ left) / (count - 2) / count)
+    return MeanEstimate(value=float(means.mean()), standard_error=error, freedom=count - 2)
+
+
+def student_quantile(confidence: float, freedom: int) -> float:
+    """How many standard errors the two-sided interval of Student's t reaches, to within 1 % from 4 degrees on.
+
+    source: Abramowitz & Stegun 1964, 26.7.5 (an expansion about the normal quantile); 1 and 2 degrees are exact.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    if freedom == 1:
+        return float(np.tan(np.pi * confidence / 2))
+    if freedom == 2:
+        return confidence * sqrt(2 / (1 - confidence**2))
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return float(sum(term / freedom**power for power, term in enumerate(terms)))
+
+
+# -- beside the baseline -----------------------------------------------------------------------------------------------
+
+
+WINDOW = 0.25  # the last part of a race, over which losses are averaged
+FEWEST_POINTS = 2 * FEWEST_BATCHES  # in a window
+LOOKS = (2, 3, 6, 12)  # parts of the contender's steps, at whose ends a baseline that ran ahead is looked at
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgainstBaseline:
+    """A contender beside the baseline at one virtual second. Losses: of windows, the last quarter up to there.
+
+    speedup: virtual seconds of the baseline to where it is, over the contender's to the same loss; 0 below where the
+    contender has not been there yet.
+    """
+
+    speedup: ConfidenceInterval
+    steps_ratio: float  # of the steps that the contender needs to a loss, over the baseline's; inf where never there
+    loss_at_equal_steps: ConfidenceInterval  # the contender's less the baseline's, paired
+    loss_at_equal_seconds: ConfidenceInterval  # likewise, not paired
+
+
+def against_baseline(
+    contender: LossCurve, baseline: LossCurve, seconds: float, confidence: float = 0.95
+) -> AgainstBaseline:
+    """Compare at virtual second `seconds`, up to which both are known. Losses: the lower, the better.
+
+    The baseline may have run ahead of it: a step of it may take as long as a hundred of the contender's. It is looked
+    at no further than half the contender's steps then, which leaves that as many again to make up for being behind; or
+    at a third, a sixth or a twelfth, the furthest at which it has surely made up for it. All looks together have the
+    confidence asked for.
+    """
+    contender, there = contender.until(seconds), baseline.until(seconds)
+    made = there.steps[-1] if len(there) else 0.0
+    ends = sorted({max(made, contender.steps[-1] / part if len(contender) else 0.0) for part in LOOKS}, reverse=True)
+    each = 1 - (1 - confidence) / len(ends)
+    looks = [_look(contender, baseline.between_steps(0.0, end), each) for end in ends]
+    paired, speedup, steps_ratio = next((look for look in looks if look[1].low > 0), looks[0])
+    apart = difference_at(contender, there, seconds)
+    return AgainstBaseline(
+        speedup=replace(speedup, confidence=confidence),
+        steps_ratio=steps_ratio,
+        loss_at_equal_steps=paired.interval(confidence),
+        loss_at_equal_seconds=apart.interval(confidence),
+    )
+
+
+def paired_difference(contender: LossCurve, baseline: LossCurve) -> MeanEstimate:
+    """The contender's loss less the baseline's, at the last quarter of the steps that both have made."""
+    steps, mine, others = np.intersect1d(contender.steps, baseline.steps, assume_unique=True, return_indices=True)
+    if not len(steps):
+        return MeanEstimate(value=float("nan"), standard_error=inf, freedom=0)
+    late = steps > _window_begin(steps)
+    return mean_estimate((contender.values[mine] - baseline.values[others])[late])
+
+
+def difference_at(contender: LossCurve, other: LossCurve, seconds: float) -> MeanEstimate:
+    """A contender's loss less another's in the last quarter of the virtual seconds, by batches of their own."""
+    first, second = (
+        mean_estimate(each.between_seconds((1 - WINDOW) * seconds, seconds).values) for each in (contender, other)
+    )
+    return MeanEstimate(
+        value=first.value - second.value,
+        standard_error=sqrt(first.standard_error**2 + second.standard_error**2),
+        freedom=min(first.freedom, second.freedom),
+    )
+
+
+def _look(
+    contender: LossCurve, baseline: LossCurve, confidence: float
+) -> tuple[MeanEstimate, ConfidenceInterval, float]:
+    """How far apart they are at the baseline's last steps, the speedup to there, and the ratio of steps."""
+    paired = paired_difference(contender, baseline)
+    return paired, *_speedup(contender, baseline, paired, confidence)
+
+
+def _speedup(
+    contender: LossCurve, baseline: LossCurve, paired: MeanEstimate, confidence: float
+) -> tuple[ConfidenceInterval, float]:
+    """And the ratio of steps: where the contender's own curve has made up for what it is behind at equal steps.
+
+    Its moving average m, as wide as the window, is at m(c) in the window's middle c; it is where the baseline was
+    when m(s) = m(c) - d. Noise of d is the pairs'; where s lies apart from c, of both means of the contender, too.
+    """
+    unknown = ConfidenceInterval(value=float("nan"), low=0.0, high=inf, confidence=confidence)
+    if not paired.freedom:
+        return unknown, inf
+    common = np.intersect1d(contender.steps, baseline.steps, assume_unique=True)
+    begin, last = _window_begin(common), float(common[-1])
+    window = contender.between_steps(begin, last)
+    center, width = float(window.steps.mean()), len(window)
+    own = mean_estimate(window.values)
+    mean = contender.moving_average(width)
+    level = float(window.values.mean()) - paired.value
+    reached_by_baseline = baseline.seconds_at(center)
+
+    def ratio(loss: float) -> float:
+        """0 where the contender has never been there."""
+        seconds = _first_seconds(mean, loss)
+        return reached_by_baseline / seconds if seconds else 0.0
+
+    step = _first_step(mean, level)
+    apart = min(1.0, abs(step - center) / (last - begin))
+    error = sqrt(paired.standard_error**2 + 2 * apart * own.standard_error**2)
+    half = student_quantile(confidence, paired.freedom) * error
+    most = reached_by_baseline / float(contender.seconds[-1])  # where it has not been there so far
+    interval = ConfidenceInterval(
+        value=ratio(level), low=ratio(level - half), high=ratio(level + half) or most, confidence=confidence
+    )
+    return interval, step / center
+
+
+def _window_begin(steps: Floats) -> float:
+    """The step after which the window begins: the last quarter, or more where that has too few points."""
+    quarter = (1 - WINDOW) * float(steps[-1])
+    return min(quarter, float(steps[-FEWEST_POINTS - 1])) if len(steps) > FEWEST_POINTS else quarter
+
+
+def _first_step(mean: LossCurve, loss: float) -> float:
+    reached = mean.values <= loss
+    return float(mean.steps[int(np.argmax(reached))] if reached.any() else inf)
+
+
+def _first_seconds(mean: LossCurve, loss: float) -> float | None:
+    """The second at which the curve crosses a loss, interpolated between its points; None where it does not."""
+    reached = mean.values <= loss
+    if not reached.any():
+        return None
+    place = int(np.argmax(reached))
+    if place == 0:
+        return float(mean.seconds[0])
+    above, below = mean.values[place - 1], mean.values[place]
+    share = (above - loss) / (above - below)
+    return float(mean.seconds[place - 1] + share * (mean.seconds[place] - mean.seconds[place - 1]))

@@ -1,0 +1,436 @@
+"""Prices: seconds, bytes and memory of every candidate's step on a network, and which are worth a trial.
+
+Codecs are timed once, models laid out once.
+
+What saves less than a tenth of a step over what loses nothing is not worth a change (Agarwal et al. 2022, MLSys,
+arXiv:2103.00543: most of what was proposed is that; Han et al. 2024, arXiv:2407.01378: compare with half precision).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from math import ceil, prod
+
+import torch
+from torch.nn import Parameter
+
+from gossamer.algorithms.compressors import Compressor, Dense
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.strategies import GossipStage, Stage
+from gossamer.base.layout import Layout, dtype_name, dtype_of
+from gossamer.base.units import bytes_text, seconds_text
+from gossamer.comm.network import Network
+from gossamer.errors import GossamerError
+from gossamer.plan.advise.candidates import DENSE, Candidate
+from gossamer.plan.cost.calibration import ForecastInterval
+from gossamer.plan.cost.step_time import StepTimeEstimate, estimate_step_time
+from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.plan.profile.gradient_statistics import GradientStatistics
+from gossamer.plan.profile.profile_runs import time_codec, worker_threads
+from gossamer.plan.profile.profiler import AT_ONCE
+from gossamer.train.reducer.bucket import arrange
+from gossamer.train.reducer.bucketing import assign_buckets, assign_fragments
+from gossamer.train.session.lifecycle_events import round_control_bytes
+from gossamer.train.traffic.op_trace import trace_ops
+from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic
+
+# -- a step ------------------------------------------------------------------------------------------------------------
+
+
+MOST_TIMED = 2**22  # entries of a bucket that a codec is timed with; larger ones take longer in proportion
+COUNTER_BYTES = 8  # of a buffer of one whole number, such as BatchNorm's count of batches
+AVERAGED_COUNTER_BYTES = 4  # counters are averaged along with numbers in float32
+
+
+@dataclass(frozen=True)
+class _Codec:
+    """Seconds of a compressor for each entry of a bucket, by the names in BucketProfile."""
+
+    computing: Sequence[float]
+    engine: Sequence[float]
+
+
+@dataclass
+class StepPricer:
+    """Foretells steps of any recipe for one script, from its profile in lock step with nothing compressed.
+
+    What a compressor computes does not depend on when it is asked to, so it is timed once, with random numbers, for
+    every number of operations that a bucket may take; a strategy's own work on parameters is timed once, uncompressed.
+    """
+
+    base: WorkloadProfile  # with resolve(None)
+    workers: int
+    _codecs: dict[tuple[object, ...], _Codec] = field(default_factory=dict)
+    _passing: dict[tuple[type, bool], tuple[float, float]] = field(default_factory=dict)
+    _profiles: dict[Recipe, WorkloadProfile] = field(default_factory=dict)
+
+    def profile(self, recipe: Recipe) -> WorkloadProfile:
+        """What the script's step would be with a resolved recipe: its computing, that recipe's buckets and codecs."""
+        if recipe not in self._profiles:
+            with worker_threads(self.workers):
+                self._profiles[recipe] = self._profile(recipe)
+        return self._profiles[recipe]
+
+    def step_time(self, recipe: Recipe, network: Network) -> StepTimeEstimate:
+        """Seconds of a steady step of a resolved recipe on a network."""
+        return estimate_step_time(recipe, self.profile(recipe), network, self.workers)
+
+    def traffic(self, recipe: Recipe) -> TrafficEstimate:
+        """Bytes that a resolved recipe sends and keeps."""
+        return estimate_traffic(recipe, self.profile(recipe).model, workers=self.workers)
+
+    # -- the model under a recipe --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, Parameter]:
+        """On the meta device, in about the model's own order: buckets begin with the last ones."""
+        shapes = [(name, shape, each.dtype) for each in self.base.buckets for name, shape in each.shapes.items()]
+        return {
+            name: Parameter(torch.empty(tuple(shape), dtype=dtype_of(dtype), device="meta"))
+            for name, shape, dtype in reversed(shapes)
+        }
+
+    @cached_property
+    def _ready_seconds(self) -> Mapping[str, float]:
+        """When the bucket of each parameter is complete."""
+        return {name: each.ready_seconds for each in self.base.buckets for name in each.shapes}
+
+    def _stage(self, recipe: Recipe) -> Stage:
+        return recipe.strategy.among(self.workers).steady_stage
+
+    def _layouts(self, recipe: Recipe) -> list[tuple[int, str, Layout]]:
+        """(fragment, dtype, layout) of each bucket, as a session would lay them out."""
+        count = self._stage(recipe).schedule.fragments
+        parts = assign_fragments(self._parameters, count) if count > 1 else [self._parameters]
+        return [
+            (place, dtype_name(next(iter(bucket.values())).dtype), arrange(bucket, recipe.compressor))
+            for place, part in enumerate(parts)
+            for bucket in assign_buckets(part)
+        ]
+
+    @property
+    def _averaged_buffer_bytes(self) -> float:
+        """Of BatchNorm's statistics and the like, with their counters."""
+        sizes = self.base.buffer_bytes
+        return float(sum(AVERAGED_COUNTER_BYTES if nbytes == COUNTER_BYTES else nbytes for nbytes in sizes))
+
+    def _profile(self, recipe: Recipe) -> WorkloadProfile:
+        stage = self._stage(recipe)
+        in_every_step, per_site = stage.averages_gradients_at_once and not stage.scheduled, stage.per_site
+        buckets = [self._bucket(recipe, stage, dtype, layout, place) for place, dtype, layout in self._layouts(recipe)]
+        averaged = (self._averaged_buffer_bytes, *[0.0] * (stage.schedule.fragments - 1))
+        return replace(
+            self.base,
+            recipe=repr(recipe),
+            buckets=buckets,
+            control_bytes=(
+                self.base.control_bytes if in_every_step else round_control_bytes(stage, len(self._parameters), 0)
+            ),
+            buffer_bytes=self.base.buffer_bytes if stage.averages_gradients_at_once else (),
+            rider_bytes=averaged if stage.scheduled else (),
+            site_buckets=self._site_buckets(per_site) if per_site else [],
+            site_control_bytes=self.base.control_bytes if per_site is not None else 0,
+        )
+
+    def _site_buckets(self, per_site: int) -> list[BucketProfile]:
+        """Gradients travel dense within a site."""
+        return [
+            self._timed(Recipe(), AT_ONCE, each.dtype, Layout.of(each.shapes), per_site) for each in self.base.buckets
+        ]
+
+    # -- seconds -------------------------------------------------------------------------------------------------------
+
+    def _bucket(self, recipe: Recipe, stage: Stage, dtype: str, layout: Layout, place: int) -> BucketProfile:
+        offering, landing = self._strategy_seconds(recipe, stage, dtype, layout)
+        return replace(
+            self._timed(recipe, stage, dtype, layout, self.workers),
+            fragment=place,
+            offering_seconds=offering * layout.numel,
+            landing_seconds=landing * layout.numel,
+        )
+
+    def _timed(self, recipe: Recipe, stage: Stage, dtype: str, layout: Layout, workers: int) -> BucketProfile:
+        codec = self._codec(recipe, stage, dtype, layout, workers)
+        return BucketProfile(
+            dtype=dtype,
+            shapes={slot.name: slot.shape for slot in layout},
+            ready_seconds=max(self._ready_seconds[name] for name in layout.names),
+            computing_seconds=[layout.numel * each for each in codec.computing],
+            engine_seconds=[layout.numel * each for each in codec.engine],
+        )
+
+    def _codec(self, recipe: Recipe, stage: Stage, dtype: str, layout: Layout, workers: int) -> _Codec:
+        gossip = isinstance(stage, GossipStage)
+        operations = 1 if gossip else len(trace_ops(recipe, layout, dtype_of(dtype), workers))
+        kind = recipe.strategy if gossip else None
+        key = (recipe.compressor, kind, dtype, operations, workers)
+        if key not in self._codecs:
+            self._codecs[key] = _time(dtype, layout, stage if gossip else AT_ONCE, recipe.compressor, workers)
+        return self._codecs[key]
+
+    def _strategy_seconds(self, recipe: Recipe, stage: Stage, dtype: str, layout: Layout) -> tuple[float, float]:
+        """Of the training thread before and after a round, for each entry."""
+        if not stage.scheduled or isinstance(stage, GossipStage):
+            return 0.0, 0.0
+        kind = (type(recipe.strategy), stage.local_parameters)
+        if kind not in self._passing:
+            sample = _shrunk(layout)
+            seconds = time_codec(dtype, sample, stage, Dense(), self.workers)
+            self._passing[kind] = tuple(
+                seconds[name] / sample.numel for name in ("offering_seconds", "landing_seconds")
+            )
+        return self._passing[kind]
+
+
+def _time(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, workers: int) -> _Codec:
+    sample = _shrunk(layout)
+    seconds = time_codec(dtype, sample, stage, compressor, workers)
+    return _Codec(
+        computing=[each / sample.numel for each in seconds["computing_seconds"]],
+        engine=[each / sample.numel for each in seconds["engine_seconds"]],
+    )
+
+
+def _shrunk(layout: Layout, most: int = MOST_TIMED) -> Layout:
+    """The same tensors with fewer rows each, where they have more entries together than that."""
+    share = min(1.0, most / layout.numel)
+    return Layout.of({slot.name: _fewer_rows(slot.shape, share) for slot in layout})
+
+
+def _fewer_rows(shape: Sequence[int], share: float) -> tuple[int, ...]:
+    return (ceil(shape[0] * share), *shape[1:]) if len(shape) and prod(shape) else tuple(shape)
+
+
+# -- candidates --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foretold:
+    """What is expected of a recipe. Seconds and bytes are of one step of the optimizer, on average over a period."""
+
+    recipe: str  # as one would write it
+    step_seconds: float = 0.0
+    interval: ForecastInterval | None = None  # in which step_seconds will lie when it is measured
+    bytes_sent: float = 0.0  # by a worker
+    memory_bytes: int = 0  # kept between steps beside the model and its optimizer, by a worker
+    passes: int = 1  # backward passes of a worker in a step, of as many batches
+    rounds: float = 0.0  # in which workers hear of each other, for a backward pass
+    strategy_passes: float = 1.0  # backward passes to a loss over Dense()'s: a prior, that a race corrects
+    compressor_passes: float = 1.0  # likewise, and both multiply
+    source: str = ""  # of these two
+    excluded: str | None = None  # why it is left out; step_seconds is then 0 where nothing was priced
+
+    @property
+    def pass_seconds(self) -> float:
+        """Seconds for each batch of a worker, by which recipes compare that make another number of them a step."""
+        return self.step_seconds / self.passes
+
+    @property
+    def expected_passes(self) -> float:
+        """Backward passes to a loss, over Dense()'s."""
+        return self.strategy_passes * self.compressor_passes
+
+    @property
+    def expected_steps(self) -> float:
+        """Steps of the optimizer to a loss, over Dense()'s, each of which is one backward pass."""
+        return self.expected_passes / self.passes
+
+    @property
+    def expected_seconds(self) -> float:
+        """Seconds to a loss for which Dense() needs one step: what candidates are ordered by."""
+        return self.step_seconds * self.expected_steps
+
+
+Progress = Callable[[int, int, str], None]  # how many candidates are priced, of how many, which is the next
+
+
+def _say_nothing(done: int, of: int, recipe: str) -> None:
+    """Nobody waits for it."""
+
+
+def foretell(
+    candidates: Sequence[Candidate],
+    profile: WorkloadProfile,
+    network: Network,
+    workers: int,
+    on_progress: Progress = _say_nothing,
+    *,
+    pricer: StepPricer | None = None,
+) -> list[Foretold]:
+    """Price every candidate, in their order; what is excluded stays, unpriced.
+
+    profile: of the script with `resolve(None)`, lock step and nothing compressed: all others' follow from it and from
+    codecs that are timed here. pricer: one for this profile, whose timings are used again.
+    """
+    pricer = pricer or StepPricer(profile, workers)
+    found: list[Foretold] = []
+    for done, candidate in enumerate(candidates):
+        on_progress(done, len(candidates), candidate.recipe)
+        known = Foretold(
+            recipe=candidate.recipe,
+            strategy_passes=candidate.strategy_passes,
+            compressor_passes=candidate.compressor_passes,
+            source=candidate.source,
+            excluded=candidate.excluded,
+        )
+        found.append(known if known.excluded else _priced(known, pricer, network))
+    return found
+
+
+def _priced(known: Foretold, pricer: StepPricer, network: Network) -> Foretold:
+    recipe = resolve(known.recipe, pricer.workers)
+    try:
+        step, traffic = pricer.step_time(recipe, network), pricer.traffic(recipe)
+    except GossamerError as error:
+        return replace(known, excluded=f"it could not be priced: {error}")
+    schedule = recipe.strategy.steady_stage.schedule
+    operations = max((len(bucket) for bucket in traffic.buckets), default=0)
+    return replace(
+        known,
+        step_seconds=step.step_seconds,
+        interval=step.interval,
+        bytes_sent=traffic.bytes_sent,
+        memory_bytes=traffic.memory_bytes,
+        passes=traffic.passes // traffic.steps,
+        rounds=operations * len(schedule.period_rounds) / schedule.period,
+    )
+
+
+# -- which are worth a trial -------------------------------------------------------------------------------------------
+
+
+HALF = "Dense(dtype='bfloat16')"
+LEAST_GAIN = 0.1  # of a pass's seconds, below which a change is not worth its trouble
+MOST_BEHIND = 3.0  # times the best's expected seconds: by as much the prior of steps may be wrong
+MOST_OF_A_KIND = 2  # that are tried of one strategy with one compressor, whatever their numbers
+MEMORY_SHARE = 0.5  # of a machine's, that what recipes remember may take
+
+WRAPPERS = ("Feedback", "Hierarchical", "Rotated", "Route", "Sharded", "SparseSum", "Warmup")
+
+Reason = Callable[[Foretold], str | None]
+
+
+def survivors(foretold: Sequence[Foretold], statistics: GradientStatistics | None, most: int) -> list[Foretold]:
+    """At most so many candidates to try: Dense() first, then by expected seconds. See `judged` for the others."""
+    return [each for each in judged(foretold, statistics, most) if each.excluded is None]
+
+
+def judged(
+    foretold: Sequence[Foretold],
+    statistics: GradientStatistics | None,
+    most: int,
+    memory_limit_bytes: float | None = None,
+) -> list[Foretold]:
+    """All candidates: first those to try, Dense() and then by expected seconds; then the others, with the reason.
+
+    statistics: by which candidates() has left some out already; None where none were taken. memory_limit_bytes: of
+    what one worker may remember beside its model; None: half of this machine's.
+    """
+    limit = machine_bytes() * MEMORY_SHARE if memory_limit_bytes is None else memory_limit_bytes
+    left, out = _split(foretold, partial(_too_large, limit=limit))
+    left, slow = _split(left, _gain(left))
+    left, dominated = _split(left, partial(_dominated, others=left))
+    left, late = _split(left, _behind(left))
+    ordered = sorted(left, key=lambda each: (each.recipe != DENSE, each.expected_seconds))
+    tried, later = _first(ordered, most)
+    return [*tried, *later, *late, *dominated, *slow, *out]
+
+
+def machine_bytes() -> float:
+    """The memory of this machine."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _split(foretold: Iterable[Foretold], reason: Reason) -> tuple[list[Foretold], list[Foretold]]:
+    """Those that stay, and those that are excluded already or now. Dense() stays: all others are held against it."""
+    stay: list[Foretold] = []
+    out: list[Foretold] = []
+    for each in foretold:
+        why = each.excluded or (None if each.recipe == DENSE else reason(each))
+        (out if why else stay).append(replace(each, excluded=why))
+    return stay, out
+
+
+def _too_large(each: Foretold, limit: float) -> str | None:
+    if each.memory_bytes <= limit:
+        return None
+    return (
+        f"it would remember {bytes_text(each.memory_bytes)} beside the model, and {bytes_text(limit)} are free for that"
+    )
+
+
+def _gain(foretold: Sequence[Foretold]) -> Reason:
+    """Why one is not fast enough, held against what loses nothing: Dense(), or half precision where that gains."""
+    seconds = {each.recipe: each.pass_seconds for each in foretold}
+    dense = seconds[DENSE]
+    half = seconds.get(HALF, dense)
+    lossless, best = (HALF, half) if half < (1 - LEAST_GAIN) * dense else (DENSE, dense)
+
+    def reason(each: Foretold) -> str | None:
+        than, name = (dense, DENSE) if each.recipe == HALF else (best, lossless)
+        if each.pass_seconds < (1 - LEAST_GAIN) * than:
+            return None
+        return (
+            f"a backward pass takes {seconds_text(each.pass_seconds)} with it and {seconds_text(than)} with {name}: "
+            f"less than {LEAST_GAIN:.0%} saved"
+        )
+
+    return reason
+
+
+def _dominated(each: Foretold, others: Sequence[Foretold]) -> str | None:
+    """Why another one is better in all: as fast or faster, with a strategy and a compressor that lose no more."""
+    for other in others:
+        if _beats(other, each):
+            return (
+                f"{other.recipe} takes {seconds_text(other.pass_seconds)} for a backward pass, this one "
+                f"{seconds_text(each.pass_seconds)}, and it is expected to lose no less"
+            )
+    return None
+
+
+def _beats(one: Foretold, other: Foretold) -> bool:
+    """A partial order: what loses less by its strategy and more by its compressor is neither better nor worse."""
+    mine, theirs = ((each.pass_seconds, each.strategy_passes, each.compressor_passes) for each in (one, other))
+    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+
+def _behind(foretold: Sequence[Foretold]) -> Reason:
+    """Why one is too far behind for a prior to be wrong by so much."""
+    best = min(foretold, key=lambda each: each.expected_seconds)
+
+    def reason(each: Foretold) -> str | None:
+        times = each.expected_seconds / best.expected_seconds
+        if times <= MOST_BEHIND:
+            return None
+        return f"it is expected to take {times:.1f} times as long to a loss as {best.recipe}, and is not tried"
+
+    return reason
+
+
+def _first(ordered: Sequence[Foretold], most: int) -> tuple[list[Foretold], list[Foretold]]:
+    tried: list[Foretold] = []
+    late: list[Foretold] = []
+    kinds: Counter[str] = Counter()
+    for each in ordered:
+        kind = kind_of(each.recipe)
+        why = None
+        if kinds[kind] >= MOST_OF_A_KIND:
+            why = f"{MOST_OF_A_KIND} recipes of its kind, {kind}, are expected to reach a loss sooner"
+        elif len(tried) >= most:
+            why = f"{most} recipes are expected to reach a loss sooner, and more are not tried"
+        kinds[kind] += why is None
+        (late if why else tried).append(replace(each, excluded=why))
+    return tried, late
+
+
+def kind_of(recipe: str) -> str:
+    """The names of a recipe's terms without their numbers, nor what only wraps others: "LocalSGD + TopK + Complete"."""
+    resolved = resolve(recipe)
+    names = [type(term).__name__ for term in resolved.compressor.held()]
+    compressor = next((name for name in names if name not in WRAPPERS), names[0])
+    return " + ".join((type(resolved.strategy).__name__, compressor, type(resolved.topology).__name__))

@@ -1,0 +1,501 @@
+"""Race: successive halving of recipes that train the same script, compared at equal virtual seconds.
+
+    16 -> 8 -> 4 -> 2 -> 2 and the learning rates x 0.5, x 2 of the first and of the baseline
+
+Every rung has the same share of the budget, and all that are left come to the same virtual second in it; the half
+with the higher loss there goes out. A virtual second of one recipe may take this machine many times as long as
+another's: who is as dear as that, and in the half that would go out, goes at once, so that the minutes are spent
+where the answer is decided. The baseline, Dense(), always stays. All have the same seed and the same batches. No
+learning rate is scaled by recipe, since every candidate's step means what Dense()'s does: the mean of all workers'
+batches, or of their steps. Whether another rate suits it better is tried in the last rung, for the first and for the
+baseline alike, or the first would win by being tuned.
+
+source: Jamieson & Talwalkar 2016, AISTATS, "Non-stochastic best arm identification and hyperparameter optimization";
+        Li et al. 2018, JMLR 18(185), "Hyperband"
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf, isfinite, log2, nan
+from typing import Protocol
+
+from gossamer.errors import GossamerError
+from gossamer.plan.advise.curves import (
+    LOOKS,
+    WINDOW,
+    AgainstBaseline,
+    LossCurve,
+    Point,
+    Target,
+    against_baseline,
+    paired_difference,
+    seconds_to,
+)
+
+LOSSES = ("loss", "validation_loss")  # the first that all log is what they are compared by
+
+
+class RaceProgress(Protocol):
+    """How far a job has come; see simulate.JobProgress."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def metrics(self) -> Mapping[str, Sequence[Point]]: ...
+    @property
+    def bytes_sent(self) -> float: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def failure(self) -> str | None: ...
+
+
+class RaceJob(Protocol):
+    """All workers of a script with one recipe, on a virtual clock; see simulate.SimulatedJob."""
+
+    def advance(self, *, steps: int | None = None, seconds: float | None = None) -> RaceProgress: ...
+    def close(self) -> None: ...
+
+
+StartJob = Callable[[str, float], RaceJob]  # (recipe, learning rate factor)
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """recipe: as one would write it. starting, spent: seconds of this machine before its steps, and for them."""
+
+    recipe: str
+    learning_rate_factor: float = 1.0
+    steps: int = 0
+    seconds: float = 0.0  # virtual
+    bytes_sent: float = 0.0  # mean per worker, in all
+    metrics: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    ended: bool = False
+    failure: str | None = None
+    starting: float = 0.0
+    spent: float = 0.0
+    out: str | None = None  # why it did not go on; None for those that stayed to the end
+    against: AgainstBaseline | None = None  # at the last moment when both were known
+
+    @property
+    def name(self) -> str:
+        factor = self.learning_rate_factor
+        return self.recipe if factor == 1 else f"{self.recipe}, learning rate x {factor:g}"
+
+    def curve(self, metric: str) -> LossCurve:
+        return LossCurve.of(self.metrics.get(metric, ()))
+
+    def heard(self, progress: RaceProgress, spent: float) -> None:
+        """Take over how far its job has come."""
+        self.steps, self.seconds, self.bytes_sent = progress.steps, progress.seconds, progress.bytes_sent
+        self.metrics, self.ended = progress.metrics, progress.ended
+        self.spent += spent
+        if progress.failure is not None:
+            self.fails(progress.failure)
+
+    def fails(self, reason: str) -> None:
+        self.failure, self.out = reason, f"failed: {reason}"
+
+
+# -- who goes out ------------------------------------------------------------------------------------------------------
+
+
+FINALISTS = 2  # beside the baseline
+FIRST_STEPS = 8  # of each challenger, before it is judged
+DEAR = 2.0  # times its even part of what a virtual second of all takes
+
+
+def kept_of(challengers: int) -> int:
+    """Of so many, those that go on from a halving."""
+    return max(FINALISTS, ceil(challengers / 2))
+
+
+def dear_and_behind(ranked: Sequence[Contender], pace: Callable[[Contender], float]) -> Contender | None:
+    """The dearest of those that would go out at a halving now, if it takes more than DEAR times its even part.
+
+    ranked: the best first. pace: this machine's part of the budget that a virtual second of one takes. Who is dear and
+    ahead stays: that is where the answer is decided.
+    """
+    dearest = DEAR * sum(map(pace, ranked)) / max(1, len(ranked))
+    behind = [each for each in ranked[kept_of(len(ranked)) :] if each.steps >= FIRST_STEPS and pace(each) > dearest]
+    return max(behind, key=pace, default=None)
+
+
+# -- the race ----------------------------------------------------------------------------------------------------------
+
+
+RETUNED = (0.5, 2.0)
+LAST_SHARES = 4  # of the last rung, where other learning rates begin anew, for one share of every other rung
+OVERRUN = 0.1  # of the budget: what a step takes is known only once it is made
+ENOUGH_STEPS = 256  # of the baseline, before a race may be decided early
+SURE = 0.99  # of what is decided before the budget is spent: it is looked at again and again
+FEWEST_STEPS = 16  # of the baseline: with fewer nothing can be told
+NO_TIME = "not raced: that would have taken more --minutes"
+NO_LOSS = (
+    "the script logs no loss, so recipes can be compared by the time of a step only, and that says nothing of how far "
+    "a step leads. Add to its loop: session.log(loss=loss.item())"
+)
+
+
+class RaceError(GossamerError):
+    """A race that cannot be run or that tells nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One round of the halving. seconds: virtual, to which all came. out: names of those that did not go on."""
+
+    seconds: float
+    names: tuple[str, ...]
+    losses: tuple[float, ...]
+    out: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceResult:
+    """seconds: virtual, of the last comparison. contenders: the baseline first, then the best, to the first out."""
+
+    metric: str
+    seconds: float
+    contenders: tuple[Contender, ...]
+    rungs: tuple[Rung, ...]
+    confidence: float  # of every contender's interval
+    remarks: tuple[str, ...]
+
+    reference: Contender  # the baseline at the best learning rate that was tried; what others are compared with
+
+    @property
+    def baseline(self) -> Contender:
+        """The script as it is, with Dense()."""
+        return self.contenders[0]
+
+    def losses(self, contender: Contender) -> LossCurve:
+        """What the race saw of it: its metric up to the last comparison."""
+        return contender.curve(self.metric).until(self.seconds)
+
+    def last_loss(self, contender: Contender) -> float | None:
+        """Its mean over the last quarter of the seconds that it came to, at most the race's."""
+        until = min(self.seconds, contender.seconds)
+        late = contender.curve(self.metric).between_seconds((1 - WINDOW) * until, until).values
+        return float(late.mean()) if len(late) else None
+
+
+@dataclass(kw_only=True)
+class Race:
+    """start: makes a job of (recipe, learning rate factor). budget_seconds: of this machine. most_steps: of all jobs
+    together. now: seconds of this machine. say: hears what happens. Raises RaceError where nothing can be told."""
+
+    start: StartJob
+    baseline: str
+    challengers: Sequence[str]
+    budget_seconds: float
+    most_steps: float = inf
+    target: Target | None = None
+    now: Callable[[], float] = time.monotonic
+    say: Callable[[str], None] = lambda sentence: None
+    _jobs: dict[str, RaceJob] = field(default_factory=dict, init=False)
+    _everyone: list[Contender] = field(default_factory=list, init=False)
+    _rungs: list[Rung] = field(default_factory=list, init=False)
+    _remarks: list[str] = field(default_factory=list, init=False)
+    _seconds: float = field(default=0.0, init=False)  # virtual, to which all have come
+    _metric: str = field(default="", init=False)
+
+    def run(self) -> RaceResult:
+        try:
+            return self._run()
+        finally:
+            for job in self._jobs.values():
+                job.close()
+
+    def _run(self) -> RaceResult:
+        self._began = self.now()
+        first, *others = self._everyone = [Contender(recipe=each) for each in (self.baseline, *self.challengers)]
+        shares = _rungs(len(others)) + LAST_SHARES
+        self._first_step(first, others, 1 / shares)
+        field_ = [each for each in others if each.out is None]
+        rungs = _rungs(len(field_))
+        for rung in range(rungs):
+            self._advance_until((rung + 1) / shares, FIRST_STEPS)
+            field_ = self._halve(first, field_)
+        self._advance_until(1.0, last=True, again=self._retuned)
+        field_ = self._halve(first, field_, keep=FINALISTS)
+        if not self._retune(field_):
+            self._advance_until(1.0, last=True)
+        return self._result(first)
+
+    # -- moving ------------------------------------------------------------------------------------
+
+    def _first_step(self, first: Contender, others: Sequence[Contender], share: float) -> None:
+        """The baseline's first step: all come to its end. It tells the metric and what a virtual second costs.
+
+        As many take part as may come to the first halving within this share of the budget, in the order they came in.
+        """
+        self._advance(first, steps=1)
+        self._check_baseline(first)
+        logged = [name for name in (*LOSSES, *([self.target.metric] if self.target else [])) if first.metrics.get(name)]
+        if not logged:
+            raise RaceError(NO_LOSS)
+        self._metric = logged[0]
+        ahead = self._cost(first)
+        for place, each in enumerate(others):
+            if place >= FINALISTS and self._spent() + ahead > share:
+                each.out = NO_TIME
+                continue
+            self._bring([each], first.seconds)
+            if each.steps:
+                ahead += self._cost(each) * max(0.0, FIRST_STEPS / each.steps - 1)
+        self._seconds = first.seconds
+        if left_out := sum(each.out == NO_TIME for each in others):
+            self._remarks.append(f"{left_out} of {len(others)} recipes were not raced: it would take more --minutes")
+
+    def _advance_until(
+        self, share: float, fewest: int = 0, last: bool = False, again: Callable[[], Sequence[Contender]] = tuple
+    ) -> None:
+        """Bring all that are left further, slice by slice, until so much of the budget is spent, and all but the
+        baseline have made the fewest steps. last: the last rung, which may be decided early, and in which the baseline
+        keeps up. again: those whose other learning rates are to be tried up to there, for which as much is left as that
+        takes."""
+        first = self._everyone[0]
+        if last:  # also where nobody can afford another of its steps: nothing could be told of it
+            self._keep_up(first)
+        while not (self._ended() or (last and self._decided())):
+            slice_seconds = self._next_slice(share, again(), last)
+            step_seconds = first.seconds / max(1, first.steps)
+            if slice_seconds < step_seconds and self._fewest_steps() >= fewest:
+                return
+            slice_seconds = max(slice_seconds, step_seconds)
+            self._bring(self._left(), self._seconds + slice_seconds)
+            self._check_baseline(first)
+            self._seconds = min([self._seconds + slice_seconds, *(each.seconds for each in self._left() if each.ended)])
+            if last:
+                self._keep_up(first)
+            else:
+                self._spare()
+
+    def _spare(self) -> None:
+        """Let those go that are dear and behind, once they could be judged."""
+        left = [each for each in self._left()[1:] if each.seconds]
+        while (each := dear_and_behind(sorted(left, key=self._place), self._pace_of)) is not None:
+            left.remove(each)
+            self._goes(each, f"behind after {self._seconds:.3g} virtual seconds, which take long here")
+
+    def _pace_of(self, contender: Contender) -> float:
+        return self._pace(contender, last=False)
+
+    def _goes(self, contender: Contender, why: str) -> None:
+        contender.out = why
+        self._compare(contender, self._everyone[0])
+        self._close(contender)
+
+    def _keep_up(self, first: Contender) -> None:
+        """Let the baseline make as many steps as it is looked at: where its steps are the longest, the race's seconds
+        hold few of them."""
+        steps = max((each.steps for each in self._left()), default=0) // LOOKS[0]
+        if steps > first.steps and not first.ended:
+            self._advance(first, steps=steps)
+            self._check_baseline(first)
+
+    def _fewest_steps(self) -> int:
+        return min((each.steps for each in self._left()[1:]), default=FIRST_STEPS)
+
+    def _next_slice(self, share: float, retuned: Sequence[Contender], last: bool) -> float:
+        """Virtual seconds: as long as all so far, or what this share of the budget affords."""
+        again = [each for each in retuned for _ in RETUNED]
+        pace = sum(self._pace(each, last) for each in (*self._left(), *again) if each.seconds)
+        affordable = share - self._spent() - sum(self._cost(each) + self._starting(each) for each in again)
+        return min(self._seconds, affordable / pace if pace else self._seconds)
+
+    def _pace(self, contender: Contender, last: bool) -> float:
+        """The part of the budget that a virtual second of the race takes for one. last: if the baseline keeps up."""
+        steps_per_second = contender.steps / contender.seconds
+        if last and contender is self._everyone[0]:
+            others = [each.steps / each.seconds / LOOKS[0] for each in self._left()[1:] if each.seconds]
+            steps_per_second = max([steps_per_second, *others])
+        return self._cost(contender) / max(1, contender.steps) * steps_per_second
+
+    def _bring(self, contenders: Sequence[Contender], seconds: float) -> None:
+        """To so many virtual seconds in all. What a step takes may differ, so some stand a step before it."""
+        for each in contenders:
+            self._advance(each, seconds=seconds)
+            if each.out is not None:
+                self.say(f"{each.name} {each.out}")
+                self._close(each)
+
+    def _advance(self, contender: Contender, **limit: float) -> None:
+        """limit: steps or seconds, as jobs take them. What a recipe's job refuses to do is its failure."""
+        began, name = self.now(), contender.name
+        try:
+            if name not in self._jobs:
+                self._jobs[name] = self.start(contender.recipe, contender.learning_rate_factor)
+                self._jobs[name].advance(steps=0)
+                began, contender.starting = self.now(), self.now() - began
+            progress = self._jobs[name].advance(**limit)  # type: ignore[arg-type]
+        except GossamerError as refusal:
+            contender.fails(str(refusal))
+        else:
+            contender.heard(progress, self.now() - began)
+
+    def _close(self, contender: Contender) -> None:
+        if contender.name in self._jobs:
+            self._jobs.pop(contender.name).close()
+
+    # -- the budget --------------------------------------------------------------------------------
+
+    def _spent(self) -> float:
+        """The part of the budget that is spent, of the time or of the steps, whichever is more."""
+        steps = sum(each.steps for each in self._everyone)
+        return max((self.now() - self._began) / self.budget_seconds, steps / self.most_steps)
+
+    def _cost(self, contender: Contender) -> float:
+        """The part of the budget that went into one contender's steps."""
+        return max(contender.spent / self.budget_seconds, contender.steps / self.most_steps)
+
+    def _starting(self, contender: Contender) -> float:
+        """The part of the budget that went into beginning one."""
+        return contender.starting / self.budget_seconds
+
+    def _left(self) -> list[Contender]:
+        return [each for each in self._everyone if each.out is None]
+
+    def _ended(self) -> bool:
+        """Whether a script has come to its end: nobody can be compared with it later than there."""
+        return any(each.ended and each.seconds <= self._seconds * (1 + 1e-9) for each in self._left())
+
+    # -- comparing ---------------------------------------------------------------------------------
+
+    def _halve(self, first: Contender, contenders: Sequence[Contender], keep: int | None = None) -> list[Contender]:
+        """Those that go on, the best first."""
+        ranked = sorted((each for each in contenders if each.out is None), key=self._place)
+        kept = kept_of(len(ranked)) if keep is None else keep
+        for each in ranked[kept:]:
+            self._goes(each, f"behind after {self._seconds:.3g} virtual seconds")
+        names = [each.name for each in (first, *ranked)]
+        losses = tuple(self._loss(each) for each in (first, *ranked))
+        out = tuple(each.name for each in ranked[kept:])
+        self._rungs.append(Rung(seconds=self._seconds, names=tuple(names), losses=losses, out=out))
+        self.say(f"{len(ranked)} recipes after {self._seconds:.3g} virtual seconds: {len(ranked[:kept])} go on")
+        return ranked[:kept]
+
+    def _place(self, contender: Contender) -> tuple[float, float]:
+        """By when it reached the target, then by loss."""
+        curve = contender.curve(self.target.metric).until(self._seconds) if self.target else None
+        reached = seconds_to(curve, self.target) if curve is not None and self.target and len(curve) else None
+        loss = self._loss(contender)
+        return (inf if reached is None else reached, loss if isfinite(loss) else inf)
+
+    def _loss(self, contender: Contender) -> float:
+        """Its mean in the last quarter of the race so far: what is lower is better."""
+        curve = self._losses(contender)
+        late = curve.between_seconds((1 - WINDOW) * self._seconds, self._seconds).values
+        return float(late.mean()) if len(late) else float(curve.values[-1]) if len(curve) else nan
+
+    def _losses(self, contender: Contender) -> LossCurve:
+        """Of the race so far."""
+        return self._oriented(contender.curve(self._metric).until(self._seconds))
+
+    def _oriented(self, curve: LossCurve) -> LossCurve:
+        """The lower, the better: turned around where a target wants the metric to rise."""
+        rising = self.target is not None and self.target.metric == self._metric and not self.target.below
+        return LossCurve(curve.steps, curve.seconds, -curve.values) if rising else curve
+
+    def _compare(self, contender: Contender, first: Contender, confidence: float = 0.95) -> None:
+        everything = self._oriented(first.curve(self._metric))  # also where the baseline ran ahead of the race
+        contender.against = against_baseline(self._losses(contender), everything, self._seconds, confidence)
+
+    def _decided(self) -> bool:
+        """Whether the best of those left is surely faster, or all are surely slower, than the baseline."""
+        first, *others = self._left()
+        if first.steps < ENOUGH_STEPS or not others:
+            return not others
+        best = min(others, key=self._place)
+        sure = SURE ** (1 / max(1, len(self.challengers)))
+        self._compare(best, first, sure)
+        assert best.against is not None
+        speedup = best.against.speedup
+        return (speedup.low > 1 and speedup.high - speedup.low < 0.1 * speedup.value) or speedup.high < 1
+
+    # -- the last rung -----------------------------------------------------------------------------
+
+    def _retuned(self) -> list[Contender]:
+        """The baseline and the best of the others."""
+        first, *others = self._left()
+        return [first, *sorted(others, key=self._place)[:1]]
+
+    def _retune(self, finalists: Sequence[Contender]) -> bool:
+        """Try other learning rates of the best and of the baseline; whether the budget reached that far."""
+        if not finalists:
+            return False
+        retuned = self._retuned()
+        needed = len(RETUNED) * sum(self._cost(each) + self._starting(each) for each in retuned)
+        if self._spent() + needed > 1 + OVERRUN:
+            self._remarks.append("no other learning rate was tried: that would have taken more --minutes")
+            return False
+        for each in retuned:
+            others = [Contender(recipe=each.recipe, learning_rate_factor=factor) for factor in RETUNED]
+            self._everyone += others
+            self._bring(others, self._seconds)
+        first, tuned = retuned[0], [each for each in self._left() if each.recipe == retuned[0].recipe]
+        for each in tuned:
+            if each.steps < first.steps and not each.ended:  # the baseline ran ahead, and is compared with that far
+                self._advance(each, steps=first.steps)
+        return True
+
+    def _result(self, first: Contender) -> RaceResult:
+        others = [each for each in self._everyone if each is not first]
+        left = [each for each in others if each.out is None]
+        reference = self._reference(first, [each for each in left if each.recipe == first.recipe])
+        confidence = 1 - 0.05 / max(1, len(left))  # Bonferroni: the best of several is taken at its word
+        for each in left:
+            self._compare(each, reference, confidence)
+        gone = [each for each in others if each.out is not None]
+        if first.steps < FEWEST_STEPS:
+            self._remarks.append(
+                f"Dense() made {first.steps} steps only, with which little can be told. Give the race more --minutes, "
+                "or the script a smaller model"
+            )
+        if self._ended():
+            self._remarks.append(
+                f"a script came to its end after {self._seconds:.3g} virtual seconds, so nobody is compared later. "
+                "Give it arguments by which it makes more steps for a longer race"
+            )
+        return RaceResult(
+            metric=self._metric,
+            seconds=self._seconds,
+            contenders=(
+                first,
+                *sorted(left, key=self._place),
+                *sorted(gone, key=lambda each: (-each.seconds, self._place(each))),
+            ),
+            rungs=tuple(self._rungs),
+            confidence=confidence,
+            remarks=tuple(self._remarks),
+            reference=reference,
+        )
+
+    def _reference(self, first: Contender, retuned: Sequence[Contender]) -> Contender:
+        """The baseline at the learning rate that is surely the best, which is the script's unless another is."""
+        curves = {each.name: self._oriented(each.curve(self._metric)) for each in (first, *retuned)}
+        confidence = 1 - 0.05 / len(RETUNED)
+        lower = [
+            (difference.value, place)
+            for place, each in enumerate(retuned)
+            if (difference := paired_difference(curves[each.name], curves[first.name]).interval(confidence)).high < 0
+        ]
+        return retuned[min(lower)[1]] if lower else first
+
+    def _check_baseline(self, first: Contender) -> None:
+        if first.failure is not None:
+            raise RaceError(
+                f"{first.name} itself failed after {first.steps} steps, so there is nothing to compare with: "
+                f"{first.failure}"
+            )
+
+
+def _rungs(challengers: int) -> int:
+    """Halvings until two are left."""
+    return max(0, ceil(log2(max(1, challengers) / FINALISTS)))

@@ -1,0 +1,131 @@
+"""Thresholds: at which rates and round trips of a network another recipe would be the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from math import sqrt
+
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.comm.network import Network
+from gossamer.comm.network.model import Path
+from gossamer.plan.advise.prices import Foretold, StepPricer
+
+FACTORS = tuple(10 ** (exponent / 2) for exponent in range(-4, 5))  # 0.01 to 100, two for each power of ten
+ROUND_TRIPS = tuple(10 ** (exponent / 2) for exponent in range(-8, 1))  # 0.1 ms to 1 s
+AS_NEAR = 1.1  # between the two prices that a threshold lies between
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeadRange:
+    """A range of one property of the network, and the recipe that is expected to be first there."""
+
+    of: str  # "rate" or "round trip"
+    recipe: str
+    above: float  # bits per second or seconds of the slowest line or longest path; 0 where there is no lower end
+    below: float | None  # likewise; None where there is no upper end
+
+
+def thresholds(
+    finalists: Sequence[Foretold],
+    pricer: StepPricer,
+    network: Network,
+    *,
+    expected_steps: Sequence[float] | None = None,
+) -> list[LeadRange]:
+    """Ranges of the rate (0.01 to 100 times that of all lines) and of the round trip, each in ascending order, and who
+    is expected to be the first to reach a loss there. Everything else of the network stays.
+
+    expected_steps: of each finalist to a loss, over Dense()'s, as a race has found them; None: their own priors.
+    """
+    steps = [each.expected_steps for each in finalists] if expected_steps is None else expected_steps
+    there = replace(network, hosts=network.hosts[: pricer.workers])
+
+    @cache
+    def first(changed: Callable[[Network, float], Network], value: float) -> str:
+        """The recipe that is first where one property has this value."""
+        at = changed(there, value)
+        seconds = [
+            pricer.step_time(resolve(each.recipe, pricer.workers), at).step_seconds * needed
+            for each, needed in zip(finalists, steps, strict=True)
+        ]
+        return finalists[seconds.index(min(seconds))].recipe
+
+    slowest = slowest_bits_per_second(there)
+    rates = ranges([factor * slowest for factor in FACTORS], lambda value: first(with_rate, value))
+    trips = ranges(ROUND_TRIPS, lambda value: first(with_round_trip, value))
+    return [
+        LeadRange(of=of, recipe=recipe, above=above, below=below)
+        for of, found in (("rate", rates), ("round trip", trips))
+        for recipe, above, below in found
+    ]
+
+
+def ranges(values: Sequence[float], first: Callable[[float], str]) -> list[tuple[str, float, float | None]]:
+    """(who, from, to) along ascending positive values: between two of them with different answers by bisection.
+
+    A recipe that is first only between two neighboring values may be missed.
+    """
+    answers = [first(value) for value in values]
+    found: list[tuple[str, float, float | None]] = []
+    above = 0.0
+    for (low, high), (before, after) in zip(pairwise(values), pairwise(answers), strict=True):
+        for who, edge in _edges(low, high, before, after, first):
+            found.append((who, above, edge))
+            above = edge
+    return [*found, (answers[-1], above, None)]
+
+
+def _edges(low: float, high: float, before: str, after: str, first: Callable[[float], str]) -> list[tuple[str, float]]:
+    """(who was first until there, edge) of every change between two values."""
+    if before == after:
+        return []
+    middle = sqrt(low * high)
+    if high / low <= AS_NEAR:
+        return [(before, middle)]
+    between = first(middle)
+    return [*_edges(low, middle, before, between, first), *_edges(middle, high, between, after, first)]
+
+
+# -- networks that differ in one property ------------------------------------------------------------------------------
+
+
+def slowest_bits_per_second(network: Network) -> float:
+    """Of all lines that hosts have or share."""
+    lines = [rate for host in network.hosts for rate in (host.up_bits_per_second, host.down_bits_per_second)]
+    return min([*lines, *(path.bits_per_second for path in network.paths.values() if path.bits_per_second)])
+
+
+def longest_round_trip_seconds(network: Network) -> float:
+    return max(path.round_trip_seconds for path in (network.default, *network.paths.values()))
+
+
+def with_rate(network: Network, bits_per_second: float) -> Network:
+    """The same with all lines scaled so that the slowest has this rate."""
+    factor = bits_per_second / slowest_bits_per_second(network)
+    hosts = tuple(
+        replace(
+            host,
+            up_bits_per_second=factor * host.up_bits_per_second,
+            down_bits_per_second=factor * host.down_bits_per_second,
+        )
+        for host in network.hosts
+    )
+
+    def scaled(path: Path) -> Path:
+        return replace(path, bits_per_second=factor * path.bits_per_second) if path.bits_per_second else path
+
+    return replace(network, hosts=hosts, paths={ends: scaled(path) for ends, path in network.paths.items()})
+
+
+def with_round_trip(network: Network, seconds: float) -> Network:
+    """The same with all round trips scaled so that the longest takes so many seconds; where none takes any, with it."""
+    longest = longest_round_trip_seconds(network)
+
+    def scaled(path: Path) -> Path:
+        return replace(path, round_trip_seconds=path.round_trip_seconds * seconds / longest if longest else seconds)
+
+    paths = {ends: scaled(path) for ends, path in network.paths.items()}
+    return replace(network, default=scaled(network.default), paths=paths)

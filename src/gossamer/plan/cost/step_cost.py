@@ -1,0 +1,207 @@
+"""Step cost: one row of a cost table, for a recipe, so many workers and a network, before anything is run.
+
+Besides the mean that a traffic estimate tells of, a row has what the machine sends that sends most. In a direct or ring
+all-reduce every worker sends alike; up a tree, or next to a rank that stands aside, some send more; and a parameter
+server answers every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gossamer.algorithms.collectives import Collective
+from gossamer.algorithms.collectives.base import Does
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import AveragingStage, FederatedStage, GossipStage, GradientStage, ServerStage
+from gossamer.base.layout import Layout, dtype_of
+from gossamer.base.ops import AllReduceMean, CollectiveOp, InGroup, NeighborAllGather
+from gossamer.comm.network import Network
+from gossamer.comm.network.cost.cheapest_collective import is_alike, wished, wished_alike
+from gossamer.comm.network.cost.representative_cost import UniformNetwork
+from gossamer.events import Attached
+from gossamer.plan.cost.step_time import estimate_step_time, is_predictable, wish_of
+from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.train.traffic.op_trace import trace_ops
+from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic, sampled_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineLoad:
+    """The busiest machine in a step, on average over a cycle."""
+
+    machine: str  # "every worker", "some workers", or "a server"
+    bytes_sent: float
+    bytes_received: float
+    messages: float  # that it sends
+    heard_bytes: int  # payloads of others that a worker holds at once before it can add them up
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """Bytes and seconds of a step in the long run."""
+
+    recipe: str
+    workers: int
+    bytes_sent: float  # per worker and step, mean over workers
+    load: MachineLoad
+    seconds: float  # of a step
+    waiting_share: float  # of it
+    codec_seconds: float  # of the communication thread, compressing and decoding
+    at_least: bool  # whether `seconds` is a lower bound, from computing and the busiest machine's line
+    residual_bytes: int  # that a worker keeps between steps
+
+
+def step_cost(
+    recipe: Recipe,
+    model: Attached,
+    network: Network,
+    workers: int,
+    step_seconds: float,
+    profile: Callable[[], WorkloadProfile],
+) -> StepCost:
+    """Bytes and the busiest machine are exact; seconds are foretold where workers move in step, else a lower bound.
+
+    profile: asked only where seconds can be foretold. Raises NetworkError for more unequal hosts than can be played.
+    """
+    traffic = estimate_traffic(recipe, model, workers=workers)
+    load = machine_load(recipe, model, traffic, network)
+    if is_predictable(recipe):
+        found = estimate_step_time(recipe, profile(), network, workers)
+        seconds, share, codec = found.step_seconds, found.waiting_share, found.codec_seconds
+    else:
+        line = seconds_on_the_line(load, network)
+        seconds, codec = max(step_seconds, line), 0.0
+        share = 1 - step_seconds / seconds
+    return StepCost(
+        recipe=repr(recipe),
+        workers=workers,
+        bytes_sent=traffic.bytes_sent,
+        load=load,
+        seconds=seconds,
+        waiting_share=share,
+        codec_seconds=codec,
+        at_least=not is_predictable(recipe),
+        residual_bytes=traffic.memory_bytes,
+    )
+
+
+# -- the busiest machine -----------------------------------------------------------------------------------------------
+
+
+def machine_load(recipe: Recipe, model: Attached, traffic: TrafficEstimate, network: Network) -> MachineLoad:
+    """The load of the machine that sends most. network: with a host for each worker."""
+    workers = traffic.workers
+    match recipe.strategy.among(workers).steady_stage:
+        case GradientStage() | AveragingStage():
+            return _of_collectives(recipe, model, traffic, network)
+        case GossipStage():
+            return _of_neighbors(recipe, traffic)
+        case ServerStage():
+            return _of_servers(traffic)
+        case FederatedStage() as stage:
+            stage.refuse()
+
+
+def _of_collectives(recipe: Recipe, model: Attached, traffic: TrafficEstimate, network: Network) -> MachineLoad:
+    tables, more, messages, heard = _Tables(wish_of(recipe), network), 0.0, 0.0, 0
+    traced: dict[tuple[str, Layout], Sequence[CollectiveOp]] = {}
+    for dtype, layout in model.layouts:
+        if (dtype, layout) not in traced:
+            traced[dtype, layout] = trace_ops(recipe, layout, dtype_of(dtype), traffic.workers)
+        for op in (each for traced_op in traced[dtype, layout] for each in traced_op.concurrent()):
+            sent, letters = tables.busiest(op, traffic.workers)
+            more, messages = more + sent - op.bytes_sent(traffic.workers), messages + letters
+            heard = max(heard, gathered_bytes(op, traffic.workers))
+    sent = traffic.bytes_sent + more / traffic.steps
+    return MachineLoad(
+        machine="some workers" if more > 0.01 * traffic.cycle_bytes_sent else "every worker",
+        bytes_sent=sent,
+        bytes_received=sent,
+        messages=messages / traffic.steps,
+        heard_bytes=heard,
+    )
+
+
+def _of_neighbors(recipe: Recipe, traffic: TrafficEstimate) -> MachineLoad:
+    told = [len(recipe.topology.tells(rank, traffic.workers, 0)) for rank in sampled_ranks(traffic.workers)]
+    mean, most = sum(told) / len(told), max(told)
+    in_lock_step = recipe.strategy.steady_stage.in_lock_step
+    share = most / mean if mean and in_lock_step else 1.0
+    sent = traffic.bytes_sent * share
+    payload = sum(op.bytes_sent for ops in traffic.buckets for op in ops) / max(mean, 1)
+    return MachineLoad(
+        machine="some workers" if share > 1.01 else "every worker",
+        bytes_sent=sent,
+        bytes_received=sent,
+        messages=(most if in_lock_step else 2) / traffic.steps,
+        heard_bytes=int(payload * (most if in_lock_step else 1)),
+    )
+
+
+def _of_servers(traffic: TrafficEstimate) -> MachineLoad:
+    """Each server lives on a worker's machine, which pushes as all others do."""
+    others = traffic.workers - 1
+    replies = [item.bytes_sent for item in traffic.others if item.op == "Reply"] or [0.0]
+    pushes = [item.bytes_sent for item in traffic.others if item.op == "Push"] or [0.0]
+    return MachineLoad(
+        machine="a server",
+        bytes_sent=max(replies) * traffic.workers + sum(pushes),
+        bytes_received=max(pushes) * traffic.workers + sum(replies),
+        messages=float(others + len(pushes)),
+        heard_bytes=int(max(pushes)),
+    )
+
+
+def gathered_bytes(op: CollectiveOp, workers: int) -> int:
+    """Payload bytes that a worker hears of all others in an operation and has to hold; means come added up."""
+    match op:
+        case AllReduceMean():
+            return 0
+        case InGroup(ranks, inner):
+            return gathered_bytes(inner, len(ranks))
+        case _:
+            return int(op.bytes_sent(workers))
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The tables of hops by which means go."""
+
+    wish: str
+    network: Network
+
+    def busiest(self, op: CollectiveOp, world: int) -> tuple[float, int]:
+        """(bytes, messages) of the rank that sends most to have an operation answered."""
+        match op:
+            case AllReduceMean(tensor):
+                return self._of_mean(tensor.numel(), tensor.element_size(), world)
+            case InGroup(ranks, inner):
+                return self.busiest(inner, len(ranks))
+            case NeighborAllGather():
+                return op.bytes_sent(world), sum(peer != 0 for peer in op.told)
+            case _:
+                return op.bytes_sent(world), world - 1
+
+    def _of_mean(self, numel: int, itemsize: int, world: int) -> tuple[float, int]:
+        if world == 1:
+            return 0.0, 0
+        table = self._table(numel * itemsize, itemsize, world)
+        rank, filled = table.busiest(world), min(numel, table.pieces(world))
+        sends = (hop for hop in table.hops(rank, world) if hop.does is Does.SEND)
+        messages = sum(max(0, min(hop.stop, filled) - hop.first) for hop in sends)
+        return float(table.bytes_sent(rank, world, numel, itemsize)), messages
+
+    def _table(self, nbytes: int, itemsize: int, world: int) -> Collective:
+        wish = "direct" if self.wish == "engine" else self.wish
+        there = replace(self.network, hosts=self.network.hosts[:world])
+        if is_alike(there):
+            return wished_alike(wish, nbytes, itemsize, UniformNetwork.of(there))
+        return wished(wish, nbytes, itemsize, there)
+
+
+def seconds_on_the_line(load: MachineLoad, network: Network) -> float:
+    """How long the busiest machine's line is busy in a step, at least: it may be the slowest of all."""
+    up = min(host.up_bits_per_second for host in network.hosts)
+    down = min(host.down_bits_per_second for host in network.hosts)
+    return 8 * max(load.bytes_sent / up, load.bytes_received / down)

@@ -1,0 +1,182 @@
+"""Clocks of a simulated job: the network at a virtual second, the seconds of a step, the moments at which steps end."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.ops import AllGather
+from gossamer.comm.network import Network, read_network
+from gossamer.comm.network.cost.op_cost import seconds
+from gossamer.comm.network.parse import SECONDS, NetworkError
+from gossamer.plan.cost.step_time import NOT_PREDICTABLE, estimate_step_time, is_predictable
+from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.plan.simulate.shared_process import SimulationError
+from gossamer.train.traffic.traffic import estimate_traffic
+
+CHANGE = re.compile(r"^(?P<network>.*?)\s+at\s+(?P<moment>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)$", re.IGNORECASE)
+UNITS = {**SECONDS, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class NetworkSchedule:
+    """Networks, each from a virtual second on: ((0, Network), (30, Network))."""
+
+    changes: tuple[tuple[float, Network], ...]
+
+    def __post_init__(self) -> None:
+        moments = [since for since, _ in self.changes]
+        if not moments or moments[0] != 0:
+            raise NetworkError("a schedule begins with the network of the first second: 100mbit,20ms; 10mbit at 30s")
+        if any(later <= sooner for sooner, later in pairwise(moments)):
+            raise NetworkError(
+                f"networks change at {', '.join(f'{moment:g} s' for moment in moments[1:])}, and each is to come after "
+                "the one before it. Write them in order: 100mbit; 10mbit at 30s; 100mbit at 60s."
+            )
+
+    @classmethod
+    def read(cls, text: str, workers: int) -> NetworkSchedule:
+        """From `100mbit,20ms; 10mbit,20ms at 30s`: a network as read_network takes it, then each with its moment.
+
+        A moment is a number of s, min, h, ms or us. Raises NetworkError, naming what could not be read.
+        """
+        first, *later = text.split(";")
+        return cls(((0.0, read_network(first.strip(), workers)), *(_change(part.strip(), workers) for part in later)))
+
+    def at(self, seconds: float) -> Network:
+        """The network in force at that virtual second."""
+        return next(network for since, network in reversed(self.changes) if since <= seconds)
+
+
+def _change(text: str, workers: int) -> tuple[float, Network]:
+    found = CHANGE.match(text)
+    if found is None or found["unit"].lower() not in UNITS:
+        raise NetworkError(
+            f"{text!r} does not say when it begins. Write the network and its moment, in one of "
+            f"{', '.join(UNITS)}: 10mbit,20ms at 30s"
+        )
+    return float(found["moment"]) * UNITS[found["unit"].lower()], read_network(found["network"], workers)
+
+
+# -- a step ------------------------------------------------------------------------------------------------------------
+
+
+TEXT_BYTES = (8, 512)  # a length, and a text of usual length
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """One step in the long run, means over workers. Seconds are virtual."""
+
+    seconds: float
+    waiting_seconds: float = 0.0  # the training thread's, for the communication thread
+    wire_seconds: float = 0.0  # of the communication thread, hidden behind computing or not
+    codec_seconds: float = 0.0  # likewise
+    bytes_sent: float = 0.0  # payload
+    exchange_seconds: float = 0.0  # of a short text from each worker to all others, between two steps
+
+
+class StepClock(Protocol):
+    """Tells the time of a simulated job."""
+
+    def step(self, recipe: Recipe, at: float) -> StepTimes:
+        """A step that begins at virtual second `at`. Raises GossamerError where that cannot be told."""
+
+
+class ForecastClock:
+    """A steady step as it is foretold for the network in force when it begins.
+
+    profile: measures what one worker does in a step of a recipe, once for each recipe.
+    """
+
+    def __init__(self, profile: Callable[[Recipe], WorkloadProfile], network: NetworkSchedule, workers: int) -> None:
+        self._profile, self._network, self._workers = profile, network, workers
+        self._profiles: dict[str, WorkloadProfile] = {}
+        self._steps: dict[tuple[str, str], StepTimes] = {}
+
+    def step(self, recipe: Recipe, at: float) -> StepTimes:
+        network = self._network.at(at)
+        key = repr(recipe), network.text
+        if key not in self._steps:
+            self._steps[key] = self._foretold(recipe, network)
+        return self._steps[key]
+
+    def profile(self, recipe: Recipe) -> WorkloadProfile:
+        """What one worker does in a step of this recipe, without a network."""
+        if repr(recipe) not in self._profiles:
+            self._profiles[repr(recipe)] = self._profile(recipe)
+        return self._profiles[repr(recipe)]
+
+    def _foretold(self, recipe: Recipe, network: Network) -> StepTimes:
+        refuse_unpredictable(recipe)
+        measured = self.profile(recipe)
+        found = estimate_step_time(recipe, measured, network, self._workers)
+        return StepTimes(
+            seconds=found.step_seconds,
+            waiting_seconds=found.waiting_seconds,
+            wire_seconds=found.wire_seconds,
+            codec_seconds=found.codec_seconds,
+            bytes_sent=estimate_traffic(recipe, measured.model, workers=self._workers).bytes_sent,
+            exchange_seconds=self._exchange_seconds(network),
+        )
+
+    def _exchange_seconds(self, network: Network) -> float:
+        """First all tell how long their texts are, then the texts."""
+        if self._workers == 1:
+            return 0.0
+        there = replace(network, hosts=network.hosts[: self._workers])
+        return sum(seconds(AllGather((torch.empty(size // 4, device="meta"),)), there) for size in TEXT_BYTES)
+
+
+def refuse_unpredictable(recipe: Recipe) -> None:
+    """Raise SimulationError where workers do not make their steps together."""
+    if not is_predictable(recipe):
+        raise SimulationError(f"{recipe} cannot be simulated: {NOT_PREDICTABLE}")
+
+
+# -- a job -------------------------------------------------------------------------------------------------------------
+
+
+class JobClock:
+    """One time for all workers, who move in lock step. A step takes what `clock` tells when it begins.
+
+    recipe: in force, which a session may change between two steps.
+    """
+
+    def __init__(self, clock: StepClock, recipe: Recipe) -> None:
+        self._clock, self.recipe = clock, recipe
+        self._steps: list[StepTimes] = []
+        self._moments = [0.0]  # at which steps end, in virtual seconds
+        self._exchanges: list[float] = []  # seconds of each exchange between steps, which all workers make together
+        self._counted = 0  # of them, those within a step's moments
+        self._lock = threading.RLock()
+
+    def moment(self, step: int) -> float:
+        """The virtual second at which a step ends."""
+        with self._lock:
+            while len(self._moments) <= step:
+                self._steps.append(self._clock.step(self.recipe, self._moments[-1]))
+                between = sum(self._exchanges[self._counted :])
+                self._counted = len(self._exchanges)
+                self._moments.append(self._moments[-1] + between + self._steps[-1].seconds)
+            return self._moments[step]
+
+    def times(self, step: int) -> StepTimes:
+        """What a step took, the first one being 1."""
+        with self._lock:
+            self.moment(step)
+            return self._steps[step - 1]
+
+    def exchange(self, number: int) -> float:
+        """Seconds of the exchange of this number, from 0, that every worker makes between two steps."""
+        with self._lock:
+            if len(self._exchanges) <= number:
+                self._exchanges.append(self._clock.step(self.recipe, self._moments[-1]).exchange_seconds)
+            return self._exchanges[number]

@@ -1,0 +1,400 @@
+"""Simulated job: trains all workers of a user's script in this process, by real sessions and in virtual time.
+
+Also here: a factor for the learning rates of a script's optimizers, and the memory that all workers need.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NoReturn, TextIO
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gossamer.algorithms.recipes.recipe import Recipe, automatic, resolve
+from gossamer.base.bounded_mean import mean_of
+from gossamer.base.layout import dtype_of
+from gossamer.base.units import bytes_text
+from gossamer.comm.runtime.worker_scope import current_worker
+from gossamer.events import Attached, Closed, Event, Logged, Noticed, RecipeSwitched, StepEnded, subscribe
+from gossamer.plan.simulate.clock import JobClock, StepClock, refuse_unpredictable
+from gossamer.plan.simulate.shared_process import Baton, ProcessState, SimulationError, guarded, routed
+from gossamer.plan.simulate.virtual_worker import JobClosed, JobGate, VirtualGroups, VirtualWorker, VirtualWorld
+from gossamer.train.traffic.traffic import estimate_traffic
+
+# -- learning rates ----------------------------------------------------------------------------------------------------
+
+
+class LearningRateFactor:
+    """Multiplies the rate of every parameter group for the duration of optimizer.step(), on workers that `here` says.
+
+    Around the hooks of sessions, which see the multiple, too. Between steps the groups hold what the script's
+    schedulers gave them, so that rates which they compute from the last one are not multiplied again.
+    """
+
+    def __init__(self, factor: float, here: Callable[[], bool]) -> None:
+        self._factor, self._here = factor, here
+        self._before: dict[int, list[tuple[dict[str, Any], Any]]] = {}  # by optimizer: groups, and their own rates
+        self._hooks = (
+            register_optimizer_step_pre_hook(self._multiply),
+            register_optimizer_step_post_hook(self._put_back),
+        )
+
+    def _multiply(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        if not self._here():
+            return
+        multiplied = {id(group) for groups in self._before.values() for group, _ in groups}  # by one that wraps it
+        mine = [
+            (group, group["lr"]) for group in optimizer.param_groups if "lr" in group and id(group) not in multiplied
+        ]
+        self._before[id(optimizer)] = mine
+        for group, rate in mine:
+            group["lr"] = rate * self._factor
+
+    def _put_back(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        for group, rate in self._before.pop(id(optimizer), ()):
+            group["lr"] = rate
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+FLOAT_BYTES = 4
+OPTIMIZER_COPIES = 2  # of the parameters, as Adam keeps; SGD with momentum keeps one, without it none
+KEPT_BYTES = 0.1  # of what is free, for everything else
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes of all workers together. What the script itself loads is not foreseen, nor are activations."""
+
+    workers: int
+    parts: Mapping[str, float]  # of one worker, by name
+
+    @property
+    def worker_bytes(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def total_bytes(self) -> float:
+        return self.workers * self.worker_bytes
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in self.parts.items() if nbytes)
+        return (
+            f"{bytes_text(self.total_bytes)} for {self.workers} workers, each {bytes_text(self.worker_bytes)}: {parts}"
+        )
+
+    def refuse_beyond(self, free_bytes: float) -> None:
+        """Raise SimulationError where the machine has not enough, with the line to write instead."""
+        room = (1 - KEPT_BYTES) * free_bytes
+        if self.total_bytes <= room:
+            return
+        fitting = int(room / self.worker_bytes)
+        instead = f"Write --workers {fitting}" if fitting > 1 else "Take a smaller model"
+        raise SimulationError(
+            f"{self.workers} workers would need {self} and {bytes_text(free_bytes)} are free here, so the machine "
+            f"would swap or kill this process. {instead}, or simulate on a larger machine."
+        )
+
+
+def estimate_memory(recipe: Recipe, model: Attached, workers: int) -> MemoryEstimate:
+    """Of what the first worker's session told at attach."""
+    trained = sum(layout.numel * dtype_of(dtype).itemsize for dtype, layout in model.layouts)
+    frozen = FLOAT_BYTES * (model.parameters - sum(layout.numel for _, layout in model.layouts))
+    traffic = estimate_traffic(recipe, model, workers=workers)
+    parts = {
+        "model": trained + frozen,
+        "optimizer": OPTIMIZER_COPIES * trained,
+        "gradients": trained,
+        "buckets": trained,
+        "residuals": traffic.residual_bytes,
+        "other state": traffic.other_state_bytes + traffic.strategy_bytes,
+    }
+    return MemoryEstimate(workers=workers, parts=parts)
+
+
+def free_bytes(root: Path = Path("/")) -> float:
+    """Memory that this process may still take: the machine's, or what is left of its control group's."""
+    machine = _machine_bytes(root / "proc/meminfo")
+    group = root / "sys/fs/cgroup"
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    return min(machine, limit - used) if limit is not None and used is not None else machine
+
+
+def _machine_bytes(file: Path) -> float:
+    lines = dict(line.split(":", 1) for line in file.read_text().splitlines()) if file.exists() else {}
+    return 1024 * float(lines["MemAvailable"].split()[0]) if "MemAvailable" in lines else float("inf")
+
+
+def _number(file: Path) -> float | None:
+    text = file.read_text().strip() if file.exists() else ""
+    return float(text) if text.isdigit() else None
+
+
+# -- the job -----------------------------------------------------------------------------------------------------------
+
+ATTACHED = 0  # in place of a step's number
+NOT_ALONE = ("GOSSAMER_COORDINATOR", "GOSSAMER_REJOIN", "GOSSAMER_PACED", "GOSSAMER_RUN_DIRECTORY")
+Metrics = dict[str, list[tuple[int, float, float]]]  # by name: (step, virtual seconds, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobProgress:
+    """How far a simulated job has come."""
+
+    steps: int  # rank 0's
+    seconds: float  # virtual, since the first step began
+    metrics: Metrics  # what workers have logged, means over those who did, as in a run's record
+    bytes_sent: float  # payload of all steps so far, mean over workers
+    ended: bool  # the script is over, on every worker
+    failure: str | None  # why it ended, if it failed
+    recipe: str  # in force
+    digest: str | None = None  # of the parameters that the recipe merges, once rank 0's session is closed
+
+
+@dataclass
+class _Told:
+    """What workers have told so far."""
+
+    logged: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # by name and step
+    notices: list[str] = field(default_factory=list)
+    digest: str | None = None
+    failure: str | None = None
+    model: Attached | None = None
+
+
+class SimulatedJob:
+    """`workers` workers that train `script` with `recipe`, each in a thread, one of which runs user code at a time.
+
+    Everything that workers compute and tell each other is real; only the time is `clock`'s. The recipe replaces the
+    script's own. Between calls all workers are paused, so several jobs can take turns in one process.
+
+    learning_rate_factor: multiplies the rate of every step of the script's optimizers. output: where rank 0's printing
+    goes; nobody else's is shown. Raises SimulationError for a recipe whose workers do not move in lock step.
+    """
+
+    def __init__(
+        self,
+        script: Path,
+        arguments: Sequence[str],
+        recipe: str,
+        workers: int,
+        *,
+        clock: StepClock,
+        learning_rate_factor: float = 1.0,
+        output: TextIO | None = None,
+    ) -> None:
+        self._script, self._clock, self._count = script, clock, workers
+        self._recipe = resolve(recipe, workers)  # the first, where recipes are chosen while training
+        self._written = recipe if automatic(recipe) else repr(self._recipe)
+        refuse_unpredictable(self._recipe)
+        self._time = JobClock(clock, self._recipe)
+        self._gate, self._groups, self._told = JobGate(self._time.moment), VirtualGroups(workers), _Told()
+        self._nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - closed by close()
+        self._output = output or self._nowhere
+        self._baton = Baton(ProcessState(script.resolve().parent))
+        self._workers = [
+            VirtualWorker(
+                rank,
+                script,
+                ProcessState.of_worker(script, arguments, self._environment(rank), rank),
+                self._baton,
+                self._gate,
+                self._time,
+                self._output if rank == 0 else self._nowhere,
+            )
+            for rank in range(workers)
+        ]
+        self._handlers: Mapping[type[Event], Callable[[VirtualWorker, Any], None]] = {
+            Attached: self._attached,
+            StepEnded: self._step_ended,
+            Logged: self._logged,
+            Noticed: self._noticed,
+            RecipeSwitched: self._switched,
+            Closed: self._closed,
+        }
+        self._rates = LearningRateFactor(learning_rate_factor, lambda: current_worker() in self._workers)
+        self._unsubscribe: Callable[[], None] | None = None
+        self.memory: MemoryEstimate | None = None  # once it has begun
+
+    def _environment(self, rank: int) -> dict[str, str | None]:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count}
+        return {
+            **{name: str(number) for name, number in place.items()},
+            **dict.fromkeys(NOT_ALONE),
+            "GOSSAMER_RECIPE": self._written,
+            "GOSSAMER_RECORD": "",
+            "GOSSAMER_LOG_TO": "",
+            "GOSSAMER_QUIET": "1",
+        }
+
+    # -- from outside --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> MemoryEstimate | None:
+        """Let the first worker come as far as gossamer.attach; what all will need then, None where it did not.
+
+        Raises SimulationError where that is more than this machine has.
+        """
+        if self._unsubscribe is None:
+            self._clock.step(self._recipe, 0.0)  # may have to measure, which nothing else should disturb
+            self._unsubscribe = subscribe(self._hear)
+            first, *others = self._workers
+            self._go_on(-1, 0.0, start=[first], until=lambda: first.settled or first.met)
+            if not first.settled:  # its script talks to the others before it attaches
+                self._go_on(-1, 0.0, start=others)
+            if self._told.model is not None and not first.ended:
+                self.memory = estimate_memory(self._recipe, self._told.model, self._count)
+                self.memory.refuse_beyond(free_bytes())
+                self._go_on(ATTACHED, 0.0, start=[worker for worker in others if not worker.begun])
+        return self.memory
+
+    def advance(self, *, steps: int | None = None, seconds: float | None = None) -> JobProgress:
+        """Let all workers go on until so many steps, or virtual seconds, in all; by default until the script ends."""
+        self.begin()
+        self._go_on(math.inf if steps is None else steps, math.inf if seconds is None else seconds)
+        return self.progress
+
+    @property
+    def progress(self) -> JobProgress:
+        first = self._workers[0]
+        return JobProgress(
+            steps=first.steps,
+            seconds=self._time.moment(first.steps),
+            metrics={name: self._points(steps) for name, steps in self._told.logged.items()},
+            bytes_sent=fmean(worker.bytes_sent for worker in self._workers),
+            ended=all(worker.ended for worker in self._workers if worker.begun),
+            failure=self._told.failure,
+            recipe=repr(self._time.recipe),
+            digest=self._told.digest,
+        )
+
+    def _points(self, steps: Mapping[int, Sequence[float]]) -> list[tuple[int, float, float]]:
+        return [(step, self._time.moment(step), mean_of(values)) for step, values in sorted(steps.items())]
+
+    def close(self) -> None:
+        """End all workers, whose scripts are told by an exception that is no Exception."""
+        if self._unsubscribe is not None:
+            self._end_all()
+            self._go_on(-1, 0.0)
+            self._unsubscribe()
+            self._unsubscribe = None
+        self._rates.remove()
+        self._workers_gone()
+
+    def _workers_gone(self) -> None:
+        for worker in self._workers:
+            worker.join()
+        self._nowhere.close()
+        gc.collect()  # models in the cycles of frames and modules
+
+    def _go_on(
+        self,
+        last_step: float,
+        last_second: float,
+        start: Sequence[VirtualWorker] = (),
+        until: Callable[[], bool] | None = None,
+    ) -> None:
+        with self._running():
+            for worker in start:
+                worker.start(VirtualWorld(worker.rank, self._groups), self._worker_ended)
+            self._gate.open(last_step, last_second)
+            with self._gate.changed:
+                self._gate.changed.wait_for(until or self._all_settled)
+            self._baton.lay_down()
+
+    def _all_settled(self) -> bool:
+        return all(worker.settled for worker in self._workers if worker.begun)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        with guarded(self._notice), routed():
+            yield
+
+    # -- in virtual time -----------------------------------------------------------------------------------------------
+
+    def _switched(self, worker: VirtualWorker, event: RecipeSwitched) -> None:
+        """All workers switch after the same step, and the first one tells the clock."""
+        self._time.recipe = resolve(event.after, self._count)
+
+    # -- told by workers, in their threads -----------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        handler = self._handlers.get(type(event))
+        worker = next((worker for worker in self._workers if worker is current_worker()), None)
+        if handler is not None and worker is not None:
+            handler(worker, event)
+
+    def _attached(self, worker: VirtualWorker, event: Attached) -> None:
+        if worker.attached:
+            self._fail(
+                worker,
+                "the script attaches twice, and only steps of one model can be foretold. Simulate the part that trains "
+                "one, or train by gossamer run --network SPEC",
+            )
+        worker.attached = True
+        if self._told.model is None:
+            self._told.model, self._time.recipe = event, resolve(event.recipe, self._count)
+        worker.ask(ATTACHED)
+
+    def _step_ended(self, worker: VirtualWorker, event: StepEnded) -> None:
+        """It counts once its time comes; until then the worker waits here, as it is just before the step ends."""
+        worker.ask(worker.steps + 1)
+        worker.steps += 1
+        worker.bytes_sent += event.bytes_sent
+
+    def _logged(self, worker: VirtualWorker, event: Logged) -> None:
+        for name, value in event.values.items():
+            if "loss" in name and not math.isfinite(value):
+                self._fail(worker, f"{name} is {value}")
+            self._told.logged.setdefault(name, {}).setdefault(worker.steps, []).append(value)
+
+    def _noticed(self, worker: VirtualWorker, event: Noticed) -> None:
+        if worker.rank == 0:
+            self._notice(event.message)
+
+    def _notice(self, message: str) -> None:
+        if message not in self._told.notices:
+            self._told.notices.append(message)
+            print(f"gossamer: {message}", file=self._output)
+
+    def _closed(self, worker: VirtualWorker, event: Closed) -> None:
+        if worker.rank == 0 and event.ended == "finished":
+            self._told.digest = event.digest
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def _worker_ended(self, worker: VirtualWorker, failure: str | None) -> None:
+        if failure is None and not worker.attached and not self._gate.closed:
+            failure = (
+                f"{self._script} ended before it called gossamer.attach, so there is nothing to simulate. Pass the "
+                "arguments with which it trains after its name"
+            )
+        if failure is not None:
+            self._note_failure(worker, failure)
+        self._groups.close(worker.rank)
+
+    def _fail(self, worker: VirtualWorker, failure: str) -> NoReturn:
+        self._note_failure(worker, failure)
+        raise JobClosed
+
+    def _note_failure(self, worker: VirtualWorker, failure: str) -> None:
+        """The first one ends the job; those that follow are echoes of it."""
+        if self._told.failure is None and not self._gate.closed:
+            self._told.failure = f"rank {worker.rank} failed after step {worker.steps}: {failure}"
+            self._end_all()
+
+    def _end_all(self) -> None:
+        self._gate.close()
+        self._groups.leave()
