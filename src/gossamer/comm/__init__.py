@@ -16,6 +16,7 @@ wire/          the protocol of rpc: frames, messages, authentication, without so
 staging/       tensors of devices on their way to and from this machine's memory, chunk by chunk
 packing        payloads as one buffer of bytes, and back
 
+handshake      mutual challenge-response over a token, with which every authenticated connection begins
 runtime/       the communication thread, its pipeline and transactions
 environment/   the job that this process was started in: rendezvous, run token, network interfaces
 membership/    the members of an elastic run: views, the coordinator, its journal

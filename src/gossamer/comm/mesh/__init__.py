@@ -14,7 +14,6 @@ native_mesh          the compiled loops over all connections: begin, wait, make 
 last_words           what a rank that hangs up tells the others: who is gone
 hang_ups             which peers have hung up, though nobody waits for them
 connect              connections between all ranks of a process group, authenticated
-greeting             the mutual challenge-response by which two ends know each other
 greeter              one listening socket: greets all members of a meeting, and drops strangers
 sealing              keys of encrypted connections, agreed inside TLS; libcrypto for the loops
 shared_memory        memory between two workers of one machine
