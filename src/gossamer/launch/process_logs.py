@@ -133,6 +133,7 @@ class RankLog:
     """One rank's log file: a header, then every line with the time it was read."""
 
     def __init__(self, path: Path, command: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._file = PatientFile(self._opened)
         self._command = command
@@ -194,7 +195,6 @@ class WorkerLog:
     """
 
     def __init__(self, job: Job, rank: int, files: RunFiles, show: Show) -> None:
-        job.logs.mkdir(parents=True, exist_ok=True)
         self._rank, self._files, self._show = rank, files, show
         self._lock = threading.RLock()  # one thread looks, the launcher's begins and drains
         self._log = RankLog(log_path(job.logs, rank), job.command)
