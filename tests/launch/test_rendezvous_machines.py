@@ -11,7 +11,7 @@ from support.processes import free_port
 
 from gossamer.errors import ConnectError
 from gossamer.launch.job import Job
-from gossamer.launch.rendezvous import Machines
+from gossamer.launch.rendezvous import MachineRendezvous
 
 
 def job(tmp_path: Path, port: int, node_rank: int, workers: int, nodes: int = 2) -> Job:
@@ -22,17 +22,17 @@ def job(tmp_path: Path, port: int, node_rank: int, workers: int, nodes: int = 2)
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> tuple[Machines, Machines]:
+def both(tmp_path: Path) -> tuple[MachineRendezvous, MachineRendezvous]:
     """Two that have met; machine 0 has one worker and machine 1 has three."""
     port = free_port()
-    first = Machines(job(tmp_path, port, 0, 1))
-    second = Machines(job(tmp_path, port, 1, 3))
+    first = MachineRendezvous(job(tmp_path, port, 0, 1))
+    second = MachineRendezvous(job(tmp_path, port, 1, 3))
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(Machines.meet, (first, second)))
+        list(pool.map(MachineRendezvous.meet, (first, second)))
     return first, second
 
 
-def test_ranks_follow_from_the_workers_of_all_machines(both: tuple[Machines, Machines]) -> None:
+def test_ranks_follow_from_the_workers_of_all_machines(both: tuple[MachineRendezvous, MachineRendezvous]) -> None:
     assert [machine.first_rank for machine in both] == [0, 1]
     assert [machine.world for machine in both] == [4, 4]
     assert both[0].run == both[1].run
@@ -40,7 +40,7 @@ def test_ranks_follow_from_the_workers_of_all_machines(both: tuple[Machines, Mac
     assert both[0].port == both[1].port
 
 
-def test_a_machine_waits_for_the_end_of_the_other(both: tuple[Machines, Machines]) -> None:
+def test_a_machine_waits_for_the_end_of_the_other(both: tuple[MachineRendezvous, MachineRendezvous]) -> None:
     ended = threading.Event()
 
     def first() -> bool:
@@ -56,7 +56,7 @@ def test_a_machine_waits_for_the_end_of_the_other(both: tuple[Machines, Machines
 
 def test_one_machine_meets_nobody_and_waits_for_nobody(tmp_path: Path) -> None:
     met: list[str] = []
-    alone = Machines(job(tmp_path, 0, 0, 2, nodes=1), lambda store, address: met.append(address))
+    alone = MachineRendezvous(job(tmp_path, 0, 0, 2, nodes=1), lambda store, address: met.append(address))
     alone.meet()
     alone.wait_for_ends()
     assert (alone.first_rank, alone.world, met) == (0, 2, ["127.0.0.1"])
@@ -67,4 +67,4 @@ def test_machines_that_do_not_come_are_an_error_with_the_line_to_write(
 ) -> None:
     monkeypatch.setenv("GOSSAMER_TIMEOUT", "1")
     with pytest.raises(ConnectError, match="--node-rank 0"):
-        Machines(job(tmp_path, free_port(), 0, 1)).meet()
+        MachineRendezvous(job(tmp_path, free_port(), 0, 1)).meet()

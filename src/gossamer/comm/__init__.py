@@ -3,7 +3,6 @@
 process_group  over torch.distributed: Gloo on processors, NCCL on GPUs
 communicator   what an engine between devices has under way: finished there, or aborted
 peer_watch     waits for what is never done once a peer is gone, and notices that one is
-monitored_barrier  waits until all ranks have come to attach, and names those that have not
 mesh/          over TCP connections and shared memory of its own, with compiled loops, beside a process group
 elastic/       meshes whose members come and go, one for each view
 simulated      inside one process, a thread per worker; no sockets

@@ -14,7 +14,7 @@ from gossamer.launch.failure import Outcome
 from gossamer.launch.job import NO_SERVERS, Job
 from gossamer.launch.process import ManagedProcess
 from gossamer.launch.process_logs import Show, WorkerLog
-from gossamer.launch.rendezvous import RUN_ID, Machines, Met, nobody_asks, reach
+from gossamer.launch.rendezvous import RUN_ID, MachineRendezvous, Met, nobody_asks, reach
 from gossamer.launch.restart_policy import RestartAll
 from gossamer.launch.served_run import launch_peers
 from gossamer.launch.supervisor import Supervisor
@@ -31,11 +31,10 @@ def launch(
 ) -> Outcome:
     """Run `job` to its end. directory: private to this run, empty, and the caller's to remove.
 
-    show(rank, line) gets every line the workers print, note(sentence) what the launcher has to say, tick() is
-    called some twenty times a second in the same thread as `show`; met(store, address) once, when the machines have
-    met. Where workers may be lost one by one, they are
-    started and watched one by one: see launch_peers. Asked to stop, by Ctrl-C or SIGTERM, it asks the workers and gives
-    them job.grace_seconds; asked again, it ends them.
+    show(rank, line) gets every line the workers print, note(sentence) what the launcher has to say, tick() is called
+    some twenty times a second in the same thread as `show`; met(store, address) once, when the machines have met. Where
+    workers may be lost one by one, they are started and watched one by one: see launch_peers. Asked to stop, by Ctrl-C
+    or SIGTERM, it asks the workers and gives them job.grace_seconds; asked again, it ends them.
     """
     if job.outlives_losses:
         return launch_peers(job, NO_SERVERS, directory, show=show, note=note, tick=tick)
@@ -45,11 +44,11 @@ def launch(
     return supervisor.run(FixedRun(job, supervisor, machines, _token(job, directory), show))
 
 
-def _machines(job: Job, note: Callable[[str], None], met: Met) -> Machines:
+def _machines(job: Job, note: Callable[[str], None], met: Met) -> MachineRendezvous:
     """Come to machine 0, with messages meanwhile: torch would wait for minutes without any."""
     if job.node_rank and job.rendezvous is not None:
         reach(job.rendezvous, timeout_seconds(), note)
-    machines = Machines(job, met)
+    machines = MachineRendezvous(job, met)
     if job.nodes > 1 and not job.node_rank:
         others = "machine 1" if job.nodes == 2 else f"machines 1 to {job.nodes - 1}"
         note(f"waiting for {others} to come to {job.rendezvous}, {waiting_for(timeout_seconds())}")
@@ -67,7 +66,7 @@ class FixedRun(RestartAll):
     """The workers of one machine. They start once all machines have met; each machine restarts its own."""
 
     def __init__(
-        self, job: Job, supervisor: Supervisor, machines: Machines, token_file: Path | None, show: Show
+        self, job: Job, supervisor: Supervisor, machines: MachineRendezvous, token_file: Path | None, show: Show
     ) -> None:
         super().__init__(
             supervisor.workers,

@@ -53,7 +53,7 @@ def nobody_asks(store: TCPStore, address: str) -> None:
     """The machines have met, and nobody has anything to tell in their store."""
 
 
-class Machines:
+class MachineRendezvous:
     """The machines of one run. Machine 0 serves a store at one of its addresses, and the others come there.
 
     met: called once they have, with their store and the address at which machine 0 listens, or by which it is reached.

@@ -20,7 +20,7 @@ from gossamer.comm.environment import JobEnvironment, device_for, join, leave, r
 from gossamer.comm.environment.meeting import RunIdentity
 from gossamer.comm.environment.meeting_member import attend
 from gossamer.comm.environment.meeting_server import MeetingServer
-from gossamer.comm.environment.own_gpu import own_gpus
+from gossamer.comm.environment.rendezvous import own_gpus
 from gossamer.errors import ConnectError, LeftWhileJoining
 
 pytestmark = pytest.mark.usefixtures("environ")

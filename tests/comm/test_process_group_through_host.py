@@ -9,7 +9,7 @@ import torch
 
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather
-from gossamer.comm.staging.through_host import through_host
+from gossamer.comm.process_group import through_host
 
 OPS: list[Any] = [
     AllReduceMean(torch.arange(3.0)),

@@ -11,7 +11,7 @@ from support.mesh_group import Group, whole_numbers
 
 from gossamer.base.kernels.library import library
 from gossamer.base.ops import AllReduceMean
-from gossamer.comm.mesh.hang_ups import hung_up
+from gossamer.comm.mesh.native_mesh import hung_up
 from gossamer.errors import PeerLost
 
 

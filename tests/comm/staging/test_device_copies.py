@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.comm.staging import cuda_copies
-from gossamer.comm.staging.copies_for import copies_for
-from gossamer.comm.staging.cuda_copies import CudaCopies
-from gossamer.comm.staging.device_copies import Way
-from gossamer.comm.staging.host_copies import HostCopies
+from gossamer.comm.staging import device_copies
+from gossamer.comm.staging.device_copies import CudaCopies, HostCopies, Way, copies_for
 from gossamer.errors import GossamerError
 
 DEVICE = torch.device("cuda", 1)
@@ -114,7 +111,7 @@ def test_events_order_streams_and_only_one_call_waits_here(noted: list[Any]) -> 
 
 def test_memory_in_between_is_pinned(noted: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(cuda_copies.torch, "empty", lambda nbytes, **how: asked.append({"nbytes": nbytes, **how}))
+    monkeypatch.setattr(device_copies.torch, "empty", lambda nbytes, **how: asked.append({"nbytes": nbytes, **how}))
     CudaCopies(DEVICE).pinned(100)
     assert asked == [{"nbytes": 100, "dtype": torch.uint8, "device": "cpu", "pin_memory": True}]
 

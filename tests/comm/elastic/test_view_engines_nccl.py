@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gossamer.comm.elastic.nccl_group import ERRORS_ARE_OURS, nccl_group
+from gossamer.comm.elastic.view_engines import ERRORS_ARE_OURS, nccl_group
 
 
 def test_a_group_is_connected_at_once_and_its_errors_do_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_a_group_is_connected_at_once_and_its_errors_do_not_end_the_process(monk
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_group_of_one_gpu_answers_and_is_aborted() -> None:
     from gossamer.base.ops import AllReduceMean
-    from gossamer.comm.elastic.view_engine import ViewEngine
+    from gossamer.comm.elastic.view_engines import ViewEngine
     from gossamer.comm.process_group import MeetingPeers
 
     group = nccl_group(dist.HashStore(), 0, 1, torch.device("cuda", 0))

@@ -9,7 +9,7 @@ import pytest
 from support.virtual_workers import notices
 
 from gossamer.comm.environment.wait_progress import WaitProgress
-from gossamer.comm.monitored_barrier import BUSY, LONGEST_POLL_SECONDS, ArrivalRoll, monitored_barrier
+from gossamer.comm.process_group import BUSY, LONGEST_POLL_SECONDS, ArrivalRoll, monitored_barrier
 from gossamer.errors import ConnectError, PeerLost
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.virtual_workers import notices
 
-from gossamer.comm.environment.join_progress import JoinProgress
 from gossamer.comm.environment.launcher_env import JobEnvironment
 from gossamer.comm.environment.meeting import COMING, REACHING
 from gossamer.comm.environment.meeting_place import NotAnnounced
+from gossamer.comm.environment.rendezvous import JoinProgress
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from torch import Tensor
 from gossamer.base.kernels.library import library
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import AllGather, AllReduceMean, AllToAll
-from gossamer.comm.elastic.view_engine import ViewEngine
-from gossamer.comm.elastic.view_engines import ViewEngines
+from gossamer.comm.elastic.view_engines import ViewEngine, ViewEngines
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossamer.comm.membership.loss_history import FORGOTTEN_AFTER_SECONDS, LossHistory
+from gossamer.comm.membership.view_rule import LOSS_FORGOTTEN_SECONDS, LossHistory
 
 
 def test_waits_double_up_to_a_bound_and_are_forgotten() -> None:
@@ -13,5 +13,5 @@ def test_waits_double_up_to_a_bound_and_are_forgotten() -> None:
         now += 10.0
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     assert history.opens_at("there") == float("-inf")
-    history.lost("here", now + FORGOTTEN_AFTER_SECONDS)
+    history.lost("here", now + LOSS_FORGOTTEN_SECONDS)
     assert history.count("here") == 1
