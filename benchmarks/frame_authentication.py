@@ -36,8 +36,10 @@ from gossamer.base.peer_ops import (
     Stamp,
 )
 from gossamer.comm.environment.host_info import machine
+from gossamer.comm.handshake import Handshake
 from gossamer.comm.rpc.endpoint import TcpEndpoint
-from gossamer.comm.wire.authentication import Credentials, Handshake
+from gossamer.comm.wire import authentication
+from gossamer.comm.wire.authentication import Credentials
 from gossamer.comm.wire.frame_mac import TAG_BYTES, FrameMac, FrameTags
 from gossamer.comm.wire.messages import HelloRecord
 
@@ -73,20 +75,20 @@ class Checksums:
 
 class WithoutMac(FrameMac):
     def __init__(self) -> None:
-        super().__init__(payload_hash=NoHash)
+        super().__init__(b"", payload_hash=NoHash)
 
     def begin(self) -> FrameTags:
         return FrameTags(Checksums())  # type: ignore[arg-type]
 
 
-_keyed = Handshake._frame_mac
+_keyed = authentication._frame_mac
 
 
-def _of_its_run(handshake: Handshake, side: bytes, their_hello: HelloRecord) -> FrameMac:
-    return WithoutMac() if handshake._credentials.run == "checksums" else _keyed(handshake, side, their_hello)
+def _of_its_run(handshake: Handshake, side: bytes, hello: HelloRecord) -> FrameMac:
+    return WithoutMac() if hello.run == "checksums" else _keyed(handshake, side, hello)
 
 
-Handshake._frame_mac = _of_its_run  # type: ignore[assignment,method-assign]
+authentication._frame_mac = _of_its_run
 
 
 def endpoint(me: Peer, way: str, largest: int) -> TcpEndpoint:

@@ -14,9 +14,7 @@ from gossamer.cli.elastic import check_emulation, elastic_starter, read_elastici
 from gossamer.cli.elastic_options import WorkerCount, read_address
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.options import Machines
-from gossamer.launch.job import Job, loopback
-from gossamer.launch.member_launcher import Elasticity
-from gossamer.launch.worker_range import WorkerRange, read_worker_range
+from gossamer.launch.job import Elasticity, Job, WorkerRange, loopback, read_worker_range
 from gossamer.observe.live import LiveView
 from gossamer.observe.telemetry import MachineDesk
 from gossamer.plan.emulation import EmulationPlan

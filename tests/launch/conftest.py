@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.peer_launches import Run
+from support.served_launches import Run
 
 from gossamer.base.run_files import RunFiles
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.peer_launches import Run
 from support.processes import SOON_SECONDS, all_end_soon, eventually, watched
+from support.served_launches import Run
 
 from gossamer.launch import parent_watchdog
 from gossamer.launch.failure import Outcome

@@ -11,8 +11,8 @@ from torch.distributed import TCPStore
 from gossamer.comm.environment import listening
 from gossamer.errors import ConnectError
 from gossamer.launch import rendezvous
-from gossamer.launch.ports import PORTS, free_endpoints
 from gossamer.launch.rendezvous import reach, serve_store, split_endpoint
+from gossamer.launch.served_run import PORTS, free_endpoints
 
 
 def listen(endpoint: str | None, several_machines: bool = False) -> socket.socket:
@@ -109,7 +109,7 @@ def test_places_for_servers_differ_and_are_not_handed_out_to_who_dials() -> None
 def test_a_taken_place_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr("gossamer.launch.ports.PORTS", range(port, port + 1))
+        monkeypatch.setattr("gossamer.launch.served_run.PORTS", range(port, port + 1))
         assert free_endpoints("127.0.0.1", 1) == ()
 
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from gossamer.cli.main import gossamer
-from gossamer.launch import standby
+from gossamer.launch import process
 from gossamer.train.synchronizers.peer_endpoints import DEAD_AFTER_SECONDS
 
 pytestmark = [
@@ -240,7 +240,7 @@ def test_promise_4_on_arrival_nobody_waits_and_who_was_lost_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(standby, "DELAY_SECONDS", 600.0)
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 600.0)
     seen = run(tmp_path, ON_ARRIVAL, "--max-restarts", "1", "--recipe", "ParameterServer()")
     check_arrival(seen)
     with pytest.raises(AssertionError):

@@ -14,11 +14,11 @@ from torch.distributed import HashStore, PrefixStore
 
 from gossamer.cli.main import gossamer
 from gossamer.comm.environment import worker_registry
-from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.failure import Outcome
+from gossamer.launch.fixed_run import launch
 from gossamer.launch.job import Job
 from gossamer.launch.process import ManagedProcess
-from gossamer.launch.supervisor import Supervisor
+from gossamer.launch.served_run import ServedRun
 
 RECIPE = "Gossip('pairwise')"
 
@@ -201,7 +201,7 @@ def test_a_loss_before_all_have_met_ends_the_run(
 def test_who_takes_workers_that_have_not_met_for_trained_ones_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Supervisor, "_stranded", False)
+    monkeypatch.setattr(ServedRun, "_is_stranding", False)
     with pytest.raises(AssertionError):
         check_nobody_waits(tmp_path, monkeypatch)
 
@@ -225,14 +225,14 @@ while os.environ["RANK"] == "1":
 
 def check_nobody_returns_to_nobody(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 1 is lost once the launcher has seen that worker 0 came to the end."""
-    ended = Supervisor._worker_ended
+    ended = ServedRun._worker_ended
 
-    def look(self: Supervisor, worker: ManagedProcess, exit_code: int) -> None:
-        ended(self, worker, exit_code)
+    def look(self: ServedRun, worker: ManagedProcess, exit_code: int, now: float) -> None:
+        ended(self, worker, exit_code, now)
         Path("go").touch()
 
     monkeypatch.chdir(directory)
-    monkeypatch.setattr(Supervisor, "_worker_ended", look)
+    monkeypatch.setattr(ServedRun, "_worker_ended", look)
     outcome, heard = launched(directory, DIES_LAST, workers=2, max_restarts=3)
     assert outcome == Outcome()
     assert heard == ["rank 1 was lost (signal SIGKILL). Nobody is left to train."]
@@ -245,7 +245,7 @@ def test_who_is_lost_after_the_end_is_not_started_again(tmp_path: Path, monkeypa
 
 @pytest.mark.processes
 def test_who_starts_it_again_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Supervisor, "_over", False)
+    monkeypatch.setattr(ServedRun, "_has_way_back", True)
     with pytest.raises(AssertionError):
         check_nobody_returns_to_nobody(tmp_path, monkeypatch)
 

@@ -12,7 +12,7 @@ from support.processes import engine_files_left_open
 from gossamer.algorithms.recipes.other_names import OTHER_NAMES
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.cli.main import gossamer
-from gossamer.launch import standby
+from gossamer.launch import process
 
 SCRIPT = """
 import torch
@@ -44,7 +44,7 @@ def commands() -> list[list[str]]:
 @pytest.mark.parametrize("options", commands(), ids=" ".join)
 def test_every_command_of_the_table_trains(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(standby, "DELAY_SECONDS", 600.0)  # nobody is lost, so nobody need stand by
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 600.0)  # nobody is lost, so nobody need stand by
     Path("train.py").write_text(SCRIPT)
     with engine_files_left_open():
         done = CliRunner().invoke(gossamer, ["run", "--workers", "2", "--json", "record.json", *options, "train.py"])

@@ -11,11 +11,14 @@ from typing import ClassVar
 import pytest
 
 from gossamer.comm.elastic.door import Door
+from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES, PROOF_BYTES, Dialer
 from gossamer.comm.membership import Member, View
-from gossamer.comm.mesh.greeting import CallerHello, greeting_key
+from gossamer.comm.mesh.greeter import CLAIMS, PURPOSE, meeting_key
 from gossamer.errors import ConnectError
 
 TOKEN = bytes(range(32))
+CHALLENGE_BYTES, ACCEPT_BYTES = HEADER_BYTES + NONCE_BYTES, HEADER_BYTES + PROOF_BYTES
+HELLO_BYTES = HEADER_BYTES + NONCE_BYTES + PROOF_BYTES + CLAIMS.size
 
 
 def never():
@@ -81,7 +84,7 @@ class Intruder:
         self.open.append(self.connection)
 
     def challenge(self):
-        return self.connection.recv(32, socket.MSG_WAITALL)
+        return self.connection.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)
 
     def say(self, data):
         self.connection.sendall(data)
@@ -90,15 +93,22 @@ class Intruder:
     def answer(self):
         """Empty where it was hung up on."""
         try:
-            return self.connection.recv(32, socket.MSG_WAITALL)
+            return self.connection.recv(ACCEPT_BYTES, socket.MSG_WAITALL)
         except ConnectionError:
             return b""
 
 
-def hello(view, challenge, token=TOKEN, caller=1001, called=1000):
+def dialer(view, challenge, token=TOKEN, caller=1001, called=1000):
+    """Member 1001, which has received a challenge of member 1000."""
+    key = meeting_key(token, view.number.to_bytes(8, "big") + view.secret)
+    end = Dialer(PURPOSE, key, CLAIMS.pack(view.number, caller, called))
+    end.receive(challenge)
+    return end
+
+
+def hello(view, challenge, **changes):
     """What member 1001 says to member 1000."""
-    key = greeting_key(token, view.number.to_bytes(8, "big") + view.secret)
-    return key, CallerHello.to(called, caller=caller, meeting=view.number, key=key, challenge=challenge)
+    return dialer(view, challenge, **changes).output()
 
 
 def answer_of_door(says):

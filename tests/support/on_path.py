@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 from support.proxy import Proxy
 
+from gossamer.comm import handshake
 from gossamer.comm.rpc.sockets import Address
 from gossamer.comm.wire.frame_mac import TAG_BYTES
 from gossamer.comm.wire.frames import HEADER_BYTES, Kind
@@ -29,6 +30,8 @@ class ForgingProxy(Proxy):
             super()._carry(source, sink, passes, left)
             return
         with suppress(OSError):
+            hello = _exactly(source, handshake.HEADER_BYTES)
+            sink.sendall(hello + _exactly(source, int.from_bytes(hello[8:12], "little")))
             while frame := self._frame(source):
                 sink.sendall(frame)
         source.close()

@@ -15,7 +15,7 @@ from support.wire_pairs import LIMIT, SERVED, authenticated_pair
 from gossamer.base.kernels.crc import SHORT
 from gossamer.base.peer_ops import Pull, Push, Stamp
 from gossamer.comm.wire.connection_state import STAGING_BYTES, ConnectionState, ReceivedFrame
-from gossamer.comm.wire.frame_mac import HANDSHAKE, TAG_BYTES
+from gossamer.comm.wire.frame_mac import TAG_BYTES, FrameMac
 from gossamer.comm.wire.frames import HEADER_BYTES, Message
 from gossamer.comm.wire.messages import PING, encode_ask
 from gossamer.errors import MalformedError
@@ -71,7 +71,7 @@ def lie_about_length(draw: random.Random, frames: list[bytes]) -> bytes:
     start, size = draw.choice([(24, 4), (28, 4), (32, 8)])
     length = min(draw.choice(LENGTHS), 2 ** (8 * size) - 1)
     data[start : start + size] = length.to_bytes(size, "little")
-    data[HEADER_BYTES - TAG_BYTES : HEADER_BYTES] = HANDSHAKE.begin().add(data[: HEADER_BYTES - TAG_BYTES])
+    data[HEADER_BYTES - TAG_BYTES : HEADER_BYTES] = FrameMac(b"").begin().add(data[: HEADER_BYTES - TAG_BYTES])
     return b"".join([*frames[:place], bytes(data), *frames[place + 1 :]])
 
 

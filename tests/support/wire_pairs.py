@@ -39,9 +39,9 @@ def shake(
     dialer: ConnectionState, listener: ConnectionState, on_the_way: Callable[[bytes], bytes] = lambda data: data
 ) -> None:
     """Carry what both send until neither sends more; `on_the_way` may change it."""
-    while data := sent(dialer) + b"":
-        feed(listener, on_the_way(data))
-        feed(dialer, on_the_way(sent(listener)))
+    while data := sent(listener):
+        feed(dialer, on_the_way(data))
+        feed(listener, on_the_way(sent(dialer)))
 
 
 def authenticated_pair() -> tuple[ConnectionState, ConnectionState]:

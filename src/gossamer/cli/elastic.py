@@ -12,9 +12,8 @@ from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.options import Machines
 from gossamer.cli.servers import Start
 from gossamer.comm.environment import interfaces
-from gossamer.launch.job import Job
-from gossamer.launch.member_launcher import LOOPBACK, Elasticity, coordinate_run, launch_members
-from gossamer.launch.worker_range import MOST_WORKERS, WorkerRange
+from gossamer.launch.elastic_run import coordinate_run, launch_members
+from gossamer.launch.job import LOOPBACK, MOST_WORKERS, Elasticity, Job, WorkerRange
 from gossamer.observe.live import LiveView
 from gossamer.observe.telemetry import MachineDesk
 from gossamer.plan.emulation import EmulationPlan

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gossamer.launch.worker_range import WorkerRange, read_worker_range
+from gossamer.launch.job import WorkerRange, read_worker_range
 
 HOST_PORT = "{text!r} is no address of a coordinator. Write HOST:PORT, such as 10.0.0.1:29600"
 EVERYWHERE = ("0.0.0.0", "::", "*")

@@ -10,9 +10,8 @@ from functools import partial
 
 from gossamer.comm.environment.run_settings import tls_contexts
 from gossamer.comm.rpc.sockets import Tls
-from gossamer.launch.agent_store import Met, nobody_asks
-from gossamer.launch.job import Job
-from gossamer.launch.member_launcher import Elasticity
+from gossamer.launch.job import Elasticity, Job
+from gossamer.launch.rendezvous import Met, nobody_asks
 from gossamer.observe.telemetry import FirstMachine, GlobalRanks, MachineDesk, OtherMachine, Uplink, to_coordinator
 
 FAREWELL_SECONDS = 5.0  # all end together, and a machine that was lost says nothing more

@@ -15,7 +15,7 @@ from gossamer.cli.program import with_misplaced_options
 from gossamer.events import Ended
 from gossamer.launch.failure import Failure, Origin, Outcome
 from gossamer.launch.job import Job
-from gossamer.launch.logs.follow import log_path
+from gossamer.launch.process_logs import log_path
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.plot import plot

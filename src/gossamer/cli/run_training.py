@@ -30,12 +30,10 @@ from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
 from gossamer.launch.failure import Outcome
-from gossamer.launch.job import Job, Serving
-from gossamer.launch.member_launcher import Elasticity
+from gossamer.launch.job import Elasticity, Job, Serving, WorkerRange
 from gossamer.launch.signal_forwarding import FORWARDED, SignalForwarder
 from gossamer.launch.stack_dumps import StackRequests
 from gossamer.launch.startup import Startup
-from gossamer.launch.worker_range import WorkerRange
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.live import LiveView

@@ -10,11 +10,11 @@ import click
 
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.options import Machines
-from gossamer.launch.agent_store import Met, nobody_asks
-from gossamer.launch.elastic_launcher import launch
 from gossamer.launch.failure import Outcome
+from gossamer.launch.fixed_run import launch
 from gossamer.launch.job import Job, Serving
-from gossamer.launch.peer_launcher import launch_peers
+from gossamer.launch.rendezvous import Met, nobody_asks
+from gossamer.launch.served_run import launch_peers
 from gossamer.plan.emulation.namespaces import DIRECTORY
 
 Start = Callable[..., Outcome]

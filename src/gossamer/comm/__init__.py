@@ -3,7 +3,6 @@
 process_group  over torch.distributed: Gloo on processors, NCCL on GPUs
 communicator   what an engine between devices has under way: finished there, or aborted
 peer_watch     waits for what is never done once a peer is gone, and notices that one is
-monitored_barrier  waits until all ranks have come to attach, and names those that have not
 mesh/          over TCP connections and shared memory of its own, with compiled loops, beside a process group
 elastic/       meshes whose members come and go, one for each view
 simulated      inside one process, a thread per worker; no sockets
@@ -16,6 +15,7 @@ wire/          the protocol of rpc: frames, messages, authentication, without so
 staging/       tensors of devices on their way to and from this machine's memory, chunk by chunk
 packing        payloads as one buffer of bytes, and back
 
+handshake      mutual challenge-response over a token, with which every authenticated connection begins
 runtime/       the communication thread, its pipeline and transactions
 environment/   the job that this process was started in: rendezvous, run token, network interfaces
 membership/    the members of an elastic run: views, the coordinator, its journal

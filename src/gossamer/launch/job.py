@@ -1,4 +1,4 @@
-"""Job: describes a run's script, processes and machines, its dedicated servers, and its workers' environment."""
+"""Job: describes a run's script, processes and machines, its servers or elasticity, and its workers' environment."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from pathlib import Path
 
 from gossamer.base.run_files import RUN_DIRECTORY
 from gossamer.errors import RecipeError, require
+
+LOOPBACK = "127.0.0.1"
+MOST_WORKERS = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,3 +134,59 @@ class Serving:
 
 
 NO_SERVERS = Serving(servers=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRange:
+    """least: below, those that are left wait for others; most: beyond, whoever comes waits; initial: started at first.
+
+    Raises ValueError unless 1 <= least <= initial <= most.
+    """
+
+    least: int
+    most: int
+    initial: int
+
+    def __post_init__(self) -> None:
+        require(self.least >= 1, f"an elastic run needs at least 1 worker to go on, not {self.least}")
+        require(self.most <= MOST_WORKERS, f"{self.most} workers are more than any run's: at most {MOST_WORKERS}")
+        require(
+            self.least <= self.most,
+            f"at least {self.least} and at most {self.most} workers leave no number between: write "
+            f"{self.most}:{self.least}",
+        )
+        require(
+            self.least <= self.initial <= self.most,
+            f"a run of {self.least} to {self.most} workers cannot begin with {self.initial}: write "
+            f"{self.least}:{self.most}:{min(max(self.initial, self.least), self.most)}",
+        )
+
+    def __str__(self) -> str:
+        return f"{self.least}:{self.most}"
+
+
+def read_worker_range(text: str) -> WorkerRange:
+    """What MIN:MAX or MIN:MAX:FIRST means; a run begins with MAX where FIRST is left out. Raises ValueError."""
+    numbers = text.split(":")
+    if not 2 <= len(numbers) <= 3 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise ValueError(f"{text!r} is no range of workers. Write MIN:MAX, such as 2:8, or MIN:MAX:FIRST")
+    least, most, *first = (int(number[:9]) for number in numbers)
+    return WorkerRange(least=least, most=most, initial=first[0] if first else most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elasticity:
+    """An elastic run as one of its launchers sees it, beside a Job, whose `workers` are those that it begins with.
+
+    listen: where this launcher's coordinator listens, port 0 for any free one; coordinator: where another launcher's
+    does, to be joined. One of the two. network: the file of the network namespace to listen in, None for this process's
+    own.
+    """
+
+    range: WorkerRange
+    listen: tuple[str, int] | None = (LOOPBACK, 0)
+    coordinator: tuple[str, int] | None = None
+    network: Path | None = None
+
+    def __post_init__(self) -> None:
+        require((self.listen is None) != (self.coordinator is None), "a launcher has a coordinator, or joins one")

@@ -1,4 +1,4 @@
-"""Rendezvous: reaches the endpoint where a job's machines meet, and serves the launcher's key-value store."""
+"""Rendezvous: the machines of a job meet at one endpoint of machine 0, in a key-value store of its launcher."""
 
 from __future__ import annotations
 
@@ -6,25 +6,38 @@ import contextlib
 import ctypes
 import errno
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
 
 from gossamer.comm.environment import interface_towards, interfaces
-from gossamer.comm.environment.listening import listen_as, names_this_machine
-from gossamer.comm.environment.wait_timeout import VARIABLE, duration, waiting_for
+from gossamer.comm.environment.interruptible_call import interruptible
+from gossamer.comm.environment.listening import LOOPBACK, dialable, listen_as, names_this_machine
+from gossamer.comm.environment.wait_timeout import (
+    USUAL_SECONDS,
+    VARIABLE,
+    duration,
+    engine_timeout,
+    timeout_seconds,
+    waiting_for,
+)
 from gossamer.errors import ConnectError
+from gossamer.launch.job import Job
 
 DIAL_SECONDS = 5.0  # of one attempt, where nobody answers
 NOTICE_SECONDS = 10.0
 SELF_REACH_SECONDS = 2.0
 POLL_SECONDS = 0.1
+END_SECONDS = 300.0  # for the other machines to finish, once this one has
+RUN_ID = "gossamer"
 NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET
 ERRORS_ONLY = 2
 LIKELY_CAUSES: dict[type[OSError], str] = {
@@ -33,6 +46,77 @@ LIKELY_CAUSES: dict[type[OSError], str] = {
 }
 
 T = TypeVar("T")
+Met = Callable[[TCPStore, str], None]
+
+
+def nobody_asks(store: TCPStore, address: str) -> None:
+    """The machines have met, and nobody has anything to tell in their store."""
+
+
+class MachineRendezvous:
+    """The machines of one run. Machine 0 serves a store at one of its addresses, and the others come there.
+
+    met: called once they have, with their store and the address at which machine 0 listens, or by which it is reached.
+    Raises ConnectError if machine 0 cannot listen, or the machines do not come.
+    """
+
+    def __init__(self, job: Job, met: Met = nobody_asks) -> None:
+        self._job, self._met = job, met
+        self.run = ""  # the run's name, the same on all machines; known once they have met, as is what follows
+        self.first_rank = self.world = 0
+        self.host, self.port = LOOPBACK, 0
+        self._store: TCPStore | None = None
+        self._listener = None
+        if job.rendezvous is not None:
+            self.host, self.port = split_endpoint(job.rendezvous)
+        self._address = self.host
+        if job.node_rank == 0:
+            self._listener = listen_at(job.rendezvous, several_machines=job.nodes > 1, interface=job.interface)
+            self._address = str(self._listener.getsockname()[0])
+            self.host, self.port = dialable(self._listener, self.host), self._listener.getsockname()[1]
+
+    def meet(self) -> None:
+        """Wait until all machines are here."""
+        try:
+            self._store, workers = interruptible(self._meet, look=lambda: None)
+        except DistError as problem:
+            raise ConnectError(
+                f"The {self._job.nodes} machines could not meet at {self._job.rendezvous} within "
+                f"{duration(timeout_seconds())} ({str(problem).splitlines()[0]}). Start the same command on every "
+                "machine, with --node-rank 0 on the one that has this address, and let its firewall pass the port."
+            ) from problem
+        self.first_rank, self.world = sum(workers[: self._job.node_rank]), sum(workers)
+        self._met(self._store, self._address)
+        self.run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
+
+    def _meet(self) -> tuple[TCPStore, list[int]]:
+        """The store, and the number of workers on each machine."""
+        job = self._job
+        store = TCPStore(
+            self.host,
+            self.port,
+            job.nodes,
+            is_master=self._listener is not None,
+            timeout=engine_timeout() or timedelta(seconds=USUAL_SECONDS),
+            # From here on the descriptor is the store's
+            master_listen_fd=None if self._listener is None else self._listener.detach(),
+        )
+        store.set(f"workers/{job.node_rank}", str(job.workers))
+        return store, [int(store.get(f"workers/{node}")) for node in range(job.nodes)]
+
+    def wait_for_ends(self) -> None:
+        """Wait until all machines have finished, at most END_SECONDS: workers of others need machine 0's store."""
+        store = self._store
+        if store is None or self._job.nodes == 1:
+            return
+
+        def wait() -> None:
+            if store.add("finished", 1) == self._job.nodes:
+                store.set("all finished", "")
+            store.wait(["all finished"], timedelta(seconds=END_SECONDS))
+
+        with contextlib.suppress(RuntimeError):  # machine 0 has ended, or another one did not finish
+            interruptible(wait, look=lambda: None)
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:

@@ -1,223 +1,227 @@
-"""Supervisor: starts, watches, restarts and ends the workers and servers of one run, one by one."""
+"""Supervisor: runs one launcher's processes by a restart policy, and ends them on a failure, a signal or an error.
+
+Fixed runs, runs with servers and elastic runs are configurations of it: fixed_run, served_run, elastic_run.
+"""
 
 from __future__ import annotations
 
-import sys
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType, TracebackType
+from typing import TypeVar
 
-from gossamer.base.run_files import RunFiles, read_json
-from gossamer.errors import PeerLost
-from gossamer.launch.failure import Failure, Outcome, cause, from_exit, from_report
-from gossamer.launch.job import Job, Serving
-from gossamer.launch.logs.follow import Show, WorkerLog
-from gossamer.launch.logs.streams import ProcessLog, ServerLog, server_log_path
+from gossamer.base.run_files import RunFiles
+from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
+from gossamer.launch.failure import LOOK_SECONDS, Outcome
 from gossamer.launch.parent_watchdog import OrphanReaper
-from gossamer.launch.process import POLL_SECONDS, ManagedProcess, end_all, placed
-from gossamer.launch.standby import StandbyProcess
-from gossamer.launch.stop_request import StopRequest, end_by_request
+from gossamer.launch.process import POLL_SECONDS, ManagedProcess, end_all
+from gossamer.launch.restart_policy import RestartPolicy
 
-SERVER_RESTARTS = 10
-# An error sooner than this is one that the next start would meet again
-SETTLED_SECONDS = 10.0
-STRANDED = "it was lost while no other worker trained, so there is nothing that the others could go on from"
+# A wrapper that hands Ctrl-C on, such as `uv run`, gives the launcher two for one
+DOUBLED_SECONDS = 0.5
+
+P = TypeVar("P", bound=ManagedProcess)
+
+
+class LauncherStopped(KeyboardInterrupt):
+    """The launcher was asked to end while it waited for other machines. It is no Exception, which torch would catch."""
 
 
 class Supervisor:
-    """Supervises one run's processes. They are numbered: workers by rank, then servers.
+    """Runs the processes that a policy starts, until the policy or a signal ends the run. Call it in the main thread.
 
-    trains(rank, attempt): whether this start of a worker has parameters that another could go on from. exited(rank):
-    called once a worker has ended and is not started again.
+    Args:
+        files: of the run, in its private directory.
+        grace_seconds: time for workers to save after a request to stop.
+        note: shows a sentence to the user.
+        tick: called some twenty times a second in a thread, after the output of all processes was read.
     """
 
     def __init__(
-        self,
-        job: Job,
-        serving: Serving,
-        files: RunFiles,
-        orphan_reaper: OrphanReaper,
-        shared_environment: Mapping[str, str],
-        trains: Callable[[int, int], bool],
-        exited: Callable[[int], None],
-        show: Show,
-        note: Callable[[str], None],
+        self, files: RunFiles, grace_seconds: float, note: Callable[[str], None], tick: Callable[[], None]
     ) -> None:
-        self._job = job
-        self._files = files
-        self._orphan_reaper = orphan_reaper
-        self._trains, self._exited = trains, exited
-        self._note = note
-        self._endpoints = shared_environment["GOSSAMER_SERVERS"].split(",")
-        self._workers = [self._worker(rank, shared_environment) for rank in range(job.workers)]
-        self._standbys = self._standby_by_host(serving, shared_environment)
-        self._servers = [self._server(server, serving.command, shared_environment) for server in range(serving.servers)]
-        self._logs: list[ProcessLog] = [WorkerLog(job, rank, files, show) for rank in range(job.workers)]
-        for server, process in enumerate(self._servers):
-            self._logs.append(ServerLog(server, process.number, files, job.logs, serving.command, note))
-        self._finished: set[int] = set()
-        self._lost: list[Failure] = []
-        self._failed: list[Failure] = []
+        self.files, self.note = files, note
+        self.orphan_reaper = OrphanReaper(files.directory)
+        self.stop = StopRequest()
+        self.workers: list[ManagedProcess] = []
+        self._servers: list[ManagedProcess] = []
+        self.at_end = ExitStack()  # closed after all workers and servers have ended
+        self._grace_seconds, self._tick = grace_seconds, tick
+        self._ends_whole_run, self._is_waiting = True, False
 
-    def run(self, stop: StopRequest) -> Outcome:
-        """Run until no process is left."""
+    def add(self, worker: P) -> P:
+        """Supervise this worker: read its output, ask it to save on a signal, and end it at the end."""
+        self.workers.append(worker)
+        return worker
+
+    def add_server(self, server: P) -> P:
+        """Read the output of this server, and end it after all workers, which may need it to save."""
+        self._servers.append(server)
+        return server
+
+    def end_workers(self, grace_seconds: float | None = None) -> Mapping[int, int]:
+        """End those that live; exit codes by number."""
+        return end_all(self.workers, grace_seconds, hurried=self.stop.hurried)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A block that a request to stop interrupts, since it waits for other machines."""
+        self._is_waiting = True
         try:
-            for process in (*self._servers, *self._workers):
-                self._start(process)
-            while not stop and not self._failed and self._any_worker_lives():
-                for standby in self._standbys:
-                    standby.look()
-                time.sleep(POLL_SECONDS)
-            if stop:
-                end_by_request(self._workers, stop, self._files, self._job.grace_seconds, self._note)
+            yield
         finally:
-            stopped = end_all(self._workers, hurried=stop.hurried)
-            end_all(self._servers, hurried=stop.hurried)  # which workers that save may have asked
-            for standby in self._standbys:
-                standby.close()
-        restarts = sum(worker.attempt for worker in self._workers)
-        if stop and not self._failed:
-            return Outcome(signal=stop.number, restarts=restarts)
-        return Outcome(failure=self._cause(stopped), restarts=restarts)
+            self._is_waiting = False
 
-    def look(self) -> None:
-        for log in self._logs:
-            log.look()
+    def run(self, policy: RestartPolicy) -> Outcome:
+        self._ends_whole_run = policy.ends_whole_run
+        with handling(self._on_signal, *STOP_SIGNALS), self.orphan_reaper:
+            try:
+                with PeriodicTask(LOOK_SECONDS, self._look):
+                    return self._supervise(policy)
+            finally:
+                for process in self._processes:
+                    process.log.close()
 
-    def close(self) -> None:
-        for log in self._logs:
-            log.close()
+    def _supervise(self, policy: RestartPolicy) -> Outcome:
+        try:
+            policy.begin()
+            while not self.stop and policy.look(time.monotonic()):
+                time.sleep(POLL_SECONDS)
+            self._ask_to_save(policy)
+        except LauncherStopped:
+            pass
+        finally:
+            stopped = self.end_workers()
+            end_all(self._servers, hurried=self.stop.hurried)
+            self.at_end.close()
+        if self.stop and not policy.failed:
+            return Outcome(signal=self.stop.number, restarts=policy.restarts)
+        return policy.outcome(stopped)
 
-    def _any_worker_lives(self) -> bool:
-        """Handle the ends of workers and servers since the last call; whether a worker is left."""
-        for worker in self._workers:
-            if (exit_code := worker.ended()) is not None:
-                self._worker_ended(worker, exit_code)
-                if not worker.lives:
-                    self._exited(worker.number)
-        for server, process in enumerate(self._servers):
-            if (exit_code := process.ended()) is not None:
-                self._server_ended(server, process, exit_code)
-        return any(worker.lives for worker in self._workers)
+    def _ask_to_save(self, policy: RestartPolicy) -> None:
+        """Where the run ends before it has finished; or let workers leave, where it continues elsewhere."""
+        if self.stop and policy.ends_whole_run:
+            end_by_request(self.workers, self.stop, self.files, self._grace_seconds, self.note)
+        elif self.stop:
+            self.note(f"leaving the run, which goes on; the workers here have up to {self._grace_seconds:g} s for that")
+            self.end_workers(self._grace_seconds)
+        elif policy.may_save:
+            self.files.stopping.touch()
+            self.end_workers(self._grace_seconds)
 
-    def _start(self, process: ManagedProcess) -> None:
-        self._logs[process.number].begin(process.attempt + 1)
-        process.start()
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The file is made at once: a sender that signals all processes of a job signals the workers, which look for
+        it."""
+        if self._ends_whole_run:
+            self.files.stopping.touch()
+        self.stop(number, frame)
+        if self._is_waiting:
+            raise LauncherStopped
 
-    def _worker_ended(self, worker: ManagedProcess, exit_code: int) -> None:
-        if not exit_code:
-            self._finished.add(worker.number)
-            return
-        failure = self._failure(worker, exit_code, stopped=False)
-        self._logs[worker.number].note(failure.traceback or str(failure))
-        if failure.exit_code > 0:
-            self._failed.append(failure)
-        elif self._stranded:
-            self._failed.append(replace(failure, summary=STRANDED))
-        elif worker.attempt < self._job.max_restarts and not self._over:
-            attempt = f"{worker.attempt + 1} of at most {self._job.max_restarts}"
-            self._note(f"rank {worker.number} was lost ({failure.ending}). Restarting it alone ({attempt}).")
-            self._start(worker)
-        else:
-            self._lost.append(failure)
-            left = sum(other.lives for other in self._workers)
-            going = {0: "Nobody is left to train", 1: "The other one goes on"}.get(left, f"The other {left} go on")
-            self._note(f"rank {worker.number} was lost ({failure.ending}). {going}.")
-
-    @property
-    def _over(self) -> bool:
-        """Whether a restarted worker would find no other to go on with: no servers, and the others finished or lost."""
-        return not self._servers and (bool(self._finished) or not any(worker.lives for worker in self._workers))
+    def _look(self) -> None:
+        for process in self._processes:
+            process.log.look()
+        self._tick()
 
     @property
-    def _stranded(self) -> bool:
-        """Whether no worker that is left has parameters: they wait for the lost one, or were restarted themselves."""
-        left = [worker for worker in self._workers if worker.lives]
-        if self._servers or self._finished or not left:
-            return False
-        return not any(self._trains(worker.number, worker.attempt) for worker in left)
+    def _processes(self) -> tuple[ManagedProcess, ...]:
+        return (*self.workers, *self._servers)
 
-    def _server_ended(self, server: int, process: ManagedProcess, exit_code: int) -> None:
-        end = from_exit(process.number, exit_code, time.time(), stopped=False)
-        self._logs[process.number].note(f"# server {server} ended with {end.ending}")
-        log = server_log_path(self._job.logs, server)
-        if exit_code > 0 and process.age_seconds < SETTLED_SECONDS:
-            raise PeerLost(
-                f"Server {server} failed at its start ({end.ending}) and would fail again, so its parameters are out "
-                f"of reach and all workers were stopped. Its own message is above and in {log}"
-            )
-        if process.attempt >= SERVER_RESTARTS:
-            raise PeerLost(
-                f"Server {server} ended {process.attempt + 1} times, the last time with {end.ending}, so all workers "
-                f"were stopped. What it said is in {log}; if memory ran out, spread the parameters: --servers "
-                f"{len(self._servers) + 1}"
-            )
-        self._note(
-            f"server {server} ended with {end.ending}. Restarting it at {self._endpoints[server]} with its journal "
-            f"({process.attempt + 1} of at most {SERVER_RESTARTS})."
-        )
-        self._start(process)
 
-    def _failure(self, worker: ManagedProcess, exit_code: int, stopped: bool) -> Failure:
-        report = read_json(self._files.failure(worker.number, worker.attempt))
-        if report is not None:
-            return from_report(report)
-        return from_exit(worker.number, exit_code, time.time(), stopped)
+class StopRequest:
+    """Handler of signals that keeps the first: workers get its like, and time to save. Another one asks to end at once.
 
-    def _cause(self, stopped: Mapping[int, int]) -> Failure | None:
-        """Why the run failed, if it did. A worker that was lost is the cause only where all were."""
-        if not self._failed:
-            return None if self._finished or not self._lost else self._all_lost()
-        failures = list(self._failed)
-        for worker in self._workers:
-            if stopped.get(worker.number):
-                failure = self._failure(worker, stopped[worker.number], stopped=True)
-                self._logs[worker.number].note(failure.traceback or str(failure))
-                failures.append(failure)
-        return cause(failures)
+    Signals are kept and looked at between other things, so that none interrupts a start or an end.
+    """
 
-    def _all_lost(self) -> Failure:
-        count = len(self._workers)
-        return replace(self._lost[-1], summary=f"all {count} workers were lost, this one last" if count > 1 else "")
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first = 0.0
+        self._second = False
+        self.number: int | None = None  # of the first signal
 
-    def _worker(self, rank: int, shared_environment: Mapping[str, str]) -> ManagedProcess:
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    def __call__(self, number: int, frame: FrameType | None = None) -> None:
+        if self.number is None:
+            self.number, self._first = number, self._clock()
+        elif self._clock() >= self._first + DOUBLED_SECONDS:
+            self._second = True
 
-        def environment(attempt: int) -> Mapping[str, str]:
-            again = {"GOSSAMER_REJOIN": "1"} if attempt else {}
-            return {**shared_environment, **place, **again, "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+    def __bool__(self) -> bool:
+        return self.number is not None
 
-        command = (sys.executable, *self._job.worker_arguments)
-        return ManagedProcess(rank, self._files, self._orphan_reaper, command, environment, self._job.prefix)
+    def hurried(self) -> bool:
+        """Whether whoever asked does not want to wait."""
+        return self._second
 
-    def _server(self, server: int, command: Sequence[str], shared_environment: Mapping[str, str]) -> ManagedProcess:
-        journal = self._files.directory / f"journal-{server}"
-        journal.mkdir(mode=0o700)
-        place = {"GOSSAMER_SERVER": str(server), "GOSSAMER_JOURNAL": str(journal)}
-        number = self._job.workers + server
-        environment = {**shared_environment, **place}
-        standby = self._standbys[server % len(self._standbys)]
-        return ManagedProcess(
-            number,
-            self._files,
-            self._orphan_reaper,
-            command,
-            lambda attempt: environment,
-            self._job.prefix,
-            begin=standby.take,
-        )
+    @property
+    def worker_signal(self) -> signal.Signals:
+        """Ctrl-C is KeyboardInterrupt in the script, too; all else is SIGTERM."""
+        return signal.SIGINT if self.number == signal.SIGINT else signal.SIGTERM
 
-    def _standby_by_host(self, serving: Serving, shared_environment: Mapping[str, str]) -> list[StandbyProcess]:
-        """One standby for all servers; where each has a host of its own, one per host."""
-        count = serving.servers if self._job.prefix else min(serving.servers, 1)
-        hosts = range(self._job.workers, self._job.workers + count)
-        return [
-            StandbyProcess(
-                placed(number, self._job.prefix, serving.standby) if serving.standby else (),
-                shared_environment,
-                self._files.directory / f"spare-{number}.txt",
-                self._files.directory / f"spare-{number}-boot.txt",
-                self._orphan_reaper,
-            )
-            for number in hosts
-        ]
+    def waiting(self, grace_seconds: float) -> str:
+        """The sentence for who waits for the workers."""
+        again = "press Ctrl-C again" if self.number == signal.SIGINT else "send the signal again"
+        return f"waiting up to {grace_seconds:g} s for the workers to save; {again} to end them now"
+
+
+def end_by_request(
+    workers: Sequence[ManagedProcess],
+    stop: StopRequest,
+    files: RunFiles,
+    grace_seconds: float,
+    note: Callable[[str], None],
+) -> dict[int, int]:
+    """Hand the request on to the workers and give them time to save; exit codes by rank."""
+    files.stopping.touch()
+    if stop.worker_signal is signal.SIGINT:
+        files.interrupted.touch()
+    if any(worker.lives and worker.entered for worker in workers):
+        note(stop.waiting(grace_seconds))
+    exit_codes = end_all(workers, grace_seconds, stop.worker_signal, stop.hurried)
+    if killed := [f"rank {rank}" for rank, exit_code in exit_codes.items() if exit_code == -signal.SIGKILL]:
+        note(f"killed, since they had not ended by then: {', '.join(killed)}")
+    return exit_codes
+
+
+class PeriodicTask:
+    """Calls `action` every `seconds` in a thread until the block ends, then once more.
+
+    An error of `action` interrupts the main thread and is raised at the end of the block.
+    """
+
+    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._action = action
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> PeriodicTask:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        self._action()
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(self._seconds):
+                self._action()
+        except BaseException as error:
+            self._error = error
+            if (number := _handled_stop_signal()) is not None:
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+def _handled_stop_signal() -> signal.Signals | None:
+    """A signal that interrupts the main thread: SIGINT, unless this process ignores it."""
+    return next((number for number in STOP_SIGNALS if callable(signal.getsignal(number))), None)

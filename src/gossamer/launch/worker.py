@@ -26,7 +26,7 @@ from gossamer.comm.runtime import interruption
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.comm.runtime.uncaught_errors import is_users, shortened
 from gossamer.launch.failure import Origin, is_echo
-from gossamer.launch.logs.patient_file import PatientFile
+from gossamer.launch.process_logs import PatientFile
 
 Finish = Callable[[bool], None]  # is told whether the script failed
 

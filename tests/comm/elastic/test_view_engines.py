@@ -21,8 +21,7 @@ from gossamer.base.ops import AllGather, AllReduceMean
 from gossamer.comm import communicator, peer_watch
 from gossamer.comm.communicator import Communicator
 from gossamer.comm.elastic import view_engines
-from gossamer.comm.elastic.view_engine import ViewEngine
-from gossamer.comm.elastic.view_engines import ViewEngines
+from gossamer.comm.elastic.view_engines import ViewEngine, ViewEngines
 from gossamer.comm.mesh.device_transport import DeviceTransport
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.native_mesh import Mesh

@@ -12,11 +12,12 @@ from support.mesh_group import both
 
 from gossamer.base.kernels.library import library
 from gossamer.comm.environment.run_token import run_token
+from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES, PROOF_BYTES, Dialer
 from gossamer.comm.mesh import connect as connecting
 from gossamer.comm.mesh import transport
 from gossamer.comm.mesh.collective_selector import check_wish
 from gossamer.comm.mesh.connect import connect
-from gossamer.comm.mesh.greeting import CallerHello, greeting_key
+from gossamer.comm.mesh.greeter import CLAIMS, PURPOSE, meeting_key
 from gossamer.comm.mesh.transport import MeshTransport, mesh_transport
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import ConnectError, MismatchError
@@ -53,9 +54,10 @@ TOKEN = bytes(range(32))
 def called_as_rank_1(host, port, key):
     """What rank 0 answers to a call by whoever holds this key."""
     with socket.create_connection((host, port), 5) as stranger:
-        challenge = stranger.recv(32, socket.MSG_WAITALL)
-        stranger.sendall(CallerHello.to(0, caller=1, meeting=0, key=key, challenge=challenge).data)
-        return stranger.recv(32, socket.MSG_WAITALL)
+        dialer = Dialer(PURPOSE, key, CLAIMS.pack(0, 1, 0))
+        dialer.receive(stranger.recv(HEADER_BYTES + NONCE_BYTES, socket.MSG_WAITALL))
+        stranger.sendall(dialer.output())
+        return stranger.recv(HEADER_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
 
 
 def strangers_answers(token):
@@ -66,7 +68,7 @@ def strangers_answers(token):
         heard = engine.all_gather_text(text)
         if heard[0]:
             told = [each.split() for each in heard]
-            key = greeting_key(token, b"".join(bytes.fromhex(secret) for _, _, secret, _ in told))
+            key = meeting_key(token, b"".join(bytes.fromhex(secret) for _, _, secret, _ in told))
             if engine.rank == 1:
                 tickets.append(pool.submit(called_as_rank_1, told[0][0], int(told[0][1]), key))
         elif engine.rank == 1 and len(tickets) == 1:  # before it greets rank 0 itself
@@ -91,7 +93,7 @@ def test_who_knows_the_secrets_and_no_token_is_hung_up_on():
 def test_who_holds_the_token_is_no_stranger():
     """The twin of the test above: it takes rank 1's place, which then is not connected."""
     answer, _ = strangers_answers(TOKEN)
-    assert len(answer) == 32
+    assert len(answer) == HEADER_BYTES + PROOF_BYTES
 
 
 def test_ranks_that_hold_different_tokens_are_told_at_once():

@@ -362,7 +362,7 @@ def test_the_check_catches_sums_in_another_order(monkeypatch: pytest.MonkeyPatch
         cuts = [*range(0, numel, 60), numel]
         return [[(low + a, low + b) for a, b in pairwise(bounds(high - low, pieces))] for low, high in pairwise(cuts)]
 
-    monkeypatch.setattr("gossamer.comm.mesh.staged_means.mean_chunks", whole)
+    monkeypatch.setattr("gossamer.comm.mesh.staged_operations.mean_chunks", whole)
     with pytest.raises(AssertionError):
         check(Group, 3, RingAllReduce(), [lambda rank: AllReduceMean(drawn(rank, 1003))])
 

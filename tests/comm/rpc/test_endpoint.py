@@ -27,6 +27,7 @@ from support.rpc_endpoints import (
 
 from gossamer import events
 from gossamer.base.peer_ops import WORKER, Arrived, AtOnce, Await, Elapsed, Peer, PeerScript, Pull, Push, Receipt, Reply
+from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES
 from gossamer.comm.rpc.endpoint import run_peer_script
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 
@@ -179,6 +180,9 @@ def test_another_program_at_the_address_is_named(opened: Open) -> None:
         thread.join()
 
 
+CHALLENGE_BYTES = HEADER_BYTES + NONCE_BYTES
+
+
 def test_strangers_disturb_nobody_and_are_shown_out(opened: Open) -> None:
     server, worker = opened(THERE, dead_after_seconds=DEAD_SECONDS), opened(HERE)
     server.start(counting())
@@ -190,13 +194,14 @@ def test_strangers_disturb_nobody_and_are_shown_out(opened: Open) -> None:
     for stranger in strangers:
         stranger.settimeout(5)
         with stranger, suppress(ConnectionResetError):
-            assert stranger.recv(100) == b""
+            assert len(stranger.recv(100, socket.MSG_WAITALL)) == CHALLENGE_BYTES
 
 
 def test_there_is_room_for_a_few_strangers_at_once(opened: Open) -> None:
     server = opened(THERE, most_handshakes=3)
     strangers = [socket.create_connection(server.address, timeout=5) for _ in range(5)]
-    assert [stranger.recv(1) for stranger in strangers[:2]] == [b"", b""]
+    read = [stranger.recv(100, socket.MSG_WAITALL) for stranger in strangers[:2]]
+    assert list(map(len, read)) == 2 * [CHALLENGE_BYTES]  # and no more
     for stranger in strangers:
         stranger.close()
 

@@ -15,7 +15,7 @@ from gossamer.base.kernels import polyval
 from gossamer.base.peer_ops import Push, Stamp
 from gossamer.comm.wire import connection_state
 from gossamer.comm.wire.connection_state import ConnectionState
-from gossamer.comm.wire.frame_mac import HANDSHAKE, TAG_BYTES, FrameTags
+from gossamer.comm.wire.frame_mac import TAG_BYTES, FrameMac, FrameTags
 from gossamer.comm.wire.frames import HEADER_BYTES, TRAILER_BYTES, PayloadDigest
 from gossamer.comm.wire.messages import PING, encode_ask
 from gossamer.errors import MalformedError
@@ -23,6 +23,7 @@ from gossamer.errors import MalformedError
 pytestmark = pytest.mark.usefixtures("payload_hash")
 TENS = torch.full((10,), 1000.0)
 PAYLOAD_BYTES = TENS.nbytes
+NO_KEY = FrameMac(b"")
 
 
 @pytest.fixture(params=["polyval", "blake2b"])
@@ -83,11 +84,11 @@ def test_nothing_else_of_a_frame_can_be_changed(change: Callable[[bytes], bytes]
 
 
 def test_a_tag_without_the_key_is_no_tag() -> None:
-    """All of the frame made anew, as frames are made before there is a key."""
+    """The whole frame is forged, without the key."""
     dialer, listener = authenticated_pair()
     push_ = encode_ask(Push(to=SERVED, key="w", stamp=Stamp(3, 0), payload=(TENS,)), 0)
     assert dialer.authenticated is not None
-    forged = b"".join(push_.frame(HANDSHAKE, dialer.authenticated.sending_epoch, 0))
+    forged = b"".join(push_.frame(NO_KEY, dialer.authenticated.sending_epoch, 0))
     refused(listener, forged, "header of a frame does not match its tag")
 
 
@@ -232,8 +233,8 @@ def header_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def payload_without_header(monkeypatch: pytest.MonkeyPatch) -> None:
     trailer, check = PayloadDigest.trailer, PayloadDigest.check
-    monkeypatch.setattr(PayloadDigest, "trailer", lambda digest, tags: trailer(digest, HANDSHAKE.begin()))
-    monkeypatch.setattr(PayloadDigest, "check", lambda digest, tags, said: check(digest, HANDSHAKE.begin(), said))
+    monkeypatch.setattr(PayloadDigest, "trailer", lambda digest, tags: trailer(digest, NO_KEY.begin()))
+    monkeypatch.setattr(PayloadDigest, "check", lambda digest, tags, said: check(digest, NO_KEY.begin(), said))
 
 
 @pytest.mark.parametrize(

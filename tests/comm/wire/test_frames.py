@@ -34,7 +34,7 @@ def parsed(data: bytes | bytearray | memoryview) -> Header:
 
 def test_a_header_has_the_form_that_was_written_down() -> None:
     fields = HEADER.pack()
-    assert fields == struct.pack("<4sBBHQQIIQ", b"GSMR", 2, 3, 0, 2**64 - 1, 7, 100, 3, 2**63 - 1)
+    assert fields == struct.pack("<4sBBHQQIIQ", b"GSMR", PROTOCOL, 3, 0, 2**64 - 1, 7, 100, 3, 2**63 - 1)
     assert len(tagged(fields)) == HEADER_BYTES == 56
     assert parsed(tagged(fields)) == HEADER
 

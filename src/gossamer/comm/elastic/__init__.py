@@ -7,8 +7,6 @@ state_transfer      tensors and texts from ranks that have them to those that do
 change              what a member sees of another view, and what the transport asks of its parts
 joined_run          this process's membership: its agent, its door, the mesh of each view
 view_engines        this process's engines between devices: one for each view, where all members have a GPU
-view_engine         operations of one view by its engine
-nccl_group          torch's NCCL process group of one view's members
 agent               a worker's connection to the coordinator
 door                a worker's listening socket, by which each view's mesh is connected
 coordinator_server  the coordinator, served over sockets

@@ -11,8 +11,7 @@ from functools import partial
 
 from gossamer.comm.membership import View
 from gossamer.comm.mesh.connect import family_of, settle
-from gossamer.comm.mesh.greeter import Greeter, MeshMeeting, dial
-from gossamer.comm.mesh.greeting import greeting_key
+from gossamer.comm.mesh.greeter import Greeter, MeshMeeting, dial, meeting_key
 
 BACKLOG = 1024  # calls of a view that this worker has not heard of yet wait in the kernel
 
@@ -42,7 +41,7 @@ class Door:
         others = {each.number: each for each in view.members if each.number != number}
         meeting = MeshMeeting(
             number=view.number,
-            key=greeting_key(token, struct.pack("!Q", view.number) + view.secret),
+            key=meeting_key(token, struct.pack("!Q", view.number) + view.secret),
             me=number,
             names={each.number: f"rank {view.rank_of(each.number)} at {each.host}" for each in others.values()},
             calls={each.number: partial(dial, each.host, each.port) for each in view.members[:rank]},

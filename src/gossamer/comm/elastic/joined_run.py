@@ -13,9 +13,8 @@ import torch
 from gossamer.comm.elastic.agent import MembershipAgent, read_address
 from gossamer.comm.elastic.change import Group
 from gossamer.comm.elastic.door import Door
-from gossamer.comm.elastic.nccl_group import nccl_group
 from gossamer.comm.elastic.transport import ElasticTransport
-from gossamer.comm.elastic.view_engines import ViewEngines
+from gossamer.comm.elastic.view_engines import ViewEngines, nccl_group
 from gossamer.comm.environment.run_settings import own_address, run_tls
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.environment.wait_timeout import coordinator_seconds, timeout_seconds

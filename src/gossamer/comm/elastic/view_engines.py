@@ -8,6 +8,7 @@ memory of the one before given back.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,15 +18,97 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import AllreduceOptions, ReduceOp, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from gossamer import events
-from gossamer.comm.elastic.view_engine import ViewEngine
+from gossamer.base.ops import AllGather, AllReduceMean, CollectiveOp, Payload
+from gossamer.comm.communicator import Communicator
 from gossamer.comm.environment.listening import listen_as
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.comm.mesh.device_transport import DeviceTransport
+from gossamer.comm.mesh.operations import SimpleOp
 from gossamer.comm.mesh.transport import MeshTransport
+from gossamer.comm.packing import into, join, split
 from gossamer.comm.peer_watch import Peers, PeerWatch, first_line
+
+# What goes wrong is raised where it is waited for; else torch's own watchdog ends the process, of which it is the error
+ERRORS_ARE_OURS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+
+
+def nccl_group(store: Store, rank: int, world: int, device: torch.device) -> Any:
+    """Every rank calls it, with a store in which no other group was formed; it returns once all are connected."""
+    os.environ.setdefault(*ERRORS_ARE_OURS)
+    torch.cuda.set_device(device)  # of the thread that forms it
+    group = dist.ProcessGroupNCCL(store, rank, world, dist.ProcessGroupNCCL.Options())
+    group._set_sequence_number_for_group()
+    group.eager_connect_single_device(device)
+    return group
+
+
+class ViewEngine:
+    """group: torch's, of this view alone; seconds: how long an operation may take while all members are there."""
+
+    takes_devices = True
+
+    def __init__(self, group: Any, world: int, peers: Peers, seconds: float) -> None:
+        self._group, self.world = group, world
+        self._communicator = Communicator(group.abort, PeerWatch(peers), seconds)
+
+    def serves(self, op: SimpleOp, whole: bool) -> bool:
+        return whole and (
+            isinstance(op, AllGather) or (isinstance(op, AllReduceMean) and op.tensor.is_floating_point())
+        )
+
+    def watched_by(self, peers: Peers) -> None:
+        self._communicator.watched_by(PeerWatch(peers))
+
+    def answer(self, op: CollectiveOp) -> Any:
+        return self.begin(op)()
+
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        match op:
+            case AllReduceMean(tensor, out):
+                return self._mean(tensor, out)
+            case AllGather(payload):
+                return self._gather(payload)
+            case _:
+                raise AssertionError(f"a view's engine does not serve {op}")
+
+    def _mean(self, tensor: Tensor, out: Tensor | None) -> Callable[[], Tensor]:
+        mean = into(out if out is not None and out.is_contiguous() else None, tensor.contiguous())
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp.AVG  # type: ignore[assignment]
+        work = self._communicator.begin(lambda: self._group.allreduce([mean], options))
+
+        def wait() -> Tensor:
+            self._communicator.finish([work])
+            return mean if out is None or out.is_contiguous() else out.copy_(mean)
+
+        return wait
+
+    def _gather(self, payload: Payload) -> Callable[[], list[Payload]]:
+        joint = join(payload)
+        heard = joint.new_empty(self.world * joint.numel())
+        work = self._communicator.begin(lambda: self._group._allgather_base(heard, joint, AllgatherOptions()))
+
+        def wait() -> list[Payload]:
+            self._communicator.finish([work])
+            return [split(part, payload) for part in heard.view(self.world, -1)]
+
+        return wait
+
+    def abort(self) -> None:
+        """Give up on what is under way, as it may wait for members who are gone; it is over when this returns."""
+        self._communicator.abort()
+
+    def close(self) -> None:
+        """Have it aborted, without waiting for torch. Any thread may: also one by which this worker shows that it
+        lives."""
+        threading.Thread(target=self.abort, name="gossamer-abort", daemon=True).start()
+
 
 PATIENCE = timedelta(seconds=60)  # with an engine that is formed; then the mesh alone is used
 REFUSED = "none could be formed before"

@@ -1,12 +1,10 @@
 """Environment: which job this process is in, how its workers rendezvous, and what the launcher told them.
 
 launcher_env.py        rank and world size from torchrun's, mpirun's or srun's variables
-rendezvous.py          joins the process group once all ranks have come, or says which are missing and why
-own_gpu.py             which GPU each worker takes, of those that it sees
-join_progress.py       what a rank says while others have not come; join_errors.py: what is wrong, and what to do
+rendezvous.py          joins the process group once all ranks have come and reach each other, on a GPU of its own
+join_errors.py         what is wrong where ranks do not meet, and what to do
 wait_timeout.py        how long to wait for others, by argument or variable; wait_progress.py: says so meanwhile
 interruptible_call.py  a blocking call of torch's in a thread, while the caller hears of Ctrl-C and of lost ranks
-reachability.py        dials all other ranks at once
 meeting.py             the protocol by which ranks prove themselves, hear of each other and of who has left
 meeting_server.py      the meeting's thread in rank 0; meeting_member.py: each rank's connection to it
 meeting_place.py       where the meeting is, and torch's store for the group

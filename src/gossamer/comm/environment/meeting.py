@@ -1,24 +1,19 @@
 """Meeting protocol: ranks prove that they belong to a run, exchange texts, and hear at once who has left.
 
-    meeting -> rank      challenge
-    rank    -> meeting   hello, nonce, proof       proof = HMAC-SHA256(token, b"rank", challenge, nonce, hello)
-    meeting -> rank      proof, or refusal         proof = HMAC-SHA256(token, b"meeting", challenge, nonce, hello)
+    rank   <-> meeting   the handshake over the run's token: the rank claims a Hello; a refusal has the reason
     rank    -> meeting   said: a text on a topic
     meeting -> all       heard: what all ranks said on it; or failed: who has left, or never came
     meeting -> all       gone: who has left since the group stands, for those that wait for all at a later place
 
-The token itself never travels. A run without one has an empty token: then the proofs keep out other programs and other
-runs by accident, and nobody who means harm. What follows the proofs is not authenticated message by message.
+A run without a token has an empty one: then the proofs keep out other programs and other runs by accident, and nobody
+who means harm. What follows the handshake is not authenticated message by message.
 
 Each message is a JSON object behind a header of eight bytes, the protocol's name and the length. No sockets here.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
-import secrets
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,9 +22,11 @@ from typing import Any
 from gossamer.base.json_text import read_json
 from gossamer.comm.environment.wait_progress import named_ranks
 from gossamer.comm.environment.wait_timeout import duration
+from gossamer.comm.handshake import Listener
 from gossamer.errors import MalformedError
 
 HEADER = struct.Struct("!4sI")
+PURPOSE = b"meeting"
 MAGIC = b"GSM1"
 FROM_RANK_BYTES = 4096  # of one message of a rank's
 FROM_MEETING_BYTES = 2**26  # of one message to a rank: a text of every rank
@@ -39,7 +36,7 @@ COMING, REACHING, STANDING = TOPICS = ("coming", "reaching", "standing")  # the 
 FEW, LEFT = "few", "left"
 
 Message = dict[str, Any]
-Replies = list[tuple["Guest", Message]]
+Replies = list[tuple["Guest", bytes]]
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -75,6 +72,19 @@ class Inbox:
         return length
 
 
+def _text(claims: bytes) -> str:
+    try:
+        return claims.decode()
+    except UnicodeDecodeError:
+        raise MalformedError("it claims no text") from None
+
+
+def read_refusal(claims: bytes) -> tuple[str, bool]:
+    """The reason of a refusal, and whether the rank is there already. Raises MalformedError."""
+    message = _parsed(claims)
+    return text_in(message, "refused"), message.get("taken") is True
+
+
 def _parsed(body: bytes) -> Message:
     try:
         message = read_json(body)
@@ -106,10 +116,6 @@ class RunIdentity:
     run: str
     world: int
     token: bytes = field(default=b"", repr=False)
-
-    def proof(self, side: bytes, challenge: str, nonce: str, hello: str) -> str:
-        said = b"\n".join([side, challenge.encode(), nonce.encode(), hello.encode()])
-        return hmac.new(self.token, said, hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +158,7 @@ class Hello:
 class Guest:
     """One connection to the meeting. hello: none before it has proven that it belongs to the run."""
 
-    challenge: str = field(default_factory=lambda: secrets.token_hex(32))
+    handshake: Listener = field(default_factory=lambda: Listener(PURPOSE, limit_bytes=FROM_RANK_BYTES))
     hello: Hello | None = None
     dismissed: bool = False
 
@@ -160,7 +166,8 @@ class Guest:
 class Meeting:
     """The side of the meeting that all ranks come to. tell(kind, sentence): what the user should hear about strangers.
 
-    Hand `take` what was said by whom, `left` whose connection has ended; send what they return.
+    Hand `admit` who has sent its claims, `take` what was said by whom, `left` whose connection has ended; send what
+    they return.
     """
 
     def __init__(self, identity: RunIdentity, tell: Callable[[str, str], None]) -> None:
@@ -173,8 +180,7 @@ class Meeting:
 
     def take(self, guest: Guest, message: Message) -> Replies:
         """Raises MalformedError for what no rank says."""
-        if guest.hello is None:
-            return self._admit(guest, message)
+        assert guest.hello is not None
         topic = text_in(message, "topic")
         if topic not in self._said:
             raise MalformedError(f"nobody talks about {topic[:SHOWN_CHARACTERS]!r}")
@@ -191,19 +197,22 @@ class Meeting:
             return self._to_all({"gone": who})
         return self._fail(f"{who} left while the workers were joining", LEFT)
 
-    def _admit(self, guest: Guest, message: Message) -> Replies:
-        said, nonce = text_in(message, "hello"), text_in(message, "nonce")
+    def admit(self, guest: Guest) -> Replies:
+        """Accept or refuse a rank whose claims have come. Raises MalformedError for what no rank claims."""
+        handshake, token = guest.handshake, self._identity.token
+        said = _text(handshake.claims or b"")
         hello = Hello.read(said)
-        expected = self._identity.proof(b"rank", guest.challenge, nonce, said)
-        proven = hmac.compare_digest(expected.encode(), text_in(message, "proof").encode())
+        proven = handshake.is_proven(token)
         if (reason := self._objection(hello, proven)) is not None:
             guest.dismissed = True
             self._tell("refused", f"a worker that says it is rank {hello.rank} was refused at the meeting: {reason}")
-            return [(guest, {"refused": reason, "taken": hello.rank in self._members and proven})]
+            taken = hello.rank in self._members and proven
+            handshake.refuse(json.dumps({"refused": reason, "taken": taken}).encode())
+            return [(guest, handshake.output())]
         guest.hello = hello
         self._members[hello.rank] = guest
-        answer = {"proof": self._identity.proof(b"meeting", guest.challenge, nonce, said)}
-        return [(guest, answer), *self._hear(hello.rank, COMING, said)]
+        handshake.accept(token)
+        return [(guest, handshake.output()), *self._hear(hello.rank, COMING, said)]
 
     def _objection(self, hello: Hello, proven: bool) -> str | None:
         """Why this worker is none of this run's, if it is not."""
@@ -254,4 +263,4 @@ class Meeting:
         return self._to_all({"failed": what, "cause": cause})
 
     def _to_all(self, message: Message) -> Replies:
-        return [(guest, message) for guest in self._members.values()]
+        return [(guest, pack(message)) for guest in self._members.values()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
 import select
 import socket
 import time
@@ -13,15 +12,18 @@ from collections.abc import Callable
 from gossamer.comm.environment.meeting import (
     FROM_MEETING_BYTES,
     LEFT,
+    PURPOSE,
     TOPICS,
     Hello,
     Inbox,
     Message,
     RunIdentity,
     pack,
+    read_refusal,
     text_in,
 )
-from gossamer.errors import GossamerError, MalformedError
+from gossamer.comm.handshake import Dialer, WrongKeyError
+from gossamer.errors import GossamerError, MalformedError, MismatchError
 
 GREETING_SECONDS = 2.0  # from the first accepted connection on: a meeting speaks first, and at once
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 0.5
@@ -65,12 +67,11 @@ class Failed(GossamerError):
 class MeetingMember:
     """A rank that the meeting has taken. Kept open once the group stands, it hears who leaves."""
 
-    def __init__(self, link: socket.socket, inbox: Inbox, messages: list[Message]) -> None:
-        self._link, self._inbox = link, inbox
+    def __init__(self, link: socket.socket) -> None:
+        self._link, self._inbox = link, Inbox(FROM_MEETING_BYTES)
         self._heard: dict[str, list[str]] = {}
         self._failed: Failed | None = None
         self._gone: list[str] = []
-        self._take(messages)
 
     @property
     def address_of_meeting(self) -> str:
@@ -196,36 +197,35 @@ def _dial(address: tuple[str, int], seconds: float) -> socket.socket:
 
 def _introduce(link: socket.socket, identity: RunIdentity, hello: Hello, deadline: float) -> MeetingMember:
     """Prove to each other that both belong to the run. Raises ConnectionError where the other end is gone."""
-    inbox = Inbox(FROM_MEETING_BYTES)
+    handshake = Dialer(PURPOSE, identity.token, hello.text().encode())
     try:
-        challenge = text_in(_first(link, inbox, deadline)[0], "challenge")
-        nonce, said = secrets.token_hex(32), hello.text()
-        proof = identity.proof(b"rank", challenge, nonce, said)
-        link.sendall(pack({"hello": said, "nonce": nonce, "proof": proof}))
-        answer, *more = _first(link, inbox, deadline + GREETING_SECONDS)
-        if "refused" in answer:
-            raise Refused(text_in(answer, "refused"), taken=answer.get("taken") is True)
-        if not secrets.compare_digest(
-            text_in(answer, "proof").encode(), identity.proof(b"meeting", challenge, nonce, said).encode()
-        ):
-            raise Foreign("whoever listens there cannot prove that it belongs to this run")
+        while wanted := handshake.wanted_bytes:
+            handshake.receive(_next(link, wanted, deadline))
+            if answer := handshake.output():
+                deadline += GREETING_SECONDS
+                link.sendall(answer)
+        if handshake.refused is not None:
+            reason, taken = read_refusal(handshake.refused)
+            raise Refused(reason, taken)
         link.settimeout(None)
-        return MeetingMember(link, inbox, more)
-    except MalformedError as problem:
+        return MeetingMember(link)
+    except WrongKeyError:
+        raise Foreign("whoever listens there cannot prove that it belongs to this run") from None
+    except (MalformedError, MismatchError) as problem:
+        with contextlib.suppress(OSError):
+            link.sendall(handshake.output())
         raise Foreign(f"whoever listens there is no meeting of workers: {problem}") from None
 
 
-def _first(link: socket.socket, inbox: Inbox, deadline: float) -> list[Message]:
-    """The next messages, at least one."""
-    while True:
+def _next(link: socket.socket, most_bytes: int, deadline: float) -> bytes:
+    """The next bytes, at least one. The deadline is that of a whole message, also if it comes byte by byte."""
+    try:
         link.settimeout(max(deadline - time.monotonic(), POLL_SECONDS))
-        try:
-            received = link.recv(RECEIVED_BYTES)
-            if time.monotonic() > deadline + POLL_SECONDS:  # a message that comes byte by byte
-                raise TimeoutError
-        except TimeoutError:
-            raise Foreign(f"whoever listens there says nothing within {GREETING_SECONDS:g} s") from None
-        if not received:
-            raise ConnectionResetError("closed before a word was said")
-        if messages := inbox.feed(received):
-            return messages
+        received = link.recv(most_bytes)
+        if time.monotonic() > deadline + POLL_SECONDS:
+            raise TimeoutError
+    except TimeoutError:
+        raise Foreign(f"whoever listens there says nothing within {GREETING_SECONDS:g} s") from None
+    if not received:
+        raise ConnectionResetError("closed before a word was said")
+    return received

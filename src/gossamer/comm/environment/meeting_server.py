@@ -9,8 +9,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from gossamer.comm.environment.meeting import FROM_RANK_BYTES, Guest, Inbox, Meeting, Replies, RunIdentity, pack
-from gossamer.errors import MalformedError
+from gossamer.comm.environment.meeting import FROM_RANK_BYTES, Guest, Inbox, Meeting, Replies, RunIdentity
+from gossamer.errors import MalformedError, MismatchError
 from gossamer.events import notice
 
 STRANGER_SECONDS = 2.0  # in which who connects must have proven that it belongs to the run
@@ -121,7 +121,7 @@ class MeetingServer:
         connection = GuestConnection(taken, str(host))
         self._connections[connection.guest] = connection
         self._selector.register(taken, selectors.EVENT_READ, connection)
-        self._send([(connection.guest, {"challenge": connection.guest.challenge})])
+        self._send([(connection.guest, connection.guest.handshake.output())])
 
     def _serve(self, connection: GuestConnection) -> None:
         try:
@@ -135,10 +135,22 @@ class MeetingServer:
             self._drop(connection)
             return
         try:
-            for message in connection.inbox.feed(received):
+            if connection.stranger:
+                received = self._shake(connection, received)
+            for message in connection.inbox.feed(received) if received else ():
                 self._send(self._meeting.take(connection.guest, message))
-        except MalformedError as problem:
+        except (MalformedError, MismatchError) as problem:
+            self._send([(connection.guest, connection.guest.handshake.output())])
             self._ignore(connection, f"what it sent is none of a rank's messages: {problem}")
+
+    def _shake(self, connection: GuestConnection, received: bytes) -> bytes:
+        """Continue the handshake; returns the bytes that follow it."""
+        guest, handshake = connection.guest, connection.guest.handshake
+        while received and handshake.wanted_bytes:
+            received = received[handshake.receive(received) :]
+            if handshake.claims is not None:
+                self._send(self._meeting.admit(guest))
+        return b"" if guest.dismissed else received
 
     def _ignore(self, connection: GuestConnection, why: str) -> None:
         if connection.guest in self._connections:
@@ -158,7 +170,7 @@ class MeetingServer:
         """All is noted before anything is sent: whoever hears first may end, and with rank 0 this thread."""
         there = [(self._connections[guest], message) for guest, message in replies if guest in self._connections]
         for connection, message in there:
-            connection.unsent += pack(message)
+            connection.unsent += message
         for connection, _ in there:
             self._flush(connection)
 

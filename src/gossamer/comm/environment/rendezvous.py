@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import secrets
+import selectors
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from itertools import islice
 
@@ -16,19 +20,149 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gossamer.comm.environment.interruptible_call import interruptible
-from gossamer.comm.environment.join_errors import BLOCKED, check_address, explained, join_error
-from gossamer.comm.environment.join_progress import JoinProgress
+from gossamer.comm.environment.join_errors import BLOCKED, check_address, explained, join_error, likely_cause
 from gossamer.comm.environment.launcher_env import JobEnvironment, run_identity
 from gossamer.comm.environment.meeting import COMING, REACHING, STANDING, Hello, RunIdentity
 from gossamer.comm.environment.meeting_member import MeetingMember, attend
 from gossamer.comm.environment.meeting_place import MeetingPlace, meeting_place
 from gossamer.comm.environment.meeting_server import MeetingServer
 from gossamer.comm.environment.network_interfaces import choose_interface, interfaces
-from gossamer.comm.environment.own_gpu import Gpus, assumed, own_gpus, visible_gpus
-from gossamer.comm.environment.reachability import listening, unreachable
 from gossamer.comm.environment.run_settings import returns
 from gossamer.comm.environment.run_token import run_token
+from gossamer.comm.environment.wait_progress import Missing, WaitProgress, named_ranks
 from gossamer.comm.environment.wait_timeout import engine_timeout, timeout_seconds
+
+NOT_COME = (
+    "Such a rank still imports or loads, waits in a queue, was not started or has failed: look at its own output."
+)
+
+
+class JoinProgress:
+    """Rank 0 says who is missing; while it is missing itself, one rank of each machine does."""
+
+    def __init__(
+        self,
+        job: JobEnvironment,
+        seconds: float,
+        server: MeetingServer | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job, self._server = job, server
+        self._progress = WaitProgress(job.rank, "gossamer.init()", seconds, clock=clock)
+        # Where rank 0 should be on this machine, rank 1 is, too
+        self._speaks = job.local_rank == 0 or job.rank == 1
+
+    def for_rank_0(self, problem: OSError) -> None:
+        """Rank 0 cannot be reached, for now."""
+        found = Missing(f"rank 0 of {self._job.world}", f"No connection to it ({problem}). {likely_cause(problem)}")
+        self._progress.look(lambda: found if self._speaks else None)
+
+    def for_all(self, topic: str) -> Callable[[], None]:
+        """To be called while ranks are waited for that have said nothing on this topic."""
+        return lambda: self._progress.look(lambda: self._missing(topic))
+
+    def _missing(self, topic: str) -> Missing | None:
+        if self._server is None or not (ranks := self._server.missing(topic)):
+            return None
+        return Missing(f"{named_ranks(ranks)} of {self._job.world}", NOT_COME)
+
+    def end(self) -> None:
+        self._progress.end()
+
+
+LISTING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+SLICE = "MIG-"  # how names of parts of a GPU begin, for which torch may tell the name of the whole
+
+Gpus = Sequence[str]  # a name for each GPU that a worker sees, the same to all workers that see it
+
+
+def visible_gpus(environ: Mapping[str, str]) -> Gpus:
+    """Those that this process sees, in torch's order."""
+    listed = next((environ[name] for name in LISTING if environ.get(name)), "").split(",")
+    numbers = range(torch.cuda.device_count())
+    return [_name(number, listed[number].strip() if number < len(listed) else "") for number in numbers]
+
+
+def _name(number: int, listed: str) -> str:
+    """listed: what a variable calls it. Where torch knows no UUID, that text on this machine."""
+    if listed.startswith(SLICE):
+        return listed
+    try:
+        return str(torch.cuda.get_device_properties(number).uuid)
+    except (AttributeError, RuntimeError):  # a driver that fails here says so where the model is moved, too
+        return f"{socket.gethostname()}/{listed or number}"
+
+
+def own_gpus(seen: Sequence[Gpus]) -> list[int | None]:
+    """Of each worker, the number of its own GPU among those that it sees: the first that none before it has taken.
+    None where there is none left for it."""
+    taken: set[str] = set()
+    found: list[int | None] = []
+    for gpus in seen:
+        own = next((number for number, gpu in enumerate(gpus) if gpu not in taken), None)
+        if own is not None:
+            taken.add(gpus[own])
+        found.append(own)
+    return found
+
+
+def assumed(job: JobEnvironment, environ: Mapping[str, str]) -> list[Gpus]:
+    """What the workers of this machine see, up to this one, where they have not told each other: the same; or, where
+    Slurm gives each task its own GPUs (--gpus-per-task), no other's."""
+    mine = [str(number) for number in range(torch.cuda.device_count())]
+    return [mine] if mine and len(mine) == _gpus_per_task(environ) else [mine] * (job.local_rank + 1)
+
+
+def _gpus_per_task(environ: Mapping[str, str]) -> int:
+    """How many GPUs a Slurm step gives each of its tasks alone, as "2" or "a100:2"; 0 where it does not say."""
+    said = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] if "SLURM_PROCID" in environ else ""
+    return int(said) if said.isdecimal() else 0
+
+
+DIAL_SECONDS = 10.0  # in which a first packet that was lost is sent again three times
+MOST_AT_ONCE = 256  # connections under way, each of which takes a descriptor
+
+Address = tuple[str, int]
+
+
+@contextmanager
+def listening(address: str | None, callers: int) -> Iterator[int]:
+    """The port at which this process can be dialed by so many; 0 where its address is not known."""
+    with socket.socket() as listener:
+        if address is not None:
+            listener.bind((address, 0))
+            listener.listen(callers)  # the kernel completes the handshake without accept
+        yield listener.getsockname()[1] if address else 0
+
+
+def unreachable(places: Mapping[int, Address], seconds: float = DIAL_SECONDS) -> dict[int, str]:
+    """Dial all places; the problems, by rank, of those that do not answer within `seconds`."""
+    problems: dict[int, str] = {}
+    waiting = iter(places.items())
+    while some := dict(islice(waiting, MOST_AT_ONCE)):
+        problems |= _dial_all(some, seconds)
+    return problems
+
+
+def _dial_all(places: Mapping[int, Address], seconds: float) -> dict[int, str]:
+    outcomes: dict[int, int] = {}
+    deadline = time.monotonic() + seconds
+    with ExitStack() as links, selectors.DefaultSelector() as selector:
+        for rank, place in places.items():
+            link = links.enter_context(socket.socket())
+            link.setblocking(False)
+            if (outcome := link.connect_ex(place)) == errno.EINPROGRESS:
+                selector.register(link, selectors.EVENT_WRITE, rank)
+            else:
+                outcomes[rank] = outcome
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                outcomes[key.data] = key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # type: ignore[union-attr]
+                selector.unregister(key.fileobj)
+    found = {rank: outcomes.get(rank, errno.ETIMEDOUT) for rank in places}
+    return {rank: os.strerror(outcome) for rank, outcome in found.items() if outcome}
+
 
 SETTLING_SECONDS = 1.5  # at exit, for a thread that forms a group of which a rank has left
 STORE_TIMEOUT = timedelta(minutes=30)

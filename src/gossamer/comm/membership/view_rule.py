@@ -8,18 +8,92 @@ their order, and of the newcomers that are ready. It holds somebody who has the 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from math import inf
 
 from gossamer.base.peer_ops import Peer
-from gossamer.comm.membership.accusations import AccusationRecord
 from gossamer.comm.membership.fingerprints import difference
 from gossamer.comm.membership.heard_worker import ALIVE, LOST, UNDECIDED, HeardWorker
 from gossamer.comm.membership.journal import ViewJournal, view_entry
-from gossamer.comm.membership.loss_history import LossHistory
 from gossamer.comm.membership.messages import ALL_LEFT, RESIZED, BrokenReport, WorkerReport
 from gossamer.comm.membership.view import MOST_MEMBERS, SECRET_BYTES, View
 from gossamer.errors import MalformedError, require
+
+FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
+LOSS_FORGOTTEN_SECONDS = 300.0  # without a loss: what comes then is the first again
+
+
+@dataclass
+class LossHistory:
+    """Losses by place. A worker there is let in 1 s after the first loss, 2 s after the second, at most 30 s."""
+
+    _losses: dict[str, tuple[int, float]] = field(default_factory=dict)  # how many in a row, and when the last was
+
+    def lost(self, place: str, now: float) -> None:
+        count, last = self._losses.get(place, (0, now))
+        self._losses[place] = (1 if now - last > LOSS_FORGOTTEN_SECONDS else count + 1), now
+
+    def count(self, place: str) -> int:
+        return self._losses.get(place, (0, 0.0))[0]
+
+    def opens_at(self, place: str) -> float:
+        """When a worker there may be let in; a moment that has passed where nothing was lost."""
+        if place not in self._losses:
+            return float("-inf")
+        count, last = self._losses[place]
+        return last + min(FIRST_SECONDS * 2.0 ** min(count - 1, 10), LONGEST_SECONDS)
+
+
+TRIES = 3  # views in a row that broke, before somebody is put out
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 2.0
+VIEW_HELD_SECONDS = 600.0  # a view that held for so long went on, whether anybody says so or not
+
+Accusation = tuple[int, int]  # numbers of who accuses and who is accused
+
+
+def least_connected(members: Sequence[int], accusations: Iterable[Accusation]) -> int | None:
+    """The member that the fewest others are connected to; of several the one that came last.
+
+    members: in the order in which they came. Two are connected unless one of them accuses the other: whose word is
+    right nobody can tell. None where nobody of them accuses another.
+    """
+    pairs = {frozenset(each) for each in accusations if each[0] != each[1] and set(each) <= set(members)}
+    if not pairs:
+        return None
+    apart = {member: sum(member in pair for pair in pairs) for member in members}
+    return max(members, key=lambda member: (apart[member], members.index(member)))
+
+
+@dataclass
+class AccusationRecord:
+    """What was said in the views that broke one after the other, without a loss that would explain it."""
+
+    _views: list[frozenset[Accusation]] = field(default_factory=list)  # the last TRIES
+    _count: int = 0  # of all of them
+
+    def broke(self, accusations: Set[Accusation], *, explained: bool, went_on: bool, seconds: float) -> None:
+        """A view broke. explained: somebody was lost. went_on: something was completed in it. seconds: it held."""
+        if explained or went_on or seconds > VIEW_HELD_SECONDS:
+            self.clear()
+        if not explained:
+            self._views = [*self._views, frozenset(accusations)][-TRIES:]
+            self._count += 1
+
+    def pause_seconds(self) -> float:
+        """Before the next view: views that break at once must not follow each other as fast as they can."""
+        doublings = min(self._count - 2, 10)
+        return 0.0 if doublings < 0 else min(FIRST_PAUSE_SECONDS * 2.0**doublings, LONGEST_PAUSE_SECONDS)
+
+    def whom(self, members: Sequence[int]) -> int | None:
+        """Who is to be put out by now, if anybody: where somebody was accused in each of so many views."""
+        if len(self._views) < TRIES or not all(self._views):
+            return None
+        return least_connected(members, {each for view in self._views for each in view})
+
+    def clear(self) -> None:
+        self._views, self._count = [], 0
+
 
 NOTICE_SECONDS = 10.0  # between words about a run that waits
 SOON_SECONDS = 1.0  # before the first: at a run's end all leave one after the other

@@ -5,16 +5,12 @@ standalone           such a transport without a process group: texts travel over
 encrypted            such a transport over sealed connections: with --tls nothing of the group goes elsewhere
 operations           each operation as a program for the loops
 staged_operations    each operation of tensors on devices, in chunks, by way of this machine's memory
-staged_means         chunks of means: by tables of hops, or gathered
-staged_messages      chunks of what ranks tell each other straight
 device_transport     by the engine or by the mesh, where all have a GPU
 engine_selector      which of the two takes an operation
 program              what one rank does, message by message, for an operation
 native_mesh          the compiled loops over all connections: begin, wait, make progress, close
 last_words           what a rank that hangs up tells the others: who is gone
-hang_ups             which peers have hung up, though nobody waits for them
 connect              connections between all ranks of a process group, authenticated
-greeting             the mutual challenge-response by which two ends know each other
 greeter              one listening socket: greets all members of a meeting, and drops strangers
 sealing              keys of encrypted connections, agreed inside TLS; libcrypto for the loops
 shared_memory        memory between two workers of one machine

@@ -1,14 +1,13 @@
 """Connection setup: a TCP connection between every two workers, authenticated at both ends.
 
 Each rank listens, and gives the group a secret over the process group's channel. Rank i calls all lower ranks, and both
-ends of each connection prove to each other that they know all secrets and the run's token (greeting). Whoever listened
-to that channel, and holds no token, is a stranger; strangers are disconnected. What travels afterwards is neither
-authenticated nor encrypted, as in torch's process groups, unless the run encrypts: sealing.
+ends of each connection prove to each other that they know all secrets and the run's token (comm/handshake). Whoever
+listened to that channel, and holds no token, is a stranger; strangers are disconnected. What travels afterwards is
+neither authenticated nor encrypted, as in torch's process groups, unless the run encrypts: sealing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 import socket
@@ -18,8 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from gossamer.comm.mesh.greeter import DIAL_SECONDS, Greeter, MeshMeeting
-from gossamer.comm.mesh.greeting import greeting_key
+from gossamer.comm.handshake import keyed_hash
+from gossamer.comm.mesh.greeter import DIAL_SECONDS, Greeter, MeshMeeting, meeting_key
 from gossamer.errors import ConnectError, MismatchError
 
 FAILED = "failed: "  # before a rank's problem, in the text that it gives the others
@@ -70,7 +69,7 @@ def connect(
         def greet() -> str:
             calls = {peer: partial(_dialed, each) for peer, each in enumerate(found[:rank])}
             names = {peer: f"rank {peer}" for peer in range(world) if peer != rank}
-            key = greeting_key(token, b"".join(theirs for *_, theirs in doors))
+            key = meeting_key(token, b"".join(theirs for *_, theirs in doors))
             meeting = MeshMeeting(number=0, key=key, me=rank, names=names, calls=calls, insists=False)
             for peer, connection in greeters[0].meet(meeting, SECONDS).items():
                 found[peer] = connection
@@ -118,7 +117,7 @@ def _check_tokens(rank: int, token: bytes, told: Sequence[tuple[bytes, bytes]]) 
 
 
 def _proof(token: bytes, secret: bytes, rank: int) -> bytes:
-    return hmac.digest(token, b"token" + struct.pack("!I", rank) + secret, hashlib.sha256)
+    return keyed_hash(token, b"mesh token", struct.pack("!I", rank), secret)
 
 
 def shut_down(connections: Sequence[socket.socket | None]) -> None:

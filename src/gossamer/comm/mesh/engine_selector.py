@@ -19,7 +19,7 @@ from gossamer.base.transport import Transport
 from gossamer.comm.mesh.link_measurement import Matrix
 from gossamer.comm.mesh.operations import Wait
 from gossamer.comm.mesh.program import Ranks
-from gossamer.comm.staging.copies_for import copies_for
+from gossamer.comm.staging.device_copies import copies_for
 
 SMALL_BYTES, LARGE_BYTES = 2**12, 2**20  # of the means that are timed
 TRIES = 3  # of which the fastest counts; the first may open connections

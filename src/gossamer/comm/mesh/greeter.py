@@ -7,17 +7,17 @@ is known; a connection that does not say who it is gets closed after seconds.
 from __future__ import annotations
 
 import os
-import secrets
 import selectors
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gossamer.comm.mesh.greeting import CALLED, HELLO, NONCE_BYTES, PROOF_BYTES, CallerHello
-from gossamer.errors import ConnectError, MalformedError
+from gossamer.comm.handshake import Dialer, Handshake, Listener, WrongKeyError, keyed_hash
+from gossamer.errors import ConnectError, GossamerError, MalformedError
 
 STRANGER_SECONDS = 5.0  # for a hello, once its connection was accepted
 DIAL_SECONDS = 10.0  # of one connection: where packets are dropped, no waiting helps
@@ -25,7 +25,15 @@ TURN_SECONDS = 0.05  # after which it is asked again whether the meeting is over
 AGAIN_SECONDS, MOST_AGAIN_SECONDS = 0.05, 1.0  # before a member is called again: at first, and at most
 MOST_VISITS, MOST_PARKED = 256, 256  # connections of unknown callers: here, and for later meetings
 
+PURPOSE = b"mesh"
+CLAIMS = struct.Struct("!QQQ")  # meeting, caller, called
+
 Dial = Callable[[], socket.socket]  # a connection, or one that is on its way; raises OSError
+
+
+def meeting_key(token: bytes, secret: bytes) -> bytes:
+    """The key of one meeting, from the run's token and a secret that only this meeting's members received."""
+    return keyed_hash(token, PURPOSE, secret)
 
 
 class MembersUnreached(ConnectError):
@@ -50,10 +58,12 @@ class MeshMeeting:
 
 @dataclass(frozen=True)
 class Caller:
-    """A connection whose end has said who it is."""
+    """A connection whose end claims to be a member. meeting: the number of the one that it means."""
 
-    hello: CallerHello
-    challenge: bytes
+    meeting: int
+    caller: int
+    called: int
+    handshake: Listener
     connection: socket.socket
 
 
@@ -162,27 +172,27 @@ class _Attempt:
         if visit not in self._visits:
             return  # dismissed in this turn
         try:
-            hello = visit.hear()
-        except (OSError, MalformedError):
+            caller = visit.hear()
+        except (OSError, GossamerError):
             self._dismiss(visit)
             return
-        if hello is not None:
+        if caller is not None:
             self._visits.remove(visit)
             self._selector.unregister(visit.connection)
-            self._judge(Caller(hello, visit.challenge, visit.connection))
+            self._judge(caller)
 
     def _judge(self, caller: Caller) -> None:
         """Take a member in, put aside who means a later meeting, and hang up on everybody else."""
-        meeting, hello = self._meeting, caller.hello
-        if hello.meeting > meeting.number and hello.called == meeting.me:
+        meeting = self._meeting
+        if caller.meeting > meeting.number and caller.called == meeting.me:
             self._greeter.park(caller)
             return
-        expected = hello.meeting == meeting.number and hello.called == meeting.me
-        known = hello.caller in meeting.names and hello.caller not in meeting.calls
-        if expected and known and hello.is_proven(meeting.key, caller.challenge):
-            with suppress(OSError):
-                _send(caller.connection, hello.proof_of(CALLED, meeting.key, caller.challenge))
-                self._take(hello.caller, caller.connection)
+        expected = caller.meeting == meeting.number and caller.called == meeting.me
+        if expected and caller.caller in meeting.names and caller.caller not in meeting.calls:
+            with suppress(OSError, WrongKeyError):
+                caller.handshake.accept(meeting.key)
+                _send(caller.connection, caller.handshake)
+                self._take(caller.caller, caller.connection)
                 return
         caller.connection.close()
 
@@ -259,24 +269,29 @@ class _Visit:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.until = connection, time.monotonic() + STRANGER_SECONDS
-        self.challenge, self._heard = secrets.token_bytes(NONCE_BYTES), b""
+        self._handshake = Listener(PURPOSE, limit_bytes=CLAIMS.size)
         _prepare(connection)
-        _send(connection, self.challenge)
+        _send(connection, self._handshake)
 
-    def hear(self) -> CallerHello | None:
-        """What its end claims, once all of it is here. Raises OSError, and MalformedError for what is no hello."""
-        self._heard = _more(self.connection, self._heard, HELLO.size)
-        return CallerHello.of(self._heard) if len(self._heard) == HELLO.size else None
+    def hear(self) -> Caller | None:
+        """The claims of its end, once all of them are here. Raises OSError, and GossamerError for other bytes."""
+        _receive(self.connection, self._handshake)
+        if (claims := self._handshake.claims) is None:
+            return None
+        if len(claims) != CLAIMS.size:
+            raise MalformedError("these are no claims of a mesh's member")
+        meeting, caller, called = CLAIMS.unpack(claims)
+        return Caller(meeting, caller, called, self._handshake, self.connection)
 
 
 class _Call:
     """A connection that this member asked for."""
 
     def __init__(self, number: int, meeting: MeshMeeting, connection: socket.socket) -> None:
-        self.number, self._meeting, self.connection = number, meeting, connection
+        self.number, self.connection = number, connection
         self.connected, self.until = False, time.monotonic() + DIAL_SECONDS
-        self._heard = self._challenge = b""
-        self._hello: CallerHello | None = None
+        claims = CLAIMS.pack(meeting.number, meeting.me, number)
+        self._handshake = Dialer(PURPOSE, meeting.key, claims, limit_bytes=CLAIMS.size)
         connection.setblocking(False)
 
     def connect(self) -> None:
@@ -290,21 +305,16 @@ class _Call:
 
     def hear(self) -> bool:
         """Whether the other end has proven itself. Raises OSError where it has not."""
-        if self._hello is None:
-            self._challenge = _more(self.connection, self._challenge, NONCE_BYTES)
-            if len(self._challenge) == NONCE_BYTES:
-                meeting = self._meeting
-                self._hello = CallerHello.to(
-                    self.number, caller=meeting.me, meeting=meeting.number, key=meeting.key, challenge=self._challenge
-                )
-                _send(self.connection, self._hello.data)
-            return False
-        self._heard = _more(self.connection, self._heard, PROOF_BYTES)
-        if len(self._heard) < PROOF_BYTES:
-            return False
-        if not self._hello.is_answered(self._heard, self._meeting.key, self._challenge):
-            raise ConnectionError("who listens there does not know this run's secrets")
-        return True
+        try:
+            _receive(self.connection, self._handshake)
+        except WrongKeyError:
+            raise ConnectionError("who listens there does not know this run's secrets") from None
+        except GossamerError as problem:
+            raise ConnectionError(str(problem)) from None
+        if self._handshake.refused is not None:
+            raise ConnectionError("the other end refused this worker")
+        _send(self.connection, self._handshake)
+        return self._handshake.accepted is not None
 
 
 def dial(host: str, port: int) -> socket.socket:
@@ -326,18 +336,20 @@ def _prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _send(connection: socket.socket, data: bytes) -> None:
+def _send(connection: socket.socket, handshake: Handshake) -> None:
     """A few bytes, which a new connection always takes."""
-    if connection.send(data) != len(data):
-        raise ConnectionError("the other end takes nothing")
+    data = handshake.output()
+    if data and connection.send(data) != len(data):
+        raise ConnectionError("the peer stopped reading during the handshake")
 
 
-def _more(connection: socket.socket, heard: bytes, nbytes: int) -> bytes:
-    """What was heard, and what has come since, up to so many bytes: what follows them belongs to others."""
-    try:
-        came = connection.recv(nbytes - len(heard))
-    except BlockingIOError:
-        return heard
-    if not came:
-        raise ConnectionError("the other end hung up while it was greeted")
-    return heard + came
+def _receive(connection: socket.socket, handshake: Handshake) -> None:
+    """Bytes of the handshake that are here: the bytes that follow it belong to others."""
+    while wanted := handshake.wanted_bytes:
+        try:
+            came = connection.recv(wanted)
+        except BlockingIOError:
+            return
+        if not came:
+            raise ConnectionError("the other end hung up while it was greeted")
+        handshake.receive(came)

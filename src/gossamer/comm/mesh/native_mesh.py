@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import socket
 import threading
 import time
@@ -20,13 +21,28 @@ from typing import NoReturn
 from gossamer.base import flight_recorder
 from gossamer.base.kernels.library import Count, Function, Pointer, library
 from gossamer.comm.mesh import last_words
-from gossamer.comm.mesh.hang_ups import hung_up
 from gossamer.comm.mesh.program import Program
 from gossamer.comm.mesh.sealing import LinksKeys, cipher_functions
 from gossamer.comm.mesh.shared_memory import Memories
 from gossamer.comm.mesh.stall_watchdog import StallTimeouts, StallWatchdog
 from gossamer.comm.mesh.tcp_info import round_trip_seconds, unanswered_seconds
 from gossamer.errors import MismatchError, PeerLost
+
+# Linux tells of an end behind what is unread. Elsewhere it is seen where all is ended, both ways
+_ENDED = getattr(select, "POLLRDHUP", 0)
+_SEEN = _ENDED | getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0)
+
+
+def hung_up(connections: Sequence[socket.socket | None]) -> list[int]:
+    """Ranks. Nothing is taken from their connections, and nobody is waited for."""
+    if not hasattr(select, "poll"):
+        return []
+    ranks = {each.fileno(): rank for rank, each in enumerate(connections) if each is not None}
+    asked = select.poll()
+    for number in ranks:
+        asked.register(number, _ENDED)
+    return sorted(ranks[number] for number, told in asked.poll(0) if told & _SEEN)
+
 
 FINISHED, NOT_YET, GONE, MISMATCH = 0, 1, -11, -12  # Ending in kernels-src/mesh.hpp
 CHANGED = -2  # of Gone in kernels-src/mesh.hpp

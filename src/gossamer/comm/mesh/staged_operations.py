@@ -6,22 +6,134 @@ the bits that the mesh gives on processors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from gossamer.algorithms.collectives import Collective
 from gossamer.base.kernels import scratch_for
+from gossamer.base.op_semantics import rank_order_mean
 from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather, Payload
 from gossamer.comm.mesh.operations import MeshOperations, SimpleOp, Wait, is_here
-from gossamer.comm.mesh.program import FORMATS, Ranks, broadcast_program
-from gossamer.comm.mesh.staged_means import averaged_chunks, summed_chunks
-from gossamer.comm.mesh.staged_messages import StagedMessages
-from gossamer.comm.staging.byte_views import ByteViews, dense
-from gossamer.comm.staging.chunk_tables import byte_chunks
+from gossamer.comm.mesh.program import FORMATS, Ranks, broadcast_program, form_of, mean_program, straight_program
+from gossamer.comm.staging.byte_views import ByteViews, bytes_of, dense
+from gossamer.comm.staging.chunk_tables import Range, byte_chunks, mean_chunks
+from gossamer.comm.staging.pinned_arena import ALIGNED_BYTES
 from gossamer.comm.staging.staged_op import Chunk, StagedOp
-from gossamer.comm.staging.staging_area import StagingArea
+from gossamer.comm.staging.staging_area import Move, StagingArea
+
+Parts = Mapping[int, tuple[int, int]]  # by rank: where a part lies in a slot, and how many bytes it has
+
+
+class StagedMessages:
+    """told: the message for each other rank, perhaps the same for several; heard: how many bytes come from each."""
+
+    def __init__(self, operations: MeshOperations, told: Mapping[int, ByteViews], heard: Mapping[int, int]) -> None:
+        self._operations, self._told, self._heard = operations, told, heard
+        self._distinct = list({id(message): message for message in told.values()}.values())
+
+    def chunk(self, begin: int, end: int, answers: Mapping[int, ByteViews]) -> Chunk:
+        """The bytes from `begin` on until before `end` of all of them. answers: where what is heard belongs."""
+        layout = SlotLayout()
+        inward: list[Move] = []
+        told_at: dict[int, tuple[int, int]] = {}
+        for message in self._distinct:
+            length = message.length(begin, end)
+            told_at[id(message)] = layout.add(length), length
+            inward += message.moves(begin, end, told_at[id(message)][0])
+        told = {peer: told_at[id(message)] for peer, message in self._told.items()}
+        lengths = {peer: max(0, min(nbytes, end) - begin) for peer, nbytes in self._heard.items()}
+        heard = {peer: (layout.add(length), length) for peer, length in lengths.items()}
+        outward = [move for peer, each in answers.items() for move in each.moves(begin, end, heard[peer][0])]
+        return Chunk(layout.nbytes, inward, partial(straight, self._operations, told, heard), outward)
+
+
+class SlotLayout:
+    """Where parts lie in a slot, one after another, aligned."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def add(self, length: int) -> int:
+        """The place of another part."""
+        place = -(-self.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
+        self.nbytes = place + length
+        return place
+
+
+def straight(operations: MeshOperations, told: Parts, heard: Parts, slot: Tensor) -> Wait:
+    """Begin to send bytes of a slot to other ranks and to take others' there."""
+    to, of = ([parts.get(peer, (0, 0)) for peer in operations.everyone] for parts in (told, heard))
+    sizes = tuple(length for _, length in to), tuple(length for _, length in of)
+    program = straight_program(*sizes, form_of("staged", max(map(max, sizes))))
+    places = [slot.data_ptr() + place for place, _ in (*to, *of)]
+    return operations.run(program, places, slot, lambda: None)
+
+
+def summed_chunks(operations: MeshOperations, source: Tensor, flat: Tensor, ranks: Ranks) -> list[Chunk]:
+    """The mean of `source` in `flat`, both contiguous, of a format that the loops sum. ranks: those that take part."""
+    table = operations.pick(source.nbytes, source.dtype.itemsize, ranks)
+    whole = len(ranks) == operations.world
+    cut = mean_chunks(source.numel(), table.pieces(len(ranks)), source.dtype.itemsize, whole=whole)
+    return [_summed_chunk(operations, source, flat, ranks, table, ranges) for ranges in cut]
+
+
+def _summed_chunk(
+    operations: MeshOperations,
+    source: Tensor,
+    flat: Tensor,
+    ranks: Ranks,
+    table: Collective,
+    ranges: Sequence[Range],
+) -> Chunk:
+    itemsize = source.dtype.itemsize
+    numel = sum(end - begin for begin, end in ranges)
+    program = mean_program(table, numel, source.dtype, ranks.index(operations.rank), ranks)
+    at = list(accumulate(((end - begin) * itemsize for begin, end in ranges), initial=0))
+
+    def moves(tensor: Tensor) -> list[Move]:
+        joint, places = bytes_of(tensor), zip(ranges, at, strict=False)
+        return [(joint[begin * itemsize : end * itemsize], place) for (begin, end), place in places if begin < end]
+
+    def begin(slot: Tensor) -> Wait:
+        places = [slot.data_ptr() + offset for offset in program.offsets]
+        return operations.run(program, places, slot, lambda: None)
+
+    return Chunk(at[-1], moves(source), begin, moves(flat))
+
+
+def averaged_chunks(operations: MeshOperations, source: Tensor, flat: Tensor, ranks: Ranks) -> list[Chunk]:
+    """The mean of `source` in `flat`, both contiguous, of any format: the same bits at all ranks, whatever they are."""
+    cut = byte_chunks(source.nbytes, len(ranks), whole=len(ranks) == operations.world)
+    return [_averaged_chunk(operations, source, flat, ranks, *each) for each in cut]
+
+
+def _averaged_chunk(
+    operations: MeshOperations, source: Tensor, flat: Tensor, ranks: Ranks, begin: int, end: int
+) -> Chunk:
+    layout, length = SlotLayout(), end - begin
+    at = {peer: (layout.add(length), length) for peer in ranks}
+    mine = at[operations.rank]
+    others = [peer for peer in ranks if peer != operations.rank]
+
+    def begins(slot: Tensor) -> Wait:
+        arrived = straight(operations, dict.fromkeys(others, mine), {peer: at[peer] for peer in others}, slot)
+
+        def average() -> None:
+            arrived()
+            rows = [slot[place : place + length].view(source.dtype) for place, _ in at.values()]
+            rows[ranks.index(operations.rank)].copy_(rank_order_mean(rows))
+
+        return average
+
+    def moves(tensor: Tensor) -> list[Move]:
+        return [(bytes_of(tensor)[begin:end], mine[0])] if length else []
+
+    return Chunk(layout.nbytes, moves(source), begins, moves(flat))
+
 
 CPU = torch.device("cpu")
 

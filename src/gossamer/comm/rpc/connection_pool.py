@@ -103,6 +103,7 @@ class ConnectionPool:
             dialing.on_dialed(None)
             return
         dialing.on_dialed(connection)
+        self._read(connection)  # with TLS the end that dialed begins, though it sends nothing before the listener has
 
     def _open(self, sock: socket.socket, dialed_peer: Peer | None, host: str | None) -> Connection:
         tune(sock, self._options.dead_after_seconds)
@@ -162,7 +163,7 @@ class ConnectionPool:
         if frame is not None:
             self._observer.frame_received(connection, frame)
             return
-        self.write(connection)  # frames of the handshake, also of one that refuses
+        self.write(connection)  # the handshake's answer, also if it refuses
         state = connection.state
         if state.refusal is not None:
             raise state.refusal

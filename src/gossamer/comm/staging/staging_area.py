@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from gossamer.comm.staging.copies_for import copies_for
-from gossamer.comm.staging.device_copies import CopyEvent, DeviceCopies, Way
+from gossamer.comm.staging.device_copies import CopyEvent, DeviceCopies, Way, copies_for
 from gossamer.comm.staging.pinned_arena import PinnedArena, PinnedSlot
 
 CAPACITY_BYTES = 2**26  # pinned at most, but for chunks that could not be smaller

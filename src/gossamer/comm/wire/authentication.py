@@ -1,19 +1,12 @@
-"""Authentication handshake: mutual challenge-response over a shared token, then a comparison of run, recipe and layout.
+"""Authentication of peers: the handshake with credentials as claims, then a comparison of run, recipe and layout.
 
-    dialer   -> listener    hello: version, run, recipe, layout, own name, the dialed peer's, a fresh nonce
-    listener -> dialer      hello, proof
-    dialer   -> listener    proof                proof = HMAC-SHA256(token, direction, both hellos)
-
-A proof covers both hellos with their nonces, and its direction: replayed or reflected ones prove nothing. Settings are
-compared after the proof, at both ends, so both can name both values. Frames that follow count up and carry tags by keys
-derived from the same secret and both hellos, one for each direction (frame_mac): whoever controls the network can cut a
-connection, but not change, repeat, reorder or leave out what travels through it; it can read it, which `tls` prevents.
+Settings are compared after the proofs, at both ends, so both errors name both values. Frames that follow are numbered
+and carry tags by keys that are derived from the handshake, one for each direction (frame_mac): an attacker on the
+network can cut a connection, but not change, repeat, reorder or omit its frames. Reading them is prevented by `tls`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import secrets
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,13 +14,13 @@ from typing import NamedTuple
 from gossamer.base.kernels import polyval
 from gossamer.base.kernels.polyval import PolyvalKey
 from gossamer.base.peer_ops import Peer
+from gossamer.comm.handshake import DIALER, LISTENER, Dialer, Handshake, Listener, WrongKeyError
 from gossamer.comm.wire.frame_mac import FrameMac
-from gossamer.comm.wire.frames import Kind, Message
-from gossamer.comm.wire.messages import HelloRecord, ProofRecord, Record, encode_record
-from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError, PeerLost
+from gossamer.comm.wire.messages import HelloRecord, decode_hello, encode_hello
+from gossamer.errors import ConnectError, GossamerError, MismatchError, PeerLost
 from gossamer.version import __version__
 
-DIALER, LISTENER = b"dialler", b"listener"
+PURPOSE = b"peers"
 SHOWN_CHARACTERS = 100  # of a text that an unauthenticated peer sent
 
 COMPARED = {
@@ -62,7 +55,6 @@ class Credentials:
             me=(self.me.kind, self.me.number),
             you=(you.kind, you.number),
             instance=self.instance,
-            nonce=secrets.token_bytes(32),
             largest_frame_bytes=self.largest_frame_bytes,
             polyval=polyval.available(),
         )
@@ -80,79 +72,96 @@ class AuthenticatedPeer(NamedTuple):
     receiving_mac: FrameMac
 
 
-class Handshake:
-    """One end of the handshake. Send what `begin` and `receive` return, until `authenticated` or `refusal` is set.
+class PeerHandshake:
+    """One end of the handshake between peers. Send `output()` at the start and after each `receive`.
 
-    dialed_peer: None for the listener. A refused dialer still sends its proof, so that the listener learns whom it
-    refused.
+    dialed_peer: None for the listener.
     """
 
     def __init__(self, credentials: Credentials, dialed_peer: Peer | None) -> None:
         self._credentials, self._me, self._dialed_peer = credentials, credentials.me, dialed_peer
-        self._sent_hello = self._received_hello = b""
-        self._their_hello: HelloRecord | None = None
+        if dialed_peer is None:
+            self._handshake: Dialer | Listener = Listener(PURPOSE)
+        else:
+            self._handshake = Dialer(PURPOSE, credentials.token, encode_hello(credentials.hello(dialed_peer)))
         self.authenticated: AuthenticatedPeer | None = None
-        self.refusal: GossamerError | None = None
+        self.refusal: GossamerError | None = None  # why both hold the token and yet do not belong to one run
 
-    def begin(self) -> list[Message]:
-        return [] if self._dialed_peer is None else [self._hello(self._dialed_peer)]
+    @property
+    def wants_bytes(self) -> bool:
+        return self._handshake.wanted_bytes > 0
 
-    def receive(self, record: Record, control: bytes) -> list[Message]:
-        match record:
-            case HelloRecord() if self._their_hello is None:
-                return self._receive_hello(record, control)
-            case ProofRecord() if self._their_hello is not None and self.authenticated is None:
-                return self._receive_proof(record, self._their_hello)
-        raise MalformedError(
-            f"{self._me} received a {type(record).__name__} where a handshake stands. Is another program calling?"
-        )
+    def output(self) -> bytes:
+        return self._handshake.output()
 
-    def _hello(self, you: Peer) -> Message:
-        message = encode_record(Kind.HELLO, self._credentials.hello(you))
-        self._sent_hello = message.control
-        return message
+    def receive(self, data: memoryview) -> int:
+        """As Handshake.receive. Raises PeerLost for another peer than the dialed one, ConnectError for another
+        token."""
+        handshake = self._handshake
+        try:
+            used = handshake.receive(data)
+            if isinstance(handshake, Listener):
+                if handshake.claims is not None:
+                    self._receive_dialer(handshake, handshake.claims)
+            elif handshake.refused is not None:
+                raise WrongKeyError(handshake.refused)
+            elif handshake.accepted is not None:
+                self._receive_listener(handshake, handshake.accepted)
+        except WrongKeyError as wrong:
+            raise self._wrong_token(decode_hello(wrong.claims)) from None
+        return used
 
-    def _receive_hello(self, their_hello: HelloRecord, control: bytes) -> list[Message]:
-        self._their_hello, self._received_hello = their_hello, control
-        them = Peer(*their_hello.me)
-        if Peer(*their_hello.you) != self._me or them != (self._dialed_peer or them) or them == self._me:
+    def _receive_dialer(self, handshake: Listener, claims: bytes) -> None:
+        hello = decode_hello(claims)
+        them = self._expect_dialed(hello)
+        mine = encode_hello(self._credentials.hello(them))
+        try:
+            handshake.accept(self._credentials.token, mine)
+        except WrongKeyError:
+            handshake.refuse(mine)  # so that both ends can name both runs
+            raise
+        self._authenticate(handshake, hello, them, LISTENER, DIALER)
+
+    def _receive_listener(self, handshake: Dialer, claims: bytes) -> None:
+        hello = decode_hello(claims)
+        self._authenticate(handshake, hello, self._expect_dialed(hello), DIALER, LISTENER)
+
+    def _expect_dialed(self, hello: HelloRecord) -> Peer:
+        """The peer that sent it. Raises PeerLost if it is not the dialed one, or dialed another one."""
+        them = Peer(*hello.me)
+        if Peer(*hello.you) != self._me or them != (self._dialed_peer or them) or them == self._me:
             how = "was called" if self._dialed_peer is None else f"called {self._dialed_peer} and was answered"
             raise PeerLost(
-                f"{self._me} {how} by {them}, who wanted {Peer(*their_hello.you)}: somebody's address has changed."
+                f"{self._me} {how} by {them}, who wanted {Peer(*hello.you)}: somebody's address has changed."
             )
-        if self._dialed_peer is not None:
-            return []
-        return [self._hello(them), self._proof(LISTENER)]
+        return them
 
-    def _receive_proof(self, proof: ProofRecord, their_hello: HelloRecord) -> list[Message]:
-        if not hmac.compare_digest(proof.mac, self._mac(b"proof", self._their_side)):
-            raise ConnectError(
-                f"{Peer(*their_hello.me)} holds another token than {self._me}, so neither can trust the other. It "
-                f"says that it belongs to run {their_hello.run[:SHOWN_CHARACTERS]!r}, and this is run "
-                f"{self._credentials.run!r}: give all processes of a run the same token, and each run its own ports."
-            )
-        self.refusal = self._difference(their_hello)
-        self.authenticated = AuthenticatedPeer(
-            peer=Peer(*their_hello.me),
-            instance=their_hello.instance,
-            limit_bytes=(
-                self._credentials.largest_frame_bytes
-                if self._credentials.accepted_frame_bytes is None
-                else self._credentials.accepted_frame_bytes
-            ),
-            sending_epoch=self._epoch(self._my_side),
-            receiving_epoch=self._epoch(self._their_side),
-            sending_mac=self._frame_mac(self._my_side, their_hello),
-            receiving_mac=self._frame_mac(self._their_side, their_hello),
+    def _wrong_token(self, hello: HelloRecord) -> ConnectError:
+        return ConnectError(
+            f"{Peer(*hello.me)} holds another token than {self._me}, so neither can trust the other. It "
+            f"says that it belongs to run {hello.run[:SHOWN_CHARACTERS]!r}, and this is run "
+            f"{self._credentials.run!r}: give all processes of a run the same token, and each run its own ports."
         )
-        return [] if self._dialed_peer is None else [self._proof(DIALER)]
 
-    def _difference(self, their_hello: HelloRecord) -> MismatchError | None:
-        them = Peer(*their_hello.me)
+    def _authenticate(self, handshake: Handshake, hello: HelloRecord, them: Peer, mine: bytes, theirs: bytes) -> None:
+        """mine, theirs: the sides of this end and of the other one."""
+        credentials, accepted = self._credentials, self._credentials.accepted_frame_bytes
+        self.refusal = self._difference(hello, them)
+        self.authenticated = AuthenticatedPeer(
+            peer=them,
+            instance=hello.instance,
+            limit_bytes=credentials.largest_frame_bytes if accepted is None else accepted,
+            sending_epoch=int.from_bytes(handshake.derive_key(b"epoch", mine)[:8], "little"),
+            receiving_epoch=int.from_bytes(handshake.derive_key(b"epoch", theirs)[:8], "little"),
+            sending_mac=_frame_mac(handshake, mine, hello),
+            receiving_mac=_frame_mac(handshake, theirs, hello),
+        )
+
+    def _difference(self, hello: HelloRecord, them: Peer) -> MismatchError | None:
         lines = [
-            f"  {meaning}: {getattr(self._credentials, key)!r} here, {getattr(their_hello, key)!r} at {them}"
+            f"  {meaning}: {getattr(self._credentials, key)!r} here, {getattr(hello, key)!r} at {them}"
             for key, meaning in COMPARED.items()
-            if getattr(self._credentials, key) != getattr(their_hello, key)
+            if getattr(self._credentials, key) != getattr(hello, key)
         ]
         if not lines:
             return None
@@ -161,38 +170,10 @@ class Handshake:
             + "\n".join(lines)
         )
 
-    # -- signed with the token ----------------------------------------------------------------------
 
-    @property
-    def _my_side(self) -> bytes:
-        return LISTENER if self._dialed_peer is None else DIALER
-
-    @property
-    def _their_side(self) -> bytes:
-        return DIALER if self._dialed_peer is None else LISTENER
-
-    def _proof(self, side: bytes) -> Message:
-        return encode_record(Kind.PROOF, ProofRecord(mac=self._mac(b"proof", side)))
-
-    def _epoch(self, side: bytes) -> int:
-        return int.from_bytes(self._mac(b"epoch", side)[:8], "little")
-
-    def _frame_mac(self, side: bytes, their_hello: HelloRecord) -> FrameMac:
-        """Of the frames that `side` sends. Payloads are hashed by POLYVAL where both ends have it.
-
-        HMAC is the expansion step of HKDF (Krawczyk 2010, CRYPTO).
-        """
-        key = self._mac(b"frame key", side)
-        if not (polyval.available() and their_hello.polyval):
-            return FrameMac(key)
-        return FrameMac(key, PolyvalKey(self._mac(b"payload key", side)[: polyval.KEY_BYTES]).begin)
-
-    def _mac(self, purpose: bytes, side: bytes) -> bytes:
-        hellos = (
-            (self._received_hello, self._sent_hello)
-            if self._dialed_peer is None
-            else (self._sent_hello, self._received_hello)
-        )
-        parts = (b"gossamer", purpose, side, *hellos)
-        text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-        return hmac.digest(self._credentials.token, text, hashlib.sha256)
+def _frame_mac(handshake: Handshake, side: bytes, hello: HelloRecord) -> FrameMac:
+    """Of the frames that `side` sends. Payloads are hashed by POLYVAL if both ends have it."""
+    key = handshake.derive_key(b"frame key", side)
+    if not (polyval.available() and hello.polyval):
+        return FrameMac(key)
+    return FrameMac(key, PolyvalKey(handshake.derive_key(b"payload key", side)[: polyval.KEY_BYTES]).begin)

@@ -14,27 +14,25 @@ from torch import Tensor
 
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Peer
-from gossamer.comm.wire.authentication import AuthenticatedPeer, Credentials, Handshake
-from gossamer.comm.wire.frame_mac import HANDSHAKE, TAG_BYTES, FrameTags
+from gossamer.comm.wire.authentication import AuthenticatedPeer, Credentials, PeerHandshake
+from gossamer.comm.wire.frame_mac import TAG_BYTES, FrameMac, FrameTags
 from gossamer.comm.wire.frames import (
     CHUNK_BYTES,
     HEADER_BYTES,
     TRAILER_BYTES,
-    UNAUTHENTICATED_FRAME_BYTES,
     Header,
     Kind,
     Message,
     PayloadDigest,
     frame_bytes,
 )
-from gossamer.comm.wire.messages import PING, Record, decode_record
+from gossamer.comm.wire.messages import Record, decode_record
 from gossamer.comm.wire.tensor_codec import allocate, decode_tensors
 from gossamer.errors import GossamerError, MalformedError, MismatchError
 
 STAGING_BYTES = 2**14  # shorter parts are received together and copied to their places, longer ones in place
 
 _NOTHING = memoryview(b"")
-_HANDSHAKE = frozenset({Kind.HELLO, Kind.PROOF})
 
 
 class ReceivedFrame(NamedTuple):
@@ -53,18 +51,17 @@ class ConnectionState:
     After an error nothing more may be read: where a frame ends is not known any more.
     """
 
-    _reading: Generator[memoryview, None, ReceivedFrame | None]  # the parser of the current frame
+    _reading: Generator[memoryview, None, ReceivedFrame]  # the parser of the current frame
     _unfilled: memoryview  # of its current part, yet to be received
     _unhashed: memoryview  # of its payload, not in the digest yet
     _digest: PayloadDigest  # of the payload received so far
+    _sending_mac: FrameMac  # of the frames after the handshake, as the next one
+    _receiving_mac: FrameMac
 
     def __init__(self, credentials: Credentials, dialed_peer: Peer | None = None) -> None:
-        self._handshake = Handshake(credentials, dialed_peer)
-        self._limit_bytes = UNAUTHENTICATED_FRAME_BYTES
-        self._sending_epoch = self._receiving_epoch = 0
-        self._sending_mac = self._receiving_mac = HANDSHAKE
-        self._frames_sent = self._frames_received = 0  # in this epoch
-        self._control_frames = [part for message in self._handshake.begin() for part in self.send(message)]
+        self._handshake = PeerHandshake(credentials, dialed_peer)
+        self._limit_bytes = self._sending_epoch = self._receiving_epoch = 0
+        self._frames_sent = self._frames_received = 0
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._expect_frame()
 
@@ -79,9 +76,9 @@ class ConnectionState:
         return self._handshake.refusal
 
     def control_frames(self) -> list[memoryview]:
-        """Buffers that the handshake wants sent, each once; also after an error, before the connection is closed."""
-        due, self._control_frames = self._control_frames, []
-        return due
+        """Buffers of the handshake to send, each once; also after an error, before the connection is closed."""
+        output = self._handshake.output()
+        return [memoryview(output)] if output else []
 
     def send(self, message: Message) -> Iterator[memoryview]:
         """The buffers of the next frame."""
@@ -93,13 +90,19 @@ class ConnectionState:
         return self._staging if self._unfilled.nbytes < STAGING_BYTES else self._unfilled
 
     def receive_data(self, nbytes: int) -> Iterator[ReceivedFrame | None]:
-        """Parse the first `nbytes` of receive_buffer(). Yields the frames they complete; None for a handshake's."""
+        """Parse the first `nbytes` of receive_buffer(). Yields the frames they complete; None for the handshake."""
         if self._unfilled.nbytes >= STAGING_BYTES:
             filled = self._unfilled[:nbytes]
             self._advance(filled)
             rest = filled[nbytes:]
         else:
             rest = self._staging[:nbytes]
+        while rest.nbytes and self._handshake.wants_bytes:
+            rest = rest[self._handshake.receive(rest) :]
+            self._begin_frames()
+            yield None
+        if rest.nbytes and self._handshake.authenticated is None:
+            raise MalformedError("Bytes arrived after the end of a handshake that was refused.")
         while True:
             while not self._unfilled.nbytes:
                 try:
@@ -128,7 +131,7 @@ class ConnectionState:
         self._reading = self._read()
         self._unfilled = next(self._reading)
 
-    def _read(self) -> Generator[memoryview, None, ReceivedFrame | None]:
+    def _read(self) -> Generator[memoryview, None, ReceivedFrame]:
         """One frame: yields memory to fill, part by part."""
         raw_header = memoryview(bytearray(HEADER_BYTES))
         yield raw_header
@@ -149,9 +152,6 @@ class ConnectionState:
             received = allocate(record.tensors, header.payload_bytes)
             yield from self._payload(received, tags)
             payload = decode_tensors(record.tensors, received)
-        if header.kind in _HANDSHAKE:
-            self._advance_handshake(record, control)
-            return None
         nbytes = frame_bytes(header.control_bytes, header.payload_bytes)
         return ReceivedFrame(header.kind, record, payload, header.payload_bytes, nbytes)
 
@@ -168,30 +168,22 @@ class ConnectionState:
     def _parse(self, raw_header: memoryview, tags: FrameTags) -> Header:
         try:
             header = Header.parse(raw_header, tags)
-        except MismatchError as other:
-            if self._handshake.authenticated is not None:
-                raise MalformedError("A frame names another protocol than the one before it did.") from None
-            self._control_frames += self.send(PING)  # its header tells the other end the same
-            raise other
+        except MismatchError:
+            raise MalformedError("A frame names another protocol than the handshake did.") from None
         expected = (self._receiving_epoch, self._frames_received)
         if (header.epoch, header.sequence) != expected:
             raise MalformedError(
                 f"A frame says that it is number {header.sequence} of epoch {header.epoch:#x} where number "
                 f"{expected[1]} of {expected[0]:#x} is due: it was sent before, elsewhere or by this end."
             )
-        if (header.kind in _HANDSHAKE) == (self._handshake.authenticated is not None):
-            when = "before the end of" if self._handshake.authenticated is None else "after"
-            raise MalformedError(f"A frame of kind {header.kind.name} has no place here, {when} the handshake.")
         header.check_lengths(self._limit_bytes)
         self._frames_received += 1
         return header
 
-    def _advance_handshake(self, record: Record, control: bytes) -> None:
-        for message in self._handshake.receive(record, control):
-            self._control_frames += self.send(message)
+    def _begin_frames(self) -> None:
+        """Once the handshake is complete, its keys and limits apply to all that follows."""
         authenticated = self._handshake.authenticated
         if authenticated is not None:
             self._limit_bytes = authenticated.limit_bytes
             self._sending_epoch, self._receiving_epoch = authenticated.sending_epoch, authenticated.receiving_epoch
             self._sending_mac, self._receiving_mac = authenticated.sending_mac, authenticated.receiving_mac
-            self._frames_sent = self._frames_received = 0

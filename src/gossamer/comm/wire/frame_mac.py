@@ -1,4 +1,4 @@
-"""Frame MAC: a keyed tag behind each part of a frame, and a plain digest during the handshake, which has no key yet.
+"""Frame MAC: a keyed tag behind each part of a frame.
 
     tag of a header  = PRF(key, header)
     tag of a record  = PRF(key, header, record)
@@ -39,8 +39,8 @@ class PayloadHash(Protocol):
 class FrameMac:
     """Makes and checks the tags of one direction of a connection."""
 
-    def __init__(self, key: bytes = b"", payload_hash: Callable[[], PayloadHash] | None = None) -> None:
-        """key: up to 64 secret bytes; without, tags find accidents only. payload_hash: BLAKE2b by that key if None."""
+    def __init__(self, key: bytes, payload_hash: Callable[[], PayloadHash] | None = None) -> None:
+        """key: up to 64 secret bytes. payload_hash: BLAKE2b by that key if None."""
         keyed = partial(hashlib.blake2b, key=key, digest_size=TAG_BYTES)
         self._new = hashlib.blake2b(key=key, digest_size=TAG_BYTES, person=b"gossamer frame")
         self.new_payload_hash = payload_hash or partial(keyed, person=b"gossamer payload")
@@ -68,6 +68,3 @@ class FrameTags:
                 f"The {what} of a frame does not match its tag, so nothing of it is used: it was sent elsewhere, or "
                 "changed on its way, by accident or by somebody who does not hold the run's token."
             )
-
-
-HANDSHAKE = FrameMac()  # of frames that come before there is a key

@@ -22,13 +22,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gossamer.base.kernels.crc import crc32
+from gossamer.comm.handshake import MAGIC, PROTOCOL
 from gossamer.comm.wire.frame_mac import TAG_BYTES, FrameMac, FrameTags
 from gossamer.errors import MalformedError, MismatchError
 
-MAGIC = b"GSMR"
-PROTOCOL = 2
 CHUNK_BYTES = 2**22  # of a payload, hashed at a time; shorter chunks cost more, longer ones are waited for
-UNAUTHENTICATED_FRAME_BYTES = 2**16  # the longest frame before the other end has proven the token
 
 _FIELDS = struct.Struct("<4sBBHQQIIQ")
 _CHECKSUM = struct.Struct("<I")
@@ -39,8 +37,6 @@ TRAILER_BYTES = _CHECKSUM.size + TAG_BYTES
 class Kind(IntEnum):
     """What a frame says, as on the wire."""
 
-    HELLO = 1
-    PROOF = 2
     PUSH = 3
     PULL = 4
     RECEIPT = 5

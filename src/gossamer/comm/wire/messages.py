@@ -69,8 +69,8 @@ PeerName = tuple[
 ]  # of an unauthenticated peer it is printed
 
 
-class HelloRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sender, receiver, and the settings that must be alike at both ends."""
+class HelloRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Claims of a handshake: sender, receiver, and the settings that must be equal at both ends."""
 
     gossamer: str
     run: str
@@ -79,21 +79,14 @@ class HelloRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True)
     me: PeerName
     you: PeerName
     instance: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]  # of the sender's process
-    nonce: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # of this hello
     largest_frame_bytes: Count
     polyval: bool  # whether the sender has the compiled hash of payloads
-
-
-class ProofRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    mac: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoders: dict[Kind, msgspec.msgpack.Decoder[Record]] = {
     kind: msgspec.msgpack.Decoder(record)
     for kind, record in {
-        Kind.HELLO: HelloRecord,
-        Kind.PROOF: ProofRecord,
         Kind.PUSH: PushRecord,
         Kind.PULL: PullRecord,
         Kind.RECEIPT: ReceiptRecord,
@@ -136,9 +129,19 @@ _ANSWERS: dict[type, tuple[Kind, type[ReceiptRecord] | type[PulledRecord]]] = {
 }
 
 
-def encode_record(kind: Kind, record: Record) -> Message:
-    """A message without tensors."""
-    return Message(kind=kind, control=_encode(record))
+_decode_hello = msgspec.msgpack.Decoder(HelloRecord).decode
+
+
+def encode_hello(record: HelloRecord) -> bytes:
+    return _encode(record)
+
+
+def decode_hello(claims: bytes) -> HelloRecord:
+    """Read the claims of a handshake. Raises MalformedError."""
+    try:
+        return _decode_hello(claims)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+        raise MalformedError(f"The claims of a handshake cannot be read: {fault}.") from None
 
 
 def decode_record(kind: Kind, control: bytes | bytearray) -> Record:
