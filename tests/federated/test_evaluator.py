@@ -11,7 +11,7 @@ from torch import nn
 
 from gossamer.errors import LoopError
 from gossamer.federated.client.functions import Round, Update
-from gossamer.federated.evaluator import Evaluator
+from gossamer.federated.evaluation import Evaluator
 from gossamer.federated.model_state import ModelState
 
 

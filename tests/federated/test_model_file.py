@@ -9,8 +9,8 @@ import torch
 from support.deployed_federations import flat
 from support.federations import model_of
 
-from gossamer.federated import model_file
-from gossamer.federated.model_file import save_model
+from gossamer.federated import model_state as model_file
+from gossamer.federated.model_state import save_model
 
 
 def test_the_line_that_it_says_reads_the_model(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from support.federations import federate
 
 from gossamer.algorithms.compressors import Feedback, Route
 from gossamer.errors import RecipeError
-from gossamer.federated import recipe_terms as module
-from gossamer.federated.recipe_terms import recipe_terms
+from gossamer.federated import federation as module
+from gossamer.federated.federation import recipe_terms
 
 SLOW_DOWN = "FedAvg(fraction=1.0, local_steps=1, pull=Route(TopK(0.25), rest=TopK(0.25)))"
 

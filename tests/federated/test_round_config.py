@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer.federated.round_config import config_by_round
+from gossamer.federated.federation import config_by_round
 
 
 def test_it_is_the_same_or_goes_by_the_index() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from gossamer.errors import LoopError
 from gossamer.federated import Round
-from gossamer.federated.script_file import OTHER_NAME, load_script
+from gossamer.federated.client.functions import OTHER_NAME, load_script
 
 SCRIPT = """
     import sys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.federated.stop_condition import StopCondition
+from gossamer.federated.evaluation import StopCondition
 
 
 @pytest.mark.parametrize(("text", "value", "ends"), [("a>0.5", 0.6, True), (" a <= 1e-3", 0.6, False)])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gossamer.errors import MalformedError
-from gossamer.federated.upload import assembled, cut
+from gossamer.federated.messages import assembled, cut
 
 PAYLOAD = (torch.arange(10.0), torch.zeros(0, dtype=torch.int32), torch.ones(2, 3), torch.zeros(0), torch.arange(5))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -78,3 +80,15 @@ def averaged_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Buffers of floating-point numbers that a checkpoint has."""
     kept = model.state_dict(keep_vars=True)
     return {name: each for name, each in model.named_buffers() if name in kept and each.is_floating_point()}
+
+
+def save_model(model: nn.Module, path: Path) -> str:
+    """Write the model's state_dict in the place of what was there; returns the line that loads it. Raises OSError."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            torch.save(model.state_dict(), file)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return f"model.load_state_dict(torch.load({str(path)!r}, weights_only=True))"

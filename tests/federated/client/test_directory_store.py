@@ -11,8 +11,7 @@ from support.fake_disk import watched
 
 from gossamer.base.peer_ops import Stamp
 from gossamer.errors import CheckpointError
-from gossamer.federated.client.directory_store import DirectoryStore
-from gossamer.federated.client.store import ClientState, PendingContribution
+from gossamer.federated.client.store import ClientState, DirectoryStore, PendingContribution
 from gossamer.federated.messages import Report
 
 STATE = ClientState(

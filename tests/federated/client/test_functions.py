@@ -15,7 +15,7 @@ from torch import nn
 
 from gossamer.errors import LoopError
 from gossamer.federated import Round, SGDSteps, Update
-from gossamer.federated.client.metrics import weighted_mean
+from gossamer.federated.client.functions import weighted_mean
 from gossamer.federated.messages import Report, encode
 
 NUMBERS = [torch.tensor(0.5), torch.tensor([0.5], requires_grad=True), np.float32(0.5), np.array([[0.5]]), 0.5]

@@ -15,8 +15,8 @@ from gossamer.algorithms.strategies.federated import FedAvg, FederatedStrategy
 from gossamer.errors import LoopError
 from gossamer.federated import Round, SGDSteps, Update
 from gossamer.federated.client.functions import stepping
+from gossamer.federated.client.local_training import Trainer
 from gossamer.federated.client.script import Train, Trained
-from gossamer.federated.client.trainer import Trainer
 from gossamer.federated.messages import Task
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.simulate import Simulation

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import CheckpointError, ConnectError
-from gossamer.federated.deployment.enrollment import Enrollment
+from gossamer.federated.deployment.reception import Enrollment
 
 
 def test_numbers_stay_with_their_devices(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from support.federations import model_of
 from torch import nn
 
 from gossamer.federated.client.functions import Round, Update
-from gossamer.federated.deployment.evaluation import Evaluation
-from gossamer.federated.evaluator import Evaluator
+from gossamer.federated.evaluation import Evaluation, Evaluator
 from gossamer.federated.model_state import ModelState
 
 PARAMETERS = torch.ones(5, dtype=torch.float64)

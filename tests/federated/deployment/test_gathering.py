@@ -7,7 +7,7 @@ from math import inf
 from support.rounds_by_hand import ByHand, rounds_of
 
 from gossamer.algorithms.strategies.federated import FedAvg, FedBuff
-from gossamer.federated.deployment.gathering import EVERY_SECONDS, FIRST_SECONDS, Gathering
+from gossamer.federated.deployment.report import EVERY_SECONDS, FIRST_SECONDS, Gathering
 
 
 def gathering(hand: ByHand, gather_seconds: float = inf) -> tuple[Gathering, list[str]]:

@@ -17,9 +17,8 @@ from gossamer.comm.wire.authentication import Credentials
 from gossamer.comm.wire.connection_state import ConnectionState
 from gossamer.comm.wire.messages import encode_ask
 from gossamer.federated.deployment import files
-from gossamer.federated.deployment.enrollment import Enrollment
-from gossamer.federated.deployment.invitations import DEVICE, JOIN, LEAVE, RUN, UNKNOWN, Invitation
 from gossamer.federated.deployment.limits import largest_frame_bytes
+from gossamer.federated.deployment.reception import DEVICE, JOIN, LEAVE, RUN, UNKNOWN, Enrollment, Invitation
 from gossamer.federated.deployment.server import FederationServer
 from gossamer.federated.messages import PART, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-from gossamer.federated.deployment.round_report import RoundReport
+from gossamer.federated.deployment.report import RoundReport
 from gossamer.federated.messages import Report
-from gossamer.federated.server.contributions.reports import Committed
+from gossamer.federated.server.rounds import Committed
 
 REPORTS = {
     2: Report(samples=1, steps=1, metrics={"loss": 4.0}),

@@ -16,8 +16,7 @@ from torch import nn
 
 from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
 from gossamer.errors import CheckpointError, MismatchError, RecipeError
-from gossamer.federated.client.functions import Round, Update
-from gossamer.federated.script_file import ScriptFile
+from gossamer.federated.client.functions import Round, ScriptFile, Update
 from gossamer.federated.server.selection import LeastTrained, WithinDeadline
 
 PRIVATE = "FedAvg(fraction=1.0, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01, budget={:g}))"

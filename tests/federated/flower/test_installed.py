@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.federated import flower
-from gossamer.federated.flower import installed
-from gossamer.federated.flower.installed import FlowerMissing, need_flower, parsed
+from gossamer.federated.flower import records as installed
+from gossamer.federated.flower.records import FlowerMissing, need_flower, parsed
 
 
 def test_without_flower_the_line_to_write_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

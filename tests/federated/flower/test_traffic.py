@@ -1,6 +1,6 @@
 """Traffic: every byte is counted once, for its round and for its node."""
 
-from gossamer.federated.flower.traffic import RoundTraffic
+from gossamer.federated.flower.records import RoundTraffic
 
 
 def test_bytes_add_up() -> None:

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from gossamer.algorithms.strategies.federated import CentralPrivacy
-from gossamer.federated.privacy.adaptive_clip import next_clip
-from gossamer.federated.privacy.privacy_guard import PrivacyGuard
-from gossamer.federated.privacy.random_bits import SeededBits
-from gossamer.federated.server.contributions.contribution_sum import PrivateSum
+from gossamer.federated.privacy.guard import PrivacyGuard, next_clip
+from gossamer.federated.privacy.mechanisms import PrivateSum
+from gossamer.federated.privacy.noise import SeededBits
 
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.8])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import NotFinite
-from gossamer.federated.privacy.clipping import clip_factor, clipped, common_norm
+from gossamer.federated.privacy.mechanisms import clip_factor, clipped, common_norm
 
 
 def norm_of(blocks: tuple[Tensor, ...]) -> float:

@@ -8,8 +8,8 @@ import torch
 
 from gossamer.algorithms.strategies.federated import CentralPrivacy, LocalPrivacy
 from gossamer.federated.messages import Report
-from gossamer.federated.privacy.device_noise import noised, private_report
-from gossamer.federated.privacy.random_bits import SeededBits
+from gossamer.federated.privacy.mechanisms import noised, private_report
+from gossamer.federated.privacy.noise import SeededBits
 
 
 def test_it_is_the_clipped_contribution_and_noise() -> None:

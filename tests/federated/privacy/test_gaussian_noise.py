@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.federated.privacy.gaussian_noise import PIECE, gaussian
-from gossamer.federated.privacy.random_bits import RandomBits, SeededBits, SystemBits
+from gossamer.federated.privacy.noise import GAUSSIAN_PIECE, RandomBits, SeededBits, SystemBits, gaussian
 
 COUNT = 300_000
 LARGEST_Z = 4.5
@@ -49,8 +48,8 @@ def test_half_of_the_noise_is_caught() -> None:
 
 
 def test_neighbors_and_pieces_are_independent() -> None:
-    drawn = gaussian(2 * PIECE, 1.0, SeededBits(5))
-    for shift in (1, PIECE // 2, PIECE):
+    drawn = gaussian(2 * GAUSSIAN_PIECE, 1.0, SeededBits(5))
+    for shift in (1, GAUSSIAN_PIECE // 2, GAUSSIAN_PIECE):
         together = drawn[:-shift] @ drawn[shift:] / sqrt(len(drawn) - shift)
         assert abs(float(together)) < LARGEST_Z
     assert len(gaussian(0, 1.0, SystemBits())) == 0

@@ -9,8 +9,8 @@ import torch
 
 from gossamer.algorithms.strategies.federated import DistributedPrivacy
 from gossamer.errors import NotFinite
-from gossamer.federated.privacy.integer_contribution import _rounded, integers, mean_of
-from gossamer.federated.privacy.random_bits import SeededBits
+from gossamer.federated.privacy.mechanisms import _rounded, integers, mean_of
+from gossamer.federated.privacy.noise import SeededBits
 
 PRIVACY = DistributedPrivacy(noise=0.5, clip=2.0)
 DEVICES, ENTRIES = 40, 3000

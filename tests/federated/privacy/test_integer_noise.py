@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SKELLAM
-from gossamer.federated.privacy import integer_noise as integer_noise_module
-from gossamer.federated.privacy.integer_noise import integer_noise
-from gossamer.federated.privacy.random_bits import SeededBits, Words
+from gossamer.federated.privacy import noise as integer_noise_module
+from gossamer.federated.privacy.noise import SeededBits, Words, integer_noise
 
 COUNT = 200_000
 LARGEST_Z = 4.5

@@ -6,8 +6,8 @@ from math import sqrt
 
 import pytest
 
-from gossamer.federated.privacy.poisson_selection import PoissonSelection
-from gossamer.federated.privacy.random_bits import SeededBits
+from gossamer.federated.privacy.guard import PoissonSelection
+from gossamer.federated.privacy.noise import SeededBits
 
 
 def test_sizes_and_pairs_are_those_of_independent_coins() -> None:

@@ -18,8 +18,7 @@ from gossamer.algorithms.strategies.federated import (
 from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
 from gossamer.errors import AttachError, RecipeError
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.privacy.poisson_selection import PoissonSelection
-from gossamer.federated.privacy.privacy_guard import PrivacyGuard, guard_for, private_selection
+from gossamer.federated.privacy.guard import PoissonSelection, PrivacyGuard, guard_for, private_selection
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 
 

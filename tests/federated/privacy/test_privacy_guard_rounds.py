@@ -14,8 +14,10 @@ from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsil
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.errors import RecipeError
 from gossamer.federated.client.functions import Round, Update
-from gossamer.federated.privacy import gaussian_noise, poisson_selection, privacy_guard
-from gossamer.federated.privacy.random_bits import SeededBits
+from gossamer.federated.privacy import guard as poisson_selection
+from gossamer.federated.privacy import guard as privacy_guard
+from gossamer.federated.privacy import noise as gaussian_noise
+from gossamer.federated.privacy.noise import SeededBits
 from gossamer.federated.server.from_strategy import rounds_for
 
 BAD = VirtualNetwork(round_trip_seconds=0.1, jitter_seconds=0.2, loss=0.2, duplicate=0.2, dead_after_seconds=1e9)
@@ -77,11 +79,11 @@ def test_the_federation_ends_at_its_budget_and_says_why(net: VirtualNetwork | No
     assert len(run.commits) < 60
     assert epsilons(run)[-1] <= 6.0
     assert epsilons(run) == sorted(epsilons(run))
-    assert "the privacy budget is spent" in run.rounds.privacy.why
+    assert "the privacy budget is spent" in run.rounds.why_exhausted
     parts = [sum(client in each.reports for each in run.commits) for client in range(4)]
     assert epsilons(run)[-1] == gaussian_epsilon(2.0, max(parts), 0.01)
     assert gaussian_epsilon(2.0, max(parts) + 1, 0.01) > 6.0
-    assert federate(recipe, clients=4, rounds=2).rounds.privacy.why == ""
+    assert federate(recipe, clients=4, rounds=2).rounds.why_exhausted == ""
 
 
 def test_cohorts_are_drawn_by_coins_and_an_empty_one_makes_a_version() -> None:
@@ -92,7 +94,7 @@ def test_cohorts_are_drawn_by_coins_and_an_empty_one_makes_a_version() -> None:
     assert len(sizes) == 30
     assert 0 in sizes
     assert abs(sum(sizes) - 30) < 4.5 * sqrt(30 * 8 * 0.125 * 0.875)
-    assert epsilons(run) == [run.rounds.privacy.guard.privacy.epsilon_after(n, 1, 8) for n in range(1, 31)]  # type: ignore[union-attr]
+    assert epsilons(run) == [run.rounds.guard.privacy.epsilon_after(n, 1, 8) for n in range(1, 31)]  # type: ignore[union-attr]
     assert epsilons(run)[-1] < gaussian_epsilon(2.0, 30, 0.01) / 1.5
 
 
@@ -129,7 +131,7 @@ def test_local_noise_is_spent_by_every_task_also_one_that_does_not_count() -> No
     assert min(counted) < max(counted) or len(run.commits) > max(counted)
     assert spent == [gaussian_epsilon(2.0, rounds, 0.01) for rounds in range(1, len(run.commits) + 1)]
     assert spent[-1] <= 8.0 < gaussian_epsilon(2.0, len(run.commits) + 1, 0.01)
-    assert "the privacy budget is spent" in run.rounds.privacy.why
+    assert "the privacy budget is spent" in run.rounds.why_exhausted
 
 
 def test_coins_without_noise_on_the_server_are_refused() -> None:
@@ -169,10 +171,10 @@ def test_a_server_that_begins_again_has_spent_what_it_had() -> None:
     recipe = "FedAvg(fraction=1.0, privacy=CentralPrivacy(2.0, delta=0.01))"
     run, other = federate(recipe, clients=4, rounds=3), federate(recipe, clients=4, rounds=1)
     other.rounds.load_state_dict(run.rounds.state_dict())
-    assert other.rounds.privacy.guard is not None
-    assert run.rounds.privacy.guard is not None
-    assert (other.rounds.privacy.guard.epsilon, other.rounds.privacy.guard.clip) == (
-        run.rounds.privacy.guard.epsilon,
-        run.rounds.privacy.guard.clip,
+    assert other.rounds.guard is not None
+    assert run.rounds.guard is not None
+    assert (other.rounds.guard.epsilon, other.rounds.guard.clip) == (
+        run.rounds.guard.epsilon,
+        run.rounds.guard.clip,
     )
-    assert other.rounds.privacy.guard.epsilon == gaussian_epsilon(2.0, 3, 0.01)
+    assert other.rounds.guard.epsilon == gaussian_epsilon(2.0, 3, 0.01)

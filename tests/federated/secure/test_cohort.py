@@ -12,11 +12,11 @@ from support.simulated_peers import expect_noticed
 
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import REPORT
-from gossamer.federated.secure import cohort as cohorts
-from gossamer.federated.secure.agreement import CONSENT, KEYS, REVEAL, ROW_BYTES, SHARES, rows_payload
-from gossamer.federated.secure.cohort import Phase
-from gossamer.federated.secure.masking.shamir import SHARE_BYTES
-from gossamer.federated.secure.roster import SIGNATURE_BYTES, Identity
+from gossamer.federated.secure_aggregation import cohort as cohorts
+from gossamer.federated.secure_aggregation.agreement import CONSENT, KEYS, REVEAL, ROW_BYTES, SHARES, rows_payload
+from gossamer.federated.secure_aggregation.cohort import Phase
+from gossamer.federated.secure_aggregation.identities import SIGNATURE_BYTES, Identity
+from gossamer.federated.secure_aggregation.masking import SHARE_BYTES
 
 
 @pytest.mark.parametrize("bits", [2, 9, 32])

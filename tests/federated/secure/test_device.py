@@ -15,11 +15,9 @@ from support.simulated_peers import expect_noticed
 
 from gossamer.errors import MalformedError
 from gossamer.federated.messages import GO_ON, REPORT
-from gossamer.federated.secure import device
-from gossamer.federated.secure.agreement import ROW_BYTES, SEALED_BYTES, Agreement, PublishedKeys
-from gossamer.federated.secure.masking.masks import add_mask
-from gossamer.federated.secure.masking.primitives import AgreementKey, commitment
-from gossamer.federated.secure.masking.shamir import SHARE_BYTES, join
+from gossamer.federated.secure_aggregation import device
+from gossamer.federated.secure_aggregation.agreement import ROW_BYTES, SEALED_BYTES, Agreement, PublishedKeys
+from gossamer.federated.secure_aggregation.masking import SHARE_BYTES, AgreementKey, add_mask, commitment, join
 
 COUNT = 20_000
 

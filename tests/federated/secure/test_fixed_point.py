@@ -14,8 +14,8 @@ from gossamer.algorithms.compressors import Compressor, Dense, Feedback, RandomK
 from gossamer.algorithms.strategies.federated import SecureAggregation
 from gossamer.base.layout import Layout
 from gossamer.errors import MalformedError, NotFinite
-from gossamer.federated.secure.fixed_point import UNITS, CohortTotal, FixedPoint
-from gossamer.federated.secure.masking.ring import SumRing
+from gossamer.federated.secure_aggregation.fixed_point import UNITS, CohortTotal, FixedPoint
+from gossamer.federated.secure_aggregation.masking import SumRing
 
 LAYOUT = Layout.of({"w": (20, 30), "b": (7,)})
 N = LAYOUT.numel

@@ -6,7 +6,7 @@ from math import ceil
 
 import pytest
 
-from gossamer.federated.secure.graph import mask_graph, shares_needed
+from gossamer.federated.secure_aggregation.agreement import mask_graph, shares_needed
 
 
 @pytest.mark.parametrize(("members", "neighbors"), [(5, None), (5, 2), (6, 3), (40, 8), (41, 7), (9, 20)])

@@ -22,8 +22,8 @@ from gossamer.algorithms.strategies.federated import SecureAggregation
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import Layout
 from gossamer.errors import RecipeError
-from gossamer.federated.secure import linear_code as codes
-from gossamer.federated.secure.linear_code import linear_code
+from gossamer.federated.secure_aggregation import fixed_point as codes
+from gossamer.federated.secure_aggregation.fixed_point import linear_code
 
 LAYOUT = Layout.of({"w": (16, 40), "b": (7,), "v": (3, 128)})
 AT = AggregationContext(step=3, seed=5)

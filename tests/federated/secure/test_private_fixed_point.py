@@ -15,8 +15,7 @@ from gossamer.base.layout import Layout
 from gossamer.base.peer_ops import Peer
 from gossamer.errors import RecipeError
 from gossamer.federated.messages import CLIENT, REPORT
-from gossamer.federated.secure.fixed_point import FixedPoint
-from gossamer.federated.secure.private_fixed_point import PrivateFixedPoint, fixed_point_of
+from gossamer.federated.secure_aggregation.fixed_point import FixedPoint, PrivateFixedPoint, fixed_point_of
 
 LAYOUT = Layout.of({"w": (4000,)})
 PRIVACY = DistributedPrivacy(noise=1.0, clip=1.0)

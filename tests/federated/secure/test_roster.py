@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import AttachError, MalformedError
-from gossamer.federated.secure.roster import Identity, IdentityRoster, SimulatedRoster
+from gossamer.federated.secure_aggregation.identities import Identity, IdentityRoster, SimulatedRoster
 
 
 def test_an_identity_is_written_once_for_its_owner_only(tmp_path: Path) -> None:

@@ -25,13 +25,13 @@ from gossamer.comm.simulation.faulty_network import Kill, Restart, VirtualNetwor
 from gossamer.errors import AttachError, RecipeError
 from gossamer.federated.client.functions import ClientFunction, Round, Update
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
-from gossamer.federated.secure import cohort as cohorts
-from gossamer.federated.secure.agreement import CONSENT, KEYS, REVEAL
-from gossamer.federated.secure.device import DeviceSecrets
-from gossamer.federated.secure.fixed_point import FixedPoint
-from gossamer.federated.secure.masking.shamir import SHARE_BYTES
-from gossamer.federated.secure.roster import SimulatedRoster
-from gossamer.federated.secure.rounds import SecureRounds
+from gossamer.federated.secure_aggregation import cohort as cohorts
+from gossamer.federated.secure_aggregation.agreement import CONSENT, KEYS, REVEAL
+from gossamer.federated.secure_aggregation.device import DeviceSecrets
+from gossamer.federated.secure_aggregation.fixed_point import FixedPoint
+from gossamer.federated.secure_aggregation.identities import SimulatedRoster
+from gossamer.federated.secure_aggregation.masking import SHARE_BYTES
+from gossamer.federated.secure_aggregation.rounds import SecureRounds
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.selection import LeastTrained, PowerOfChoice
@@ -220,9 +220,9 @@ def test_the_range_follows_what_the_cohort_needs() -> None:
     assert run.rounds.ranges == (1.0, 16.0)
     narrow = [each / 64 for each in (1.0,)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gossamer.federated.secure.fixed_point.FIRST_RANGE", narrow[0])
+        patch.setattr("gossamer.federated.secure_aggregation.fixed_point.FIRST_RANGE", narrow[0])
         up = federate_securely(secure_recipe(SecureAggregation()), rounds=4)
-        patch.setattr("gossamer.federated.secure.fixed_point.FIRST_RANGE", 64.0)
+        patch.setattr("gossamer.federated.secure_aggregation.fixed_point.FIRST_RANGE", 64.0)
         down = federate_securely(secure_recipe(SecureAggregation()), rounds=4)
     assert up.rounds.ranges == (0.125, 16.0)
     assert down.rounds.ranges == (1.0, 16.0)

@@ -22,8 +22,8 @@ from gossamer.base.aggregation import AggregationContext, State
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import Payload
 from gossamer.federated.client.store import ClientState
-from gossamer.federated.privacy.device_noise import check_budget, noised
-from gossamer.federated.privacy.random_bits import RandomBits
+from gossamer.federated.privacy.mechanisms import check_budget, noised
+from gossamer.federated.privacy.noise import RandomBits
 from gossamer.train.parameter_server import shard_message
 
 

@@ -1,9 +1,11 @@
-"""Local training: watches a device's own loop, counts its steps, and changes its gradients as the strategy asks."""
+"""Local training: runs a device's own loop with hooks on its optimizers, and refuses loops that train otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +13,14 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
 from gossamer.algorithms.strategies.federated.base import Memory
 from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.peer_ops import PeerScript
 from gossamer.errors import LoopError
+from gossamer.events import notice
+from gossamer.federated.client.functions import ClientFunction, Round, Update
+from gossamer.federated.client.script import ClientScript, Train, Trained
 from gossamer.federated.model_state import ModelState
 
 
@@ -197,3 +203,122 @@ def _moved(packed: FlatTensors, device: torch.device) -> FlatTensors:
 
 def _views(memory: Mapping[str, FlatTensors], name: str) -> Memory:
     return {key: packed[name] for key, packed in memory.items()}
+
+
+class TrainingCheck:
+    """Of one process, which notices each thing once, however many devices and rounds it trains."""
+
+    def __init__(self, strategy: FederatedStrategy) -> None:
+        self._strategy = strategy
+        self._noticed: set[str] = set()
+
+    def samples(self, told: Round, work: LocalWork, touched: bool) -> int:
+        """The samples that count: none of a device that has no batch to train on.
+
+        touched: whether the model is another than it was given, or has gradients. Raises LoopError where it is not, and
+        its device says that it trained.
+        """
+        if not work.samples:
+            return 0
+        if work.steps or touched:
+            self._check_length(told, work)
+            return work.samples
+        if told.batches_given == 0:
+            self._notice(
+                "no batch",
+                f"Client {told.client} has {work.samples} samples and no batch to train on in round {told.index}: its "
+                "loader is empty, or was used up by a round before. Such devices do not count. Give round.batches() a "
+                "DataLoader or a list, and leave drop_last off.",
+            )
+            return 0
+        raise LoopError(
+            f"Client {told.client} says that it trained on {work.samples} samples in round {told.index}, and the model "
+            "that it was given is as it was, so nothing would be learned of them. Train that model, and no copy or "
+            "other network: torch.optim.SGD(model.parameters(), lr=0.1). Of a device that has nothing to train on, "
+            "return Update(samples=0)."
+        )
+
+    def _check_length(self, told: Round, work: LocalWork) -> None:
+        """Notice a function that cannot know how long the recipe wants it to train."""
+        strategy = self._strategy
+        name = "local_steps" if strategy.local_steps is not None else "local_epochs"
+        length = getattr(strategy, name)
+        if length is None or told.batches_given is not None or work.steps == strategy.local_steps:
+            return
+        self._notice(
+            "length",
+            f"The recipe says {name}={length}, and the client function never called round.batches(), so devices train "
+            f"for as long as it likes. Write `for batch in round.batches(loader):`, or leave {name} out of the recipe. "
+            f"(A function that goes by round.{name} itself is right as it is.)",
+        )
+
+    def _notice(self, about: str, text: str) -> None:
+        if about not in self._noticed:
+            self._noticed.add(about)
+            notice(text)
+
+
+Answer = Callable[[Train], Trained]
+
+
+class Trainer:
+    """Trains one model for any number of devices, one after another: a device is its data, and the model is given."""
+
+    def __init__(
+        self, model: nn.Module, state: ModelState, strategy: FederatedStrategy, function: ClientFunction
+    ) -> None:
+        self._model, self._state, self._strategy, self._function = model, state, strategy, function
+        self._check = TrainingCheck(strategy)
+        self._rounds_off = any(each.dtype != state.dtype for each in state.tensors(model).values())
+
+    def __call__(self, op: Train) -> Trained:
+        """Raises LoopError where the function returns no Update, or trains another model."""
+        self._state.write(op.anchor, self._model)
+        anchor = self._state.read(self._model).flat if self._rounds_off else op.anchor
+        told = round_of(op, self._strategy)
+        local = LocalTraining(self._strategy, self._state, self._model, anchor, op.shared, op.memory)
+        began = time.perf_counter()
+        self._model.train()
+        with local.watching():
+            update = self._function(self._model, told)
+        if not isinstance(update, Update):
+            raise LoopError(
+                f"The client function returned {update!r} for client {op.client}, and a device has to tell how many "
+                "samples it trained on. End it with `return gossamer.federated.Update(samples=len(data))`."
+            )
+        flat = self._state.read(self._model).flat
+        work = LocalWork(samples=update.samples, steps=local.steps, learning_rate=local.learning_rate)
+        return Trained(
+            flat=flat,
+            anchor=anchor if self._rounds_off else None,
+            work=replace(work, samples=self._check.samples(told, work, self._touched(flat, anchor))),
+            metrics=dict(update.metrics),
+            seconds=time.perf_counter() - began,
+        )
+
+    def _touched(self, flat: Tensor, anchor: Tensor) -> bool:
+        """A scaler of gradients may have skipped all steps."""
+        return not torch.equal(flat, anchor) or any(each.grad is not None for each in self._model.parameters())
+
+
+def round_of(op: Train, strategy: FederatedStrategy) -> Round:
+    """What a device is told of its part."""
+    return Round(
+        index=op.task.round,
+        client=op.client,
+        config=op.task.config,
+        seed=op.task.seed,
+        local_steps=strategy.local_steps,
+        local_epochs=strategy.epochs,
+    )
+
+
+def answered(script: ClientScript, train: Answer) -> PeerScript:
+    """A device's script whose Train is answered here, so that any runner of peers can run it."""
+    answer: Any = None
+    try:
+        while True:
+            op = script.send(answer)
+            answer = train(op) if isinstance(op, Train) else (yield op)
+    except StopIteration as stop:
+        return stop.value

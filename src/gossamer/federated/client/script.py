@@ -18,7 +18,6 @@ from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Pull, Push, Stamp
 from gossamer.errors import AttachError, MalformedError, MismatchError, NotFinite
 from gossamer.federated.client import contribution as contributions
-from gossamer.federated.client.delivery import upload as upload
 from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
 from gossamer.federated.messages import (
     GO_ON,
@@ -32,12 +31,13 @@ from gossamer.federated.messages import (
     decode,
     encode,
 )
+from gossamer.federated.messages import upload as upload
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.privacy.device_noise import private_report
-from gossamer.federated.secure.agreement import Agreement
-from gossamer.federated.secure.device import DeviceSecrets, masked_report, nothing_to_reveal, upload_masked
-from gossamer.federated.secure.private_fixed_point import fixed_point_of
-from gossamer.federated.secure.roster import Identity, IdentityRoster
+from gossamer.federated.privacy.mechanisms import private_report
+from gossamer.federated.secure_aggregation.agreement import Agreement
+from gossamer.federated.secure_aggregation.device import DeviceSecrets, masked_report, nothing_to_reveal, upload_masked
+from gossamer.federated.secure_aggregation.fixed_point import fixed_point_of
+from gossamer.federated.secure_aggregation.identities import Identity, IdentityRoster
 from gossamer.train.parameter_server.delta_chain import Replica
 
 

@@ -7,9 +7,8 @@ from math import inf
 from typing import Any
 
 from gossamer.errors import RecipeError, require
-from gossamer.federated.server.gathered import Gathered
 from gossamer.federated.server.roster import Assignment
-from gossamer.federated.server.rounds import Rounds
+from gossamer.federated.server.rounds import Gathered, Rounds
 
 
 class BufferedRounds(Rounds):

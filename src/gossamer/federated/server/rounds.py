@@ -1,15 +1,14 @@
-"""Rounds: who has which task, whose report came, and when a version is made of them. No clock, no sockets.
+"""Rounds: tasks, reports, and when a version is made of them. No clock, no sockets.
 
-An assignment is a task given to a device: answered alike however often it asks. A report is checked, added and held;
-its receipt is given when the version that it is part of was made and journaled, so whoever has one knows that it counts
-for ever. What is said twice is answered twice and added once.
-"""
+An assignment is a task given to a device: answered alike however often the device asks. A report is checked, added and
+held; its receipt is given when its version was made and journaled, so a device with a receipt knows that its
+contribution counts for ever. A repeated message gets the same answer and is added once."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -19,10 +18,13 @@ from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import (
     Answer,
     Arrived,
+    Ask,
+    Await,
     Peer,
     PeerEvent,
     PeerJoined,
     PeerLeft,
+    PeerScript,
     Pull,
     Pulled,
     Push,
@@ -30,7 +32,8 @@ from gossamer.base.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.errors import MalformedError, NotFinite
+from gossamer.errors import MalformedError, NotFinite, RecipeError
+from gossamer.federated.federation import RoundConfig, config_by_round
 from gossamer.federated.messages import (
     CLIENT,
     FATE_UNKNOWN,
@@ -43,23 +46,89 @@ from gossamer.federated.messages import (
     Report,
     SecureTask,
     Task,
+    Uploads,
     encode,
 )
-from gossamer.federated.round_config import RoundConfig, config_by_round
-from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
-from gossamer.federated.server.contributions.attempts import Attempts
-from gossamer.federated.server.contributions.reports import Committed, Reported, printable, refusal, told
-from gossamer.federated.server.contributions.uploads import Uploads
-from gossamer.federated.server.gathered import Gathered
+from gossamer.federated.privacy.guard import guard_for, private_selection
+from gossamer.federated.privacy.mechanisms import private_sum
+from gossamer.federated.server.admission import Attempts, ContributionAdmission, ContributionLimits
+from gossamer.federated.server.aggregation import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
-from gossamer.federated.server.kept_rounds import KeptRounds
-from gossamer.federated.server.roster import Assignment, Roster, RosterChange
-from gossamer.federated.server.rounds_privacy import RoundsPrivacy
+from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal, refuse_others
+from gossamer.federated.server.roster import MOST_ASKS, Assignment, Roster, RosterChange
 from gossamer.federated.server.selection import SelectionPolicy
 
+LONGEST_REFUSAL = 500  # characters
 
-class Rounds(KeptRounds, ABC):
+
+@dataclass
+class Reported:
+    """A report that was added, and the asks that wait to hear its fate."""
+
+    report: Report
+    stamp: Stamp
+    moment: float
+    tokens: list[int] = field(default_factory=list)
+
+    def hold(self, token: int) -> None:
+        self.tokens.append(token)
+        del self.tokens[:-MOST_ASKS]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A version that was made, for the record."""
+
+    version: int
+    moment: float
+    reports: Mapping[int, Report]  # by client
+    refused: Mapping[int, str] = field(default_factory=dict)  # why, by client, since the version before
+    staleness: Mapping[int, int] = field(default_factory=dict)  # versions made since it began, by client
+    epsilon: float | None = None  # what all versions so far tell of any one device; None: without privacy
+
+
+def told(done: Mapping[int, Reported], version: int) -> Iterator[Reply]:
+    """Receipts for all who wait to hear what became of their reports."""
+    for each in done.values():
+        for token in each.tokens:
+            yield Reply(token=token, answer=Receipt(version=version, about=encode(Fate())))
+
+
+def refusal(op: Ask, why: str, lineage: str = "") -> Answer:
+    """The answer to what is not done, of the kind that its asker waits for. lineage: of this server's versions."""
+    if isinstance(op, Pull):
+        task = Task(round=0, version=0, refused=why[:LONGEST_REFUSAL], lineage=lineage)
+        return Pulled(version=-1, about=encode(task))
+    return Receipt(version=NOT_COUNTED, about=encode(Fate(refused=why[:LONGEST_REFUSAL])))
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Too few of them, where `here` is below `wanted`."""
+
+    here: int
+    wanted: int
+    of: str
+    then: str  # what is done with fewer, after a while
+
+    @classmethod
+    def devices(cls, here: int, wanted: int) -> Gathered:
+        return cls(here, wanted, "devices that a round begins with", "it begins with")
+
+    @classmethod
+    def reports(cls, here: int, wanted: int) -> Gathered:
+        return cls(here, wanted, "reports that a version is made of", "it is made of")
+
+
+KEPT = ("model", "roster", "selection", "admission")  # by a journal, and what privacy spent
+
+
+class Rounds(ABC):
     """The state of a federation beside its model, and how it reacts to events."""
 
     def __init__(
@@ -79,10 +148,19 @@ class Rounds(KeptRounds, ABC):
         told of each version once it is journaled; of one that was made just before a kill perhaps never.
         return_seconds: after a restart, until devices that are not heard of again count as gone."""
         self.model, self.clients, self.rounds = model, clients, rounds
-        self.privacy = RoundsPrivacy(model, clients, selection, admission)
-        self.selection = self.privacy.selection
+        self.guard = guard_for(model.strategy, model.compressor, model.state, clients)  # None: without privacy
+        self.selection, limits = selection, admission or ContributionLimits()
+        if self.guard is not None:
+            self.selection = private_selection(self.guard, selection)
+            if not self.guard.privacy.on_device:  # one device's contribution must not decide whether another's counts
+                limits = replace(limits, largest_ratio=None)
+        elif selection.draws_each:
+            raise RecipeError(
+                f"{type(selection).__name__} draws each device by a coin, perhaps none, of which no mean can be made. "
+                "Leave the selection out, or write privacy=CentralPrivacy(...), which divides by how many are expected."
+            )
         self.cohort = model.strategy.cohort(clients)
-        self.admission = ContributionAdmission(self.privacy.limits, model.strategy)
+        self.admission = ContributionAdmission(limits, model.strategy)
         self.config = config_by_round(config)
         self.journal: RoundsJournal = journal or NoRoundsJournal()
         self.on_commit, self._return_seconds = on_commit, return_seconds
@@ -92,7 +170,7 @@ class Rounds(KeptRounds, ABC):
         self.refused: dict[int, str] = {}  # by client, since the last version
         self.attempts = Attempts(clients)
         self.deadline = inf  # at which something is to be done though nothing has happened
-        self.sum = self.privacy.new_sum()
+        self.sum = self._new_sum()
         self.drew_nobody = False  # a cohort without a device was drawn, of which a version is made: of noise alone
         self.secure_task: SecureTask | None = None  # how this round's contributions are masked
 
@@ -102,7 +180,16 @@ class Rounds(KeptRounds, ABC):
 
     @property
     def finished(self) -> bool:
-        return self.model.version >= self.rounds or (self.privacy.exhausted and not self.assigned)
+        return self.model.version >= self.rounds or (self._is_exhausted and not self.assigned)
+
+    @property
+    def _is_exhausted(self) -> bool:
+        return self.guard is not None and self.guard.exhausted
+
+    @property
+    def why_exhausted(self) -> str:
+        """Why no round begins any more, where the privacy budget is spent."""
+        return self.guard.why if self.guard is not None and self.guard.exhausted else ""
 
     @property
     def due(self) -> float:
@@ -309,13 +396,15 @@ class Rounds(KeptRounds, ABC):
             self.roster.counted[client] = self.assigned[client].round, version
         self._end(done)
         self.attempts.counted(done)
-        epsilon = self.privacy.committed(done, self.sum)
-        self.sum = self.privacy.new_sum()
+        if self.guard is not None:
+            self.guard.committed(done, self.sum.share_below())
+        self.sum = self._new_sum()
         self.roster.advance()
         self.open_anew(moment)
         refused, self.refused = self.refused, {}
         reports = {client: each.report for client, each in done.items()}
         staleness = {client: before - each.stamp.known for client, each in done.items()}
+        epsilon = None if self.guard is None else self.guard.epsilon
         committed = Committed(version, moment, reports, refused, staleness, epsilon)
         self.on_made(committed)
         self.journal.committed(self)
@@ -328,7 +417,7 @@ class Rounds(KeptRounds, ABC):
         done, self.reported = self.reported, {}
         before = [*self.assigned]
         self._end(done)
-        self.sum = self.privacy.new_sum()
+        self.sum = self._new_sum()
         self.roster.advance()
         self.open_anew(moment)
         self._note(ended=[client for client in before if client not in self.assigned])
@@ -346,7 +435,8 @@ class Rounds(KeptRounds, ABC):
             self.uploads.drop(client)
 
     def _note(self, assigned: Mapping[int, Assignment] | None = None, ended: Sequence[int] = ()) -> None:
-        self.privacy.given(assigned or {})
+        if self.guard is not None:
+            self.guard.given(assigned or {})
         self.journal.changed(RosterChange(self.next_round, self.roster.given, assigned or {}, ended))
 
     # Tasks.
@@ -398,3 +488,56 @@ class Rounds(KeptRounds, ABC):
             for token in self.roster.take_asks(client):
                 yield Reply(token=token, answer=Pulled(version=self.model.version, about=encode(over)))
         yield from told(done, NOT_COUNTED)
+
+    # State that a journal keeps.
+
+    @property
+    def next_round(self) -> int:
+        return self.roster.next_round
+
+    @property
+    def must_be_journaled(self) -> bool:
+        """Whether a server that forgets rounds does harm: it would spend the same privacy again."""
+        return self.guard is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        privacy = {} if self.guard is None else self.guard.state_dict()
+        return {"identity": self._identity(), "privacy": privacy, **{n: getattr(self, n).state_dict() for n in KEPT}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises CheckpointError for the state of another federation."""
+        refuse_others(state["identity"], self._identity())
+        for name in KEPT:
+            getattr(self, name).load_state_dict(state[name])
+        if self.guard is not None:
+            self.guard.load_state_dict(state["privacy"])
+        self.sum = self._new_sum()
+
+    def change(self, change: RosterChange) -> None:
+        """Make a change again."""
+        self.roster.change(change)
+        if self.guard is not None:
+            self.guard.given(change.assigned)
+
+    def begin_anew(self) -> None:
+        """Continue from this version with a new lineage: later versions are lost, and devices may hold them."""
+        self.model.begin_anew()
+        self.roster.forget_tasks()
+
+    def _identity(self) -> dict[str, Any]:
+        return {"clients": self.clients} | self.model.identity()
+
+    def _new_sum(self) -> ContributionSum:
+        if self.guard is not None:
+            return private_sum(self.guard)
+        return sum_for(self.model.strategy.aggregator)
+
+
+def serve(rounds: Rounds) -> PeerScript:
+    """Serve for ever: also after the last round, devices may come and ask whether there is something to do."""
+    event: PeerEvent = yield Await(until=-inf)
+    rounds.begin(event.moment)
+    while True:
+        yield from rounds.react(event)
+        due = rounds.due
+        event = yield Await(until=due if due < inf else None)

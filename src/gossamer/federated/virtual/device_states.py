@@ -13,8 +13,7 @@ from dataclasses import replace
 import torch
 
 from gossamer.base.ops import Payload
-from gossamer.federated.client.directory_store import DirectoryStore
-from gossamer.federated.client.store import ClientState, ClientStore
+from gossamer.federated.client.store import ClientState, ClientStore, DirectoryStore
 
 
 class DeviceStates:

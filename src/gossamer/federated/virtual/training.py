@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+import numpy
+import torch
 from torch import Tensor, nn
 
 from gossamer.algorithms.strategies.federated import FederatedStrategy
 from gossamer.events import notice
 from gossamer.federated.client.functions import ClientFunction
+from gossamer.federated.client.local_training import Trainer
 from gossamer.federated.client.script import Train, Trained
-from gossamer.federated.client.trainer import Trainer
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.virtual.seeding import seed_everything
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators, which a user's function may draw from."""
+    torch.manual_seed(seed % 2**63)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave the global generators afterwards as they were before."""
+    kept = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept[0])
+        random.setstate(kept[1])
+        numpy.random.set_state(kept[2])
 
 
 class DeviceTraining(Protocol):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gossamer.errors import LayoutError, MalformedError
-from gossamer.federated.flower.compression.array_layout import ArrayLayout
+from gossamer.federated.flower.arrays import ArrayLayout
 
 ARRAYS = {
     "conv": np.arange(12, dtype=np.float32).reshape(3, 4),

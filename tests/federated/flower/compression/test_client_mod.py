@@ -12,19 +12,20 @@ from support.flower_apps import first_arrays, linear_app
 
 from gossamer.errors import LoopError, MalformedError, RecipeError
 from gossamer.federated.flower import VirtualGrid, compression_mod
-from gossamer.federated.flower.compression.client_mod import loaded
-from gossamer.federated.flower.compression.codec import ContributionCodec
-from gossamer.federated.flower.compression.notes import (
+from gossamer.federated.flower.client_mod import loaded
+from gossamer.federated.flower.codec import ContributionCodec
+from gossamer.federated.flower.messages import identify_this_process
+from gossamer.federated.flower.records import (
     NOTE,
     PAYLOAD,
     RECORD,
     NodeAnswer,
     NodeInvitation,
     from_text,
+    note_record,
+    payload_array,
     to_text,
 )
-from gossamer.federated.flower.compression.records import note_record, payload_array
-from gossamer.federated.flower.grid.messages import identify_this_process
 
 identify_this_process()
 APP = linear_app()

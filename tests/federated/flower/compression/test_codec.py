@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from gossamer.errors import MalformedError, NotFinite, RecipeError
-from gossamer.federated.flower.compression.array_layout import ArrayLayout
-from gossamer.federated.flower.compression.codec import ContributionCodec
-from gossamer.federated.flower.compression.framing import frame, unframe
-from gossamer.federated.flower.compression.node_state import Residuals
+from gossamer.federated.flower.arrays import ArrayLayout, frame, unframe
+from gossamer.federated.flower.codec import ContributionCodec, Residuals
 
 LAYOUT = ArrayLayout.of({"w": np.zeros((24, 16), np.float32), "b": np.zeros(5, np.float32)})
 SIZE = 24 * 16 + 5

@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError
-from gossamer.federated.flower.compression.framing import (
+from gossamer.federated.flower.arrays import (
     MAGIC,
     MOST_HEADER_BYTES,
     PREFIX_BYTES,

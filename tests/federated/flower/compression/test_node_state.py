@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gossamer.errors import MalformedError
-from gossamer.federated.flower.compression.array_layout import ArrayLayout
-from gossamer.federated.flower.compression.node_state import KeptNote, NodeState
-from gossamer.federated.flower.compression.notes import NodeInvitation
+from gossamer.federated.flower.arrays import ArrayLayout
+from gossamer.federated.flower.codec import KeptNote, NodeState
+from gossamer.federated.flower.records import NodeInvitation
 
 BEFORE, AFTER = ({"residual": torch.zeros(3)},), ({"residual": torch.ones(3)},)
 STATE = NodeState(KeptNote(run="r", recipe="c", step=4, version=2), BEFORE, AFTER, (torch.arange(3.0),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gossamer.errors import MalformedError
-from gossamer.federated.flower.compression.notes import MOST_LETTERS, NodeAnswer, NodeInvitation, from_text, to_text
+from gossamer.federated.flower.records import MOST_LETTERS, NodeAnswer, NodeInvitation, from_text, to_text
 
 
 def test_what_is_written_is_read() -> None:

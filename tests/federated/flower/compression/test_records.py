@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gossamer.errors import LoopError, MalformedError
-from gossamer.federated.flower.compression.notes import PAYLOAD
-from gossamer.federated.flower.compression.records import (
+from gossamer.federated.flower.records import (
     NUMPY,
+    PAYLOAD,
     has_payload,
     numpy_arrays,
     only_record,

@@ -24,10 +24,10 @@ from support.flower_apps import first_arrays, flat_of, linear_app, replaced
 
 from gossamer.errors import LayoutError, LoopError, RecipeError
 from gossamer.federated.flower import CompressedStrategy, VirtualGrid, compression_mod
-from gossamer.federated.flower.compression.client_mod import loaded
-from gossamer.federated.flower.compression.framing import is_ours
-from gossamer.federated.flower.compression.node_state import NodeState
-from gossamer.federated.flower.compression.notes import PAYLOAD, RECORD
+from gossamer.federated.flower.arrays import is_ours
+from gossamer.federated.flower.client_mod import loaded
+from gossamer.federated.flower.codec import NodeState
+from gossamer.federated.flower.records import PAYLOAD, RECORD
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gossamer.errors import LayoutError, MalformedError
-from gossamer.federated.flower.compression.array_layout import ArrayLayout
-from gossamer.federated.flower.compression.versions import PullCodec, Versions, brought
+from gossamer.federated.flower.arrays import ArrayLayout
+from gossamer.federated.flower.codec import PullCodec, Versions, brought
 
 LAYOUT = ArrayLayout.of({"w": np.zeros((24, 16), np.float32)})
 CODEC = PullCodec.of("TopK(0.1)", seed=2)
@@ -90,7 +90,7 @@ def test_what_does_not_follow_is_refused() -> None:
 def with_about(data: bytes, about: str) -> bytes:
     import msgspec
 
-    from gossamer.federated.flower.compression.framing import frame, unframe
+    from gossamer.federated.flower.arrays import frame, unframe
 
     header, payload = unframe(data)
     return frame(msgspec.structs.replace(header, about=about), payload)

@@ -8,7 +8,7 @@ import torch
 from gossamer.base.peer_ops import Arrived, Await, Peer, PeerLeft, PeerScript, Pull, Push, Receipt, Reply, Stamp
 from gossamer.comm.simulation import simulate_peers
 from gossamer.comm.simulation.faulty_network import Kill, Restart, VirtualNetwork
-from gossamer.federated.flower.grid.desk import ANSWER, LETTER, NOT_USED, MessageDesk, answer_letters
+from gossamer.federated.flower.desk import ANSWER, LETTER, NOT_USED, MessageDesk, answer_letters
 from gossamer.federated.messages import CLIENT, THE_SERVER
 
 BAD = VirtualNetwork(round_trip_seconds=0.1, jitter_seconds=0.2, loss=0.2, duplicate=0.2, dead_after_seconds=1e9)

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from support.flower_apps import first_arrays
 
 from gossamer.errors import MalformedError
-from gossamer.federated.flower.grid.messages import (
+from gossamer.federated.flower.messages import (
     answer_from_bytes,
     answer_to_bytes,
     content_bytes,

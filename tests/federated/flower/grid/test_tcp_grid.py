@@ -19,7 +19,7 @@ from support.flower_apps import first_arrays, flat_of, linear_app
 
 from gossamer.errors import PeerLost
 from gossamer.federated.flower import CompressedStrategy, TcpGrid, VirtualGrid, compression_mod, serve_node
-from gossamer.federated.flower.grid.tcp_grid import node_peer
+from gossamer.federated.flower.tcp_grid import node_peer
 from gossamer.federated.messages import THE_SERVER
 
 logging.getLogger("flwr").setLevel(logging.ERROR)

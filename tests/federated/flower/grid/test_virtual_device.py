@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.federated.flower.grid.virtual_device import DAY, VirtualDevice, next_presence
 from gossamer.federated.population import DeviceProfile
+from gossamer.federated.population.profiles import DAY_SECONDS as DAY
+from gossamer.federated.population.profiles import VirtualDevice, presence
 
 SLOW = DeviceProfile(seconds_per_step=2.0, up_bits_per_second=80.0, down_bits_per_second=800.0, round_trip_seconds=0.5)
 
@@ -25,12 +26,18 @@ def test_tasks_wait_for_each_other() -> None:
 
 @pytest.mark.parametrize(
     ("begins", "lasts", "moment", "there"),
-    [(0, DAY, 5, 5), (100, 50, 0, 100), (100, 50, 120, 120), (100, 50, 150, 100 + DAY), (DAY - 10, 20, 5, 5)],
+    [
+        (0, DAY, 5, 5),
+        (100, 50, 0, 100),
+        (100, 50, 120, 120),
+        (100, 50, 150, 100 + DAY),
+        (DAY - 10, 20, 5, 5),
+    ],
 )
 def test_a_device_that_is_absent_begins_when_it_is_back(
     begins: float, lasts: float, moment: float, there: float
 ) -> None:
-    assert next_presence(DeviceProfile(present_from=begins, present_seconds=lasts), moment) == there
+    assert presence(DeviceProfile(present_from=begins, present_seconds=lasts), moment)[0] == there
 
 
 def test_failures_are_drawn_as_often_as_said_and_alike_for_a_seed() -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from support.chi_square import byte_z
 
-from gossamer.federated.secure.masking.masks import add_mask, pairwise_sign
-from gossamer.federated.secure.masking.primitives import CHUNK_BYTES
+from gossamer.federated.secure_aggregation.masking import CHUNK_BYTES, add_mask, pairwise_sign
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])

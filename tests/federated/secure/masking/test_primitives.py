@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gossamer.errors import AttachError, MalformedError
-from gossamer.federated.secure.masking.primitives import AgreementKey, commitment, opened, require_cryptography, sealed
+from gossamer.federated.secure_aggregation.masking import AgreementKey, commitment, opened, require_cryptography, sealed
 
 
 def test_both_ends_agree_on_a_key_for_each_purpose() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gossamer.errors import MalformedError
-from gossamer.federated.secure.masking.ring import SumRing
+from gossamer.federated.secure_aggregation.masking import SumRing
 
 
 @pytest.mark.parametrize("bits", [2, 3, 8, 16, 31, 32])

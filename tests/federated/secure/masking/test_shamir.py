@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import MalformedError
-from gossamer.federated.secure.masking import shamir
-from gossamer.federated.secure.masking.shamir import PRIME, SHARE_BYTES, join, share_at, split
+from gossamer.federated.secure_aggregation import masking as shamir
+from gossamer.federated.secure_aggregation.masking import PRIME, SHARE_BYTES, join, share_at, split
 
 SECRETS = st.binary(min_size=32, max_size=32)
 

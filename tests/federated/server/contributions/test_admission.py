@@ -31,11 +31,11 @@ from gossamer.federated.messages import (
     THE_SERVER,
     Fate,
     Report,
+    Uploads,
     decode,
 )
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
-from gossamer.federated.server.contributions.uploads import Uploads
+from gossamer.federated.server.admission import ContributionAdmission, ContributionLimits
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.train.parameter_server import shard_message
 

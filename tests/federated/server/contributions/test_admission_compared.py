@@ -26,11 +26,11 @@ from gossamer.algorithms.strategies.federated import (
 )
 from gossamer.errors import MalformedError, NotFinite
 from gossamer.federated import Round, Update
+from gossamer.federated.client.local_training import Trainer
 from gossamer.federated.client.script import Train, Trained
-from gossamer.federated.client.trainer import Trainer
 from gossamer.federated.messages import THE_SERVER, Report, encode
-from gossamer.federated.server.contributions.admission import FEWEST, ContributionAdmission, ContributionLimits
-from gossamer.federated.server.contributions.contribution_sum import ContributionSum, StreamedMean
+from gossamer.federated.server.admission import FEWEST, ContributionAdmission, ContributionLimits
+from gossamer.federated.server.aggregation import ContributionSum, WeightedSum
 from gossamer.federated.virtual.simulate import Simulation
 
 LIAR = 2
@@ -44,7 +44,7 @@ def sent(value: float, admission: ContributionAdmission, into: ContributionSum, 
 
 
 def test_a_norm_far_from_the_usual_is_refused_once_there_is_a_usual() -> None:
-    admission, into = ContributionAdmission(ContributionLimits(largest_ratio=100.0), FedAvg()), StreamedMean()
+    admission, into = ContributionAdmission(ContributionLimits(largest_ratio=100.0), FedAvg()), WeightedSum()
     for size in range(1, FEWEST + 1):
         assert not admission.compares(into)
         sent(float(size), admission, into, client=size)
@@ -56,7 +56,7 @@ def test_a_norm_far_from_the_usual_is_refused_once_there_is_a_usual() -> None:
     with pytest.raises(MalformedError, match=r"norm is 1\.4e\+03, above 1\.2e\+03"):
         sent(700.0, admission, into)
     again = ContributionAdmission(ContributionLimits(largest_ratio=100.0), FedAvg())
-    sent(700.0, again, StreamedMean())  # it knows of none
+    sent(700.0, again, WeightedSum())  # it knows of none
     again.load_state_dict(admission.state_dict())
     with pytest.raises(MalformedError):
         sent(700.0, again, into)
@@ -64,7 +64,7 @@ def test_a_norm_far_from_the_usual_is_refused_once_there_is_a_usual() -> None:
 
 
 def test_the_first_contributions_are_compared_with_each_other() -> None:
-    admission, into = ContributionAdmission(ContributionLimits(), FedAvg()), StreamedMean()
+    admission, into = ContributionAdmission(ContributionLimits(), FedAvg()), WeightedSum()
     for client, value in enumerate((1.0, 1e30, 2.0)):
         sent(value, admission, into, client)
     ((client, why),) = admission.compare(into).items()
@@ -77,7 +77,7 @@ def test_the_first_contributions_are_compared_with_each_other() -> None:
 
 
 def test_nothing_is_held_where_any_size_will_do() -> None:
-    admission, into = ContributionAdmission(ContributionLimits(largest_ratio=None), FedAvg()), StreamedMean()
+    admission, into = ContributionAdmission(ContributionLimits(largest_ratio=None), FedAvg()), WeightedSum()
     sent(1.0, admission, into)
     assert (into.count, into.held) == (1, {})
 
@@ -94,7 +94,7 @@ def test_nothing_is_held_where_any_size_will_do() -> None:
 def test_claims_far_from_the_usual_are_refused_where_they_count(
     strategy: FederatedStrategy, claim: dict[str, int], why: str | None
 ) -> None:
-    admission, into = ContributionAdmission(ContributionLimits(), strategy), StreamedMean()
+    admission, into = ContributionAdmission(ContributionLimits(), strategy), WeightedSum()
     for client in range(FEWEST):
         sent(1.0, admission, into, client, samples=8, steps=2)
     assert admission.compare(into) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.federated.server.contributions.attempts import TRIES, Attempts
+from gossamer.federated.server.admission import TRIES, Attempts
 
 
 def tried(attempts: Attempts, client: int, times: int = TRIES) -> None:

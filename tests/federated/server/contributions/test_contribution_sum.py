@@ -14,9 +14,10 @@ from gossamer.algorithms.strategies.federated import Aggregator, CentralPrivacy,
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.errors import NotFinite
-from gossamer.federated.privacy.privacy_guard import PrivacyGuard
-from gossamer.federated.privacy.random_bits import SeededBits
-from gossamer.federated.server.contributions.contribution_sum import EqualMean, Kept, PrivateSum, StreamedMean, sum_for
+from gossamer.federated.privacy.guard import PrivacyGuard
+from gossamer.federated.privacy.mechanisms import EqualMean, PrivateSum, private_sum
+from gossamer.federated.privacy.noise import SeededBits
+from gossamer.federated.server.aggregation import KeptContributions, WeightedSum, sum_for
 from gossamer.train.parameter_server import shard_message
 
 LAYOUT = Layout.of({"weight": (32, 32), "bias": (32,)})
@@ -106,11 +107,11 @@ class _First(Aggregator):
 
 def test_which_sum_a_strategy_gets() -> None:
     guard = guard_of(1.0, 2)
-    assert isinstance(sum_for(FedAvg()), StreamedMean)
-    assert isinstance(sum_for(FedAvg(aggregator=_First())), Kept)
-    assert isinstance(sum_for(FedAvg(privacy=guard.privacy), guard), PrivateSum)
+    assert isinstance(sum_for(FedAvg().aggregator), WeightedSum)
+    assert isinstance(sum_for(_First()), KeptContributions)
+    assert isinstance(private_sum(guard), PrivateSum)
     local = LocalPrivacy(noise=1.0)
-    equal = sum_for(FedAvg(privacy=local), PrivacyGuard(local, cohort=2, clients=4, feedback=False))
+    equal = private_sum(PrivacyGuard(local, cohort=2, clients=4, feedback=False))
     assert isinstance(equal, EqualMean)
     equal.add((torch.tensor([1.0]),), 100.0, 1)
     equal.add((torch.tensor([2.0]),), 1.0, 1)
