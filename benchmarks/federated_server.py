@@ -189,7 +189,7 @@ def load(args: argparse.Namespace, folder: Path) -> None:
         settings = {
             "token": read_token(token),
             "run": RUN,
-            "layout": state.fingerprint(),
+            "layout": state.fingerprint,
             "largest_frame_bytes": limits.largest_frame_bytes(state),
         }
         before = resident_bytes(server.pid)

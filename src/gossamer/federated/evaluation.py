@@ -54,7 +54,7 @@ class Evaluator:
                 f"The evaluation returned {update!r}, and its metrics go into the record. End it with `return "
                 'gossamer.federated.Update(samples=len(data), metrics={"accuracy": accuracy})`.'
             )
-        return {name: float(value) for name, value in update.metrics.items()}
+        return dict(update.metrics)
 
 
 COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}

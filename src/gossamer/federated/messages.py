@@ -130,14 +130,6 @@ def assembled(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Paylo
     return tuple(found)
 
 
-def upload(
-    stamp: Stamp, report: Report, payload: Payload, part_bytes: int = PART_BYTES, begun: bool = False
-) -> Generator[Any, Any, int]:
-    """Send a contribution; returns the version that it was counted in, or NOT_COUNTED."""
-    receipt = yield from deliver(stamp, report, payload, part_bytes, begun)
-    return int(receipt.version)
-
-
 def deliver(
     stamp: Stamp, report: Report, payload: Payload, part_bytes: int = PART_BYTES, begun: bool = False
 ) -> Generator[Any, Any, Receipt]:
@@ -220,9 +212,9 @@ class Uploads:
                     break
         return tuple(found)
 
-    def payload(self, client: int, report: Report) -> Payload:
-        """What its parts make, none of which is missing. Raises MalformedError."""
-        held = self._uploads[client].parts
+    def take(self, client: int, report: Report) -> Payload:
+        """The payload of a device's parts, none of which is missing; they are forgotten. Raises MalformedError."""
+        held = self._uploads.pop(client).parts
         return assembled([held[number] for number in range(report.parts)], report.shapes)
 
     def drop(self, client: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -67,11 +68,12 @@ class ModelState:
     def parameter_names(self) -> tuple[str, ...]:
         return self.layout.names[: self.parameters]
 
-    @property
+    @cached_property
     def trained(self) -> int:
         """How many of its numbers are parameters'; the others, behind them, are buffers'."""
         return sum(self.layout.sizes[: self.parameters])
 
+    @cached_property
     def fingerprint(self) -> str:
         return self.layout.fingerprint() + str(self.dtype).removeprefix("torch.")
 

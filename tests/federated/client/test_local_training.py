@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from gossamer.algorithms.strategies.federated import SCAFFOLD, FedAvg, FederatedStrategy, FedNova, FedProx
+from gossamer.algorithms.strategies.federated import SCAFFOLD, FedAvg, FederatedStrategy, FedNova, FedProx, LocalWork
 from gossamer.errors import LoopError
 from gossamer.federated.client.local_training import LocalTraining
 from gossamer.federated.model_state import ModelState
@@ -18,7 +18,7 @@ from gossamer.federated.model_state import ModelState
 Loop = Callable[[nn.Module], Any]
 
 
-def trained(strategy: FederatedStrategy, loop: Loop, model: nn.Module | None = None, **memory: float) -> LocalTraining:
+def watched(strategy: FederatedStrategy, loop: Loop, model: nn.Module | None = None, **memory: float) -> LocalTraining:
     """A device's round of that loop. memory: numbers that shared and own tensors are full of."""
     model = model or nn.Linear(2, 1, dtype=torch.float64)
     state = ModelState.of(model)
@@ -30,6 +30,10 @@ def trained(strategy: FederatedStrategy, loop: Loop, model: nn.Module | None = N
     with local.watching():
         loop(model)
     return local
+
+
+def trained(*args: Any, **memory: float) -> LocalWork:
+    return watched(*args, **memory).work(samples=1)
 
 
 def stepped(make: Callable[[Any], Optimizer], count: int = 1) -> Loop:
@@ -77,9 +81,9 @@ def test_other_models_are_left_alone() -> None:
 
 def test_hooks_are_gone_afterwards() -> None:
     model = nn.Linear(2, 1)
-    local = trained(SCAFFOLD(), stepped(sgd), model)
+    local = watched(SCAFFOLD(), stepped(sgd), model)
     stepped(Adam)(model)
-    assert local.steps == 1
+    assert local.work(1).steps == 1
 
 
 def moved(strategy: FederatedStrategy, loop: Loop, **memory: float) -> Tensor:

@@ -64,7 +64,7 @@ class Desk:
     def reports(self, device: Peer, number: int, task: Task, value: float, moment: float = 0.0) -> list[int]:
         """Report a pseudo-gradient of equal numbers; the versions of the receipts that come."""
         state = self.served.rounds.model.state
-        report = Report(samples=1, steps=1, counts=(1,), layout=state.fingerprint())
+        report = Report(samples=1, steps=1, counts=(1,), layout=state.fingerprint)
         payload = (torch.full((state.layout.numel,), value, dtype=state.dtype),)
         stamp = Stamp(number, task.round, task.version)
         push = Push(to=THE_SERVER, key=REPORT, stamp=stamp, payload=payload, about=encode(report))
@@ -189,7 +189,7 @@ def test_a_device_that_sends_a_byte_now_and_then_holds_nothing_up() -> None:
     serving = served.start()
     state = served.rounds.model.state
     credentials = Credentials(
-        me=A, token=TOKEN, run=RUN, layout=state.fingerprint(), largest_frame_bytes=largest_frame_bytes(state)
+        me=A, token=TOKEN, run=RUN, layout=state.fingerprint, largest_frame_bytes=largest_frame_bytes(state)
     )
     connection = ConnectionState(credentials, THE_SERVER)
     with socket.create_connection(served.address, timeout=10) as slow:

@@ -134,7 +134,7 @@ def test_another_model_is_refused_with_both_values() -> None:
     other = ScriptFile(train=lambda model, told: Update(samples=1), model=lambda: nn.Linear(5, 1))
     refusal = join(served.address, script=other).ended()
     assert isinstance(refusal, MismatchError)
-    fingerprint = served.rounds.model.state.fingerprint()
+    fingerprint = served.rounds.model.state.fingerprint
     assert fingerprint in str(refusal)
     assert "build the same model everywhere" in str(refusal)
     served.close()

@@ -25,6 +25,5 @@ def test_it_is_the_clipped_contribution_and_noise() -> None:
 
 def test_a_report_tells_nothing_of_the_device() -> None:
     report = Report(samples=17, steps=5, learning_rate=0.1, metrics={"loss": 1.0}, counts=(3,), layout="x")
-    assert private_report(report, None) is report
     assert private_report(report, CentralPrivacy(noise=1.0)) is report
     assert private_report(report, LocalPrivacy(noise=1.0)) == Report(samples=1, steps=1, counts=(3,), layout="x")

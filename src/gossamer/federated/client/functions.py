@@ -118,7 +118,7 @@ class Round:
         None where the loader has none: a device without data does not count. Raises LoopError where only a later pass
         finds none.
         """
-        self._count_batches(0)
+        object.__setattr__(self, "batches_given", self.batches_given or 0)
         left = self.local_steps
         for _ in count() if left is not None else range(self.local_epochs or 1):
             empty = True
@@ -128,7 +128,7 @@ class Round:
                         return
                     left -= 1
                 empty = False
-                self._count_batches(1)
+                object.__setattr__(self, "batches_given", (self.batches_given or 0) + 1)
                 yield batch
             if left == 0 or not self.batches_given:
                 return
@@ -137,9 +137,6 @@ class Round:
                     f"Client {self.client} has no more batch to train on in round {self.index}: its loader was used up "
                     "by a pass before. Give round.batches() a DataLoader or a list, which begin anew."
                 )
-
-    def _count_batches(self, more: int) -> None:
-        object.__setattr__(self, "batches_given", (self.batches_given or 0) + more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +153,8 @@ class Update:
             f"samples counts what a device trained on, 0 or more, not {self.samples!r}: write "
             "Update(samples=len(data))",
         )
-        object.__setattr__(self, "metrics", plain_metrics(self.metrics))
+        if self.metrics:
+            object.__setattr__(self, "metrics", plain_metrics(self.metrics))
 
 
 ClientFunction = Callable[[nn.Module, Round], Update]

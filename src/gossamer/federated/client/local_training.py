@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
 from gossamer.algorithms.strategies.federated.base import Memory
-from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.layout import FlatTensors
 from gossamer.base.peer_ops import PeerScript
 from gossamer.errors import LoopError
 from gossamer.events import notice
@@ -30,14 +30,6 @@ class _References(NamedTuple):
     anchor: FlatTensors
     shared: Mapping[str, FlatTensors]
     memory: Mapping[str, FlatTensors]
-
-
-class _Stepped(NamedTuple):
-    """A parameter of the model in an optimizer."""
-
-    parameter: nn.Parameter
-    name: str
-    learning_rate: float
 
 
 class LocalTraining:
@@ -57,59 +49,45 @@ class LocalTraining:
         shared: Memory,
         memory: Memory,
     ) -> None:
-        self._strategy, self._state = strategy, state
+        self._strategy, self._layout = strategy, state.layout
         self._names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._steps = dict.fromkeys(self._names.values(), 0)
         self._rates = dict.fromkeys(self._names.values(), 0.0)
-        here = _References(
-            FlatTensors(anchor, state.layout), _packed(shared, state.layout), _packed(memory, state.layout)
-        )
-        self._anchor = here.anchor
-        self._references = {anchor.device: here}
+        self._anchor, self._shared, self._memory = anchor, shared, memory
+        self._references: dict[torch.device, _References] = {}
+        self._checks_steps = strategy.changes_gradients or strategy.why_plain_sgd is not None
 
-    @property
-    def steps(self) -> int:
-        """That parameters made: of those that made the most."""
-        return max(self._steps.values(), default=0)
-
-    @property
-    def learning_rate(self) -> float:
-        """The mean over the steps, weighted alike."""
-        return sum(self._rates.values()) / max(sum(self._steps.values()), 1)
+    def work(self, samples: int) -> LocalWork:
+        """The work on so many samples: the steps of the parameter that made the most, the mean learning rate."""
+        rate = sum(self._rates.values()) / max(sum(self._steps.values()), 1)
+        return LocalWork(samples=samples, steps=max(self._steps.values(), default=0), learning_rate=rate)
 
     @contextmanager
     def watching(self) -> Iterator[LocalTraining]:
         """Hooks on every optimizer's steps, while the user's loop runs. Raises LoopError where it stepped in a way that
         the strategy cannot follow."""
-        before = register_optimizer_step_pre_hook(self._before_step)
-        after = register_optimizer_step_post_hook(self._after_step)
+        hooks = [register_optimizer_step_post_hook(self._after_step)]
+        if self._checks_steps:
+            hooks.append(register_optimizer_step_pre_hook(self._before_step))
         try:
             yield self
         finally:
-            before.remove()
-            after.remove()
-        self._check_steps()
-
-    def _ours(self, optimizer: Optimizer) -> list[_Stepped]:
-        return [
-            _Stepped(parameter, self._names[parameter], float(group["lr"]))
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter in self._names
-        ]
+            for hook in hooks:
+                hook.remove()
+        if self._checks_steps:
+            self._check_steps()
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not (self._strategy.changes_gradients or self._strategy.why_plain_sgd):
-            return
-        ours = self._ours(optimizer)
+        ours = [each for group in optimizer.param_groups for each in group["params"] if each in self._names]
         if not ours:
             return
         self._check_optimizer(optimizer)
         if not self._strategy.changes_gradients:
             return
         self._check_step(optimizer, (*args[1:], *kwargs.values()))
-        for parameter, name, _ in ours:
+        for parameter in ours:
+            name = self._names[parameter]
             if parameter.grad is None:  # its loss has no part in it, and everyone's may
                 parameter.grad = torch.zeros_like(parameter)
             if parameter.grad.is_sparse:
@@ -121,17 +99,22 @@ class LocalTraining:
             self._strategy.correct(parameter.grad, parameter, anchor[name], _views(shared, name), _views(memory, name))
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for _, name, learning_rate in self._ours(optimizer):
-            self._steps[name] += 1
-            self._rates[name] += learning_rate
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in self._names:
+                    self._steps[self._names[parameter]] += 1
+                    self._rates[self._names[parameter]] += float(group["lr"])
 
     def _references_on(self, device: torch.device) -> _References:
         if device not in self._references:
-            (here, *_) = self._references.values()
+
+            def moved(flat: Tensor) -> FlatTensors:
+                return FlatTensors(flat.to(device), self._layout)
+
             self._references[device] = _References(
-                _moved(here.anchor, device),
-                {key: _moved(packed, device) for key, packed in here.shared.items()},
-                {key: _moved(packed, device) for key, packed in here.memory.items()},
+                moved(self._anchor),
+                {key: moved(flat) for key, flat in self._shared.items()},
+                {key: moved(flat) for key, flat in self._memory.items()},
             )
         return self._references[device]
 
@@ -170,8 +153,6 @@ class LocalTraining:
     def _check_steps(self) -> None:
         """Refuse a loop whose steps were not seen, or were not alike for all parameters."""
         strategy, own = self._strategy, {name: each for each, name in self._names.items()}
-        if not (strategy.changes_gradients or strategy.why_plain_sgd):
-            return
         moved = {name for name, each in own.items() if not self._steps[name] and self._has_moved(name, each)}
         if moved:
             raise LoopError(
@@ -190,15 +171,8 @@ class LocalTraining:
 
     def _has_moved(self, name: str, parameter: nn.Parameter) -> bool:
         with torch.no_grad():
-            return not torch.equal(parameter, self._anchor[name].to(parameter.device, parameter.dtype))
-
-
-def _packed(memory: Memory, layout: Layout) -> Mapping[str, FlatTensors]:
-    return {key: FlatTensors(flat, layout) for key, flat in memory.items()}
-
-
-def _moved(packed: FlatTensors, device: torch.device) -> FlatTensors:
-    return FlatTensors(packed.flat.to(device), packed.layout)
+            anchor = FlatTensors(self._anchor, self._layout)[name]
+            return not torch.equal(parameter, anchor.to(parameter.device, parameter.dtype))
 
 
 def _views(memory: Mapping[str, FlatTensors], name: str) -> Memory:
@@ -221,7 +195,8 @@ class TrainingCheck:
         if not work.samples:
             return 0
         if work.steps or touched:
-            self._check_length(told, work)
+            if told.batches_given is None:
+                self._check_length(told, work)
             return work.samples
         if told.batches_given == 0:
             self._notice(
@@ -243,7 +218,7 @@ class TrainingCheck:
         strategy = self._strategy
         name = "local_steps" if strategy.local_steps is not None else "local_epochs"
         length = getattr(strategy, name)
-        if length is None or told.batches_given is not None or work.steps == strategy.local_steps:
+        if length is None or work.steps == strategy.local_steps:
             return
         self._notice(
             "length",
@@ -287,17 +262,17 @@ class Trainer:
                 "samples it trained on. End it with `return gossamer.federated.Update(samples=len(data))`."
             )
         flat = self._state.read(self._model).flat
-        work = LocalWork(samples=update.samples, steps=local.steps, learning_rate=local.learning_rate)
+        work = local.work(update.samples)
         return Trained(
             flat=flat,
             anchor=anchor if self._rounds_off else None,
-            work=replace(work, samples=self._check.samples(told, work, self._touched(flat, anchor))),
+            work=replace(work, samples=self._check.samples(told, work, not work.steps and self._touched(flat, anchor))),
             metrics=dict(update.metrics),
             seconds=time.perf_counter() - began,
         )
 
     def _touched(self, flat: Tensor, anchor: Tensor) -> bool:
-        """A scaler of gradients may have skipped all steps."""
+        """Whether the loop trained this model without a step: a scaler of gradients may have skipped all of them."""
         return not torch.equal(flat, anchor) or any(each.grad is not None for each in self._model.parameters())
 
 

@@ -188,7 +188,7 @@ class FederationDevice:
                 me=Peer(DEVICE, device),
                 token=token,
                 run=RUN,
-                layout=self._state.fingerprint(),
+                layout=self._state.fingerprint,
                 largest_frame_bytes=limits.largest_frame_bytes(self._state),
             ),
             EndpointOptions(

@@ -113,7 +113,7 @@ class FederationServer:
             recipe=self._recipe,
             clients=settings.clients,
             seed=settings.seed,
-            layout=state.fingerprint(),
+            layout=state.fingerprint,
         )
         with ExitStack() as opening:
             if journal is not None:
@@ -296,7 +296,7 @@ def _credentials(settings: FederationSettings, state: ModelState, token: bytes) 
         me=THE_SERVER,
         token=token,
         run=RUN,
-        layout=state.fingerprint(),
+        layout=state.fingerprint,
         largest_frame_bytes=limits.largest_frame_bytes(state),
         accepted_frame_bytes=limits.accepted_frame_bytes(state, settings.part_bytes),
     )

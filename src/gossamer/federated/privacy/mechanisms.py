@@ -89,9 +89,9 @@ def check_budget(privacy: LocalPrivacy, told: int) -> None:
         )
 
 
-def private_report(report: Report, privacy: Privacy | None) -> Report:
+def private_report(report: Report, privacy: Privacy) -> Report:
     """What a device tells of its work: nothing of its own where the server is not trusted."""
-    if privacy is None or not privacy.on_device:
+    if not privacy.on_device:
         return report
     return Report(samples=1, steps=1, counts=report.counts, layout=report.layout)
 

@@ -95,8 +95,8 @@ class SecureRounds(SynchronousRounds):
         chosen = super().assign(moment)
         if chosen:
             self.secure_task = task = SecureTask(members=tuple(sorted(chosen)), ranges=self.ranges)
-            layout = self.model.state.fingerprint()
-            agreement = Agreement.of(self.form, task, self.next_round, self.model.version, layout)
+            layout = self.model.state.fingerprint
+            agreement = Agreement.of(self.form, task, self.roster.next_round, self.model.version, layout)
             fewest = agreement.survivors if isinstance(self.form, PrivateFixedPoint) else 0
             self.secure = SecureCohort(agreement, self.identities, fewest)
         return chosen
@@ -133,7 +133,8 @@ class SecureRounds(SynchronousRounds):
     # Phases.
 
     def settle(self, moment: float) -> Iterator[Reply]:
-        self.roster.count_missing(moment)
+        if moment >= self.roster.unheard_until:
+            self.roster.count_missing()
         if self._is_open and self.secure is None and not self.finished:  # a restarted server knows no masked sum
             yield from self._give_up(moment, "the server was restarted, and the masked sum of its cohort is lost")
         while self._phase_is_over(moment):
@@ -147,7 +148,7 @@ class SecureRounds(SynchronousRounds):
         cohort = self.secure
         if cohort is None or cohort.hopeless or cohort.is_unmasked:
             return False
-        expected = cohort.waits_for() & set(self.assigned) - self.roster.away
+        expected = cohort.waits_for() & set(self.roster.assigned) - self.roster.away
         enough = cohort.phase is Phase.KEYS and cohort.heard() >= max(self.cohort, cohort.fewest)
         return enough or not expected or moment >= self.deadline
 
@@ -157,9 +158,9 @@ class SecureRounds(SynchronousRounds):
         before = cohort.phase
         cohort.go_on()
         staying = cohort.live if before in (Phase.KEYS, Phase.SHARES) else cohort.active
-        late = [client for client in self.assigned if client not in staying]
+        late = [client for client in self.roster.assigned if client not in staying]
         for client in late:
-            self.selection.missed(client, moment - self.assigned[client].moment)
+            self.selection.missed(client, moment - self.roster.assigned[client].moment)
         if late:
             self._drop(late)
         self.deadline = moment + self._phase_seconds
@@ -189,10 +190,10 @@ class SecureRounds(SynchronousRounds):
         if cut and self.ranges[-1] <= heaviest and not self._noted_cut:
             self._noted_cut = True
             notice(
-                f"Round {self.next_round}: {cut} of {devices} devices have a weight above {heaviest:g} and count with "
-                f"{heaviest:g}. Under masks a device counts at most {WEIGHT_LEVELS[-1]} times as much as a quarter of "
-                "the devices. If these devices do have so much data, use FedAvg without secure=; otherwise correct "
-                "the samples= that they return."
+                f"Round {self.roster.next_round}: {cut} of {devices} devices have a weight above {heaviest:g} and "
+                f"count with {heaviest:g}. Under masks a device counts at most {WEIGHT_LEVELS[-1]} times as much as a "
+                "quarter of the devices. If these devices do have so much data, use FedAvg without secure=; otherwise "
+                "correct the samples= that they return."
             )
 
     def is_complete(self, moment: float) -> bool:
@@ -226,7 +227,7 @@ class SecureRounds(SynchronousRounds):
 
     def _phase_answer(self, held: HeldPush) -> Receipt | None:
         """None: it waits on."""
-        assignment = self.assigned.get(held.client)
+        assignment = self.roster.assigned.get(held.client)
         if self.secure is None or assignment is None or assignment.round != held.stamp.step:
             return self._answered_before(held.client, held.stamp)
         phase = self.secure.phase

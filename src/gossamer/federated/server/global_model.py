@@ -53,12 +53,9 @@ class GlobalModel:
         self._sizes: dict[int, ContributionSize] = {}  # by round
         self.parameters = parameters.to(state.dtype, copy=True)
         self.memory = strategy.server_memory(self.parameters)
+        self.version = 0
         blocks = self._public_blocks()
         self.public: PublicParameters = Snapshot(blocks) if pull is None else DeltaChain(pull, blocks, seed)
-
-    @property
-    def version(self) -> int:
-        return self.public.version
 
     def begin_anew(self) -> None:
         """What devices have of versions so far is of another past."""
@@ -90,7 +87,7 @@ class GlobalModel:
     def identity(self) -> dict[str, Any]:
         """What all servers and devices of a federation have alike."""
         return {
-            "model": self.state.fingerprint(),
+            "model": self.state.fingerprint,
             "recipe": f"{self.strategy!r} + {self.compressor!r}",
             "seed": self.seed,
         }
@@ -107,7 +104,8 @@ class GlobalModel:
         if not all(map(all_finite, (*means, parameters, *memory.values()))):
             raise NotFinite("what devices sent, or what the server makes of it, left the range of its numbers")
         self.parameters, self.memory = parameters, memory
-        self.public.publish(self.version + 1, self._public_blocks())
+        self.version += 1
+        self.public.publish(self.version, self._public_blocks())
         return self.version
 
     def _public_blocks(self) -> list[FlatTensors]:
@@ -126,4 +124,5 @@ class GlobalModel:
         self.parameters.copy_(state["parameters"])
         self.memory = dict(state["memory"])
         self.public.load_state_dict(state["public"])
+        self.version = self.public.version
         self.lineage = state.get("lineage", "")

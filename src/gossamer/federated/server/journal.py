@@ -38,7 +38,7 @@ PARSING = (ValueError, TypeError, KeyError, LookupError, AttributeError, Runtime
 class Journaled(Protocol):
     """What a journal keeps."""
 
-    journal: RoundsJournal
+    journal: RoundsJournal | None
 
     @property
     def next_round(self) -> int: ...
@@ -61,14 +61,6 @@ class RoundsJournal(ABC):
     @abstractmethod
     def committed(self, rounds: Journaled) -> None:
         """A version was made; called before any receipt is given."""
-
-
-class NoRoundsJournal(RoundsJournal):
-    """Nothing is kept."""
-
-    def changed(self, change: RosterChange) -> None: ...
-
-    def committed(self, rounds: Journaled) -> None: ...
 
 
 class FileRoundsJournal(RoundsJournal):

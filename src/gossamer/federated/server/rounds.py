@@ -54,7 +54,7 @@ from gossamer.federated.privacy.mechanisms import private_sum
 from gossamer.federated.server.admission import Attempts, ContributionAdmission, ContributionLimits
 from gossamer.federated.server.aggregation import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal, refuse_others
+from gossamer.federated.server.journal import RoundsJournal, refuse_others
 from gossamer.federated.server.roster import MOST_ASKS, Assignment, Roster, RosterChange
 from gossamer.federated.server.selection import SelectionPolicy
 
@@ -140,7 +140,6 @@ class Rounds(ABC):
         selection: SelectionPolicy,
         admission: ContributionLimits | None = None,
         config: RoundConfig | None = None,
-        journal: RoundsJournal | None = None,
         on_commit: Callable[[Committed], Any] = lambda committed: None,
         return_seconds: float = 60.0,
     ) -> None:
@@ -162,9 +161,9 @@ class Rounds(ABC):
         self.cohort = model.strategy.cohort(clients)
         self.admission = ContributionAdmission(limits, model.strategy)
         self.config = config_by_round(config)
-        self.journal: RoundsJournal = journal or NoRoundsJournal()
+        self.journal: RoundsJournal | None = None
         self.on_commit, self._return_seconds = on_commit, return_seconds
-        self.on_made: Callable[[Committed], Any] = lambda committed: None  # as on_commit, before it is journaled
+        self.on_made: Callable[[Committed], Any] | None = None  # as on_commit, before it is journaled
         self.roster, self.uploads = Roster(), Uploads()
         self.reported: dict[int, Reported] = {}
         self.refused: dict[int, str] = {}  # by client, since the last version
@@ -180,11 +179,9 @@ class Rounds(ABC):
 
     @property
     def finished(self) -> bool:
-        return self.model.version >= self.rounds or (self._is_exhausted and not self.assigned)
-
-    @property
-    def _is_exhausted(self) -> bool:
-        return self.guard is not None and self.guard.exhausted
+        if self.model.version >= self.rounds:
+            return True
+        return self.guard is not None and self.guard.exhausted and not self.roster.assigned
 
     @property
     def why_exhausted(self) -> str:
@@ -255,7 +252,10 @@ class Rounds(ABC):
                 yield from self._asked(sender.number, token, pull)
             case Arrived(token=token, sender=sender, op=Push() as push):
                 self.roster.hear(sender.number)
-                answer = self._pushed(sender.number, push, token, event.moment)
+                try:
+                    answer = self._receive(sender.number, push, token, event.moment)
+                except MalformedError as error:
+                    answer = self._refuse(sender.number, push, str(error))
                 if answer is not None:
                     yield Reply(token=token, answer=answer)
             case Arrived(token=token, op=op):
@@ -272,7 +272,8 @@ class Rounds(ABC):
 
     def settle(self, moment: float) -> Iterator[Reply]:
         """Make what is due: versions, receipts, assignments."""
-        self.roster.count_missing(moment)
+        if moment >= self.roster.unheard_until:
+            self.roster.count_missing()
         while self.reported and not self.finished and (self.admission.compares(self.sum) or self.is_complete(moment)):
             yield from self._compare() if self.sum.held else self._commit(moment)
         if not self.finished and self.is_hopeless(moment):
@@ -287,29 +288,23 @@ class Rounds(ABC):
             yield from self._dismiss()
             return
         if chosen:
-            self._note({client: self.assigned[client] for client in chosen})
+            self._note(chosen)
         for client in chosen:
             yield from self._give_task(client)
 
     # Pushes.
 
-    def _pushed(self, client: int, push: Push, token: int, moment: float) -> Answer | None:
-        try:
-            return self._receive(client, push, token, moment)
-        except MalformedError as error:
-            return self._refuse(client, push, str(error))
-
     def _refuse(self, client: int, push: Push, why: str) -> Answer:
         """Nothing of a contribution is used, and its sender is not waited for."""
         why = printable(f"client {client} was refused in round {push.stamp.step}: {why}")
-        if client in self.assigned and client not in self.reported:
+        if client in self.roster.assigned and client not in self.reported:
             self.refused[client] = why
             self.attempts.refused(client, why)
             self._drop([client])
         return refusal(push, why)
 
-    def _receive(self, client: int, push: Push, token: int, moment: float) -> Receipt | None:
-        stamp, assignment = push.stamp, self.assigned.get(client)
+    def _receive(self, client: int, push: Push, token: int, moment: float) -> Answer | None:
+        stamp, assignment = push.stamp, self.roster.assigned.get(client)
         if stamp.worker != client:
             raise MalformedError(f"it sent a contribution of client {stamp.worker}")
         if assignment is None or stamp.step < assignment.round:
@@ -328,21 +323,19 @@ class Rounds(ABC):
             return Receipt(version=FATE_UNKNOWN)
         if push.key != REPORT:
             return self.other_push(client, push, token)
-        report = self.admission.report(push.about, Peer(CLIENT, client), self.model.state.fingerprint())
+        report = self.admission.report(push.about, Peer(CLIENT, client), self.model.state.fingerprint)
         if not report.samples:
             self.attempts.empty(client)
             self._drop([client])
             return Receipt(version=NOT_COUNTED, about=encode(Fate(refused="it had nothing to train on")))
-        missing = self.uploads.missing(client, stamp, report.parts)
-        if missing:
+        if report.parts and (missing := self.uploads.missing(client, stamp, report.parts)):
             return Receipt(version=FATE_UNKNOWN, about=encode(Fate(missing=missing)))
         if not self.staleness_allowed(assignment, self.model.version - stamp.known):
             self._drop([client])
             return self._answered_before(client, stamp)
-        payload = self.uploads.payload(client, report) if report.parts else push.payload
+        payload = self.uploads.take(client, report) if report.parts else push.payload
         self.admission.check_size(payload, self.most_bytes(assignment))
         self.take(client, stamp, report, payload)
-        self.uploads.drop(client)
         self.roster.report(client)
         self.reported[client] = Reported(report, stamp, moment, [token])
         return None
@@ -392,8 +385,8 @@ class Rounds(ABC):
             return
         done, self.reported = self.reported, {}
         for client, each in done.items():
-            self.selection.heard(client, each.report, each.moment - self.assigned[client].moment)
-            self.roster.counted[client] = self.assigned[client].round, version
+            self.selection.heard(client, each.report, each.moment - self.roster.assigned[client].moment)
+            self.roster.counted[client] = self.roster.assigned[client].round, version
         self._end(done)
         self.attempts.counted(done)
         if self.guard is not None:
@@ -406,21 +399,23 @@ class Rounds(ABC):
         staleness = {client: before - each.stamp.known for client, each in done.items()}
         epsilon = None if self.guard is None else self.guard.epsilon
         committed = Committed(version, moment, reports, refused, staleness, epsilon)
-        self.on_made(committed)
-        self.journal.committed(self)
+        if self.on_made is not None:
+            self.on_made(committed)
+        if self.journal is not None:
+            self.journal.committed(self)
         self.on_commit(committed)
         yield from told(done, version)
 
     def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
         """Forget what was reported: nothing of it counts, and its devices hear so."""
-        self.attempts.given_up(self.next_round, why, len(self.reported))
+        self.attempts.given_up(self.roster.next_round, why, len(self.reported))
         done, self.reported = self.reported, {}
-        before = [*self.assigned]
+        before = [*self.roster.assigned]
         self._end(done)
         self.sum = self._new_sum()
         self.roster.advance()
         self.open_anew(moment)
-        self._note(ended=[client for client in before if client not in self.assigned])
+        self._note(ended=[client for client in before if client not in self.roster.assigned])
         yield from told(done, NOT_COUNTED)
 
     def _drop(self, clients: Iterable[int]) -> None:
@@ -434,37 +429,37 @@ class Rounds(ABC):
             self.roster.end([client])
             self.uploads.drop(client)
 
-    def _note(self, assigned: Mapping[int, Assignment] | None = None, ended: Sequence[int] = ()) -> None:
+    def _note(self, given: Sequence[int] = (), ended: Sequence[int] = ()) -> None:
+        """Account for and journal tasks that were given, or ended, before their devices hear of it."""
+        roster = self.roster
         if self.guard is not None:
-            self.guard.given(assigned or {})
-        self.journal.changed(RosterChange(self.next_round, self.roster.given, assigned or {}, ended))
+            self.guard.given(given)
+        if self.journal is not None:
+            assigned = {client: roster.assigned[client] for client in given}
+            self.journal.changed(RosterChange(roster.next_round, roster.given, assigned, ended))
 
     # Tasks.
 
     def _asked(self, client: int, token: int, pull: Pull) -> Iterator[Reply]:
-        if pull.at_least > self.next_round + 1:
+        if pull.at_least > self.roster.next_round + 1:
             why = f"client {client} remembers round {pull.at_least - 1} of another federation: give it a new directory"
             yield Reply(token=token, answer=refusal(pull, why, self.model.lineage))  # one of another past begins anew
             return
         self.roster.ask(client, token, pull)
-        assignment = self.assigned.get(client)
+        assignment = self.roster.assigned.get(client)
         if assignment is not None and client not in self.reported:
             if assignment.round < self.roster.first_round(client):  # it knows that its part does not count
                 self._drop([client])
             else:
                 yield from self._give_task(client)
 
-    def give(self, client: int, moment: float) -> None:
-        """Assign the next task to a device that is ready."""
-        self.roster.give(client, self.model.version, moment)
-
     def _give_task(self, client: int) -> Iterator[Reply]:
         """Tell a device of its assignment, as often as it asks. Who asks again begins anew, from this version."""
-        assignment, version = self.assigned[client], self.model.version
+        assignment, version = self.roster.assigned[client], self.model.version
         self.uploads.drop(client)
         if assignment.version != version:
             assignment = self.roster.assigned[client] = replace(assignment, version=version)
-            self._note({client: assignment})
+            self._note([client])
         for token, pull in self.roster.take_asks(client).items():
             pulled = self.model.pulled_since(pull.known)
             task = Task(
@@ -481,9 +476,9 @@ class Rounds(ABC):
     def _dismiss(self) -> Iterator[Reply]:
         """The federation has ended: nobody trains any more, and whoever asks hears so."""
         done, self.reported = self.reported, {}
-        if self.assigned:
-            self._drop(self.assigned)
-        over = Task(round=self.next_round, version=self.model.version, finished=True)
+        if self.roster.assigned:
+            self._drop(self.roster.assigned)
+        over = Task(round=self.roster.next_round, version=self.model.version, finished=True)
         for client in [*self.roster.waiting]:
             for token in self.roster.take_asks(client):
                 yield Reply(token=token, answer=Pulled(version=self.model.version, about=encode(over)))

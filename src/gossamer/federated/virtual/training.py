@@ -90,15 +90,13 @@ class OneByOne(DeviceTraining):
 
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
         for op in ops:
-            yield self._trained(op)
-
-    def _trained(self, op: Train) -> Trained:
-        seed_everything(op.task.seed)
-        self._model.zero_grad(set_to_none=True)  # gradients of the device before, for loops that clear them late
-        for buffer, first in self._counters:
-            buffer.copy_(first)
-        with device_named(op):
-            return self._trainer(op)
+            seed_everything(op.task.seed)
+            self._model.zero_grad(set_to_none=True)  # gradients of the device before, for loops that clear them late
+            for buffer, first in self._counters:
+                buffer.copy_(first)
+            with device_named(op):
+                trained = self._trainer(op)
+            yield trained
 
 
 @contextmanager
