@@ -10,10 +10,9 @@ import click
 import pytest
 from support.command_line import refusal
 
-from gossamer.cli.elastic import check_emulation, elastic_starter, read_elasticity
-from gossamer.cli.elastic_options import WorkerCount, read_address
 from gossamer.cli.emulation import PORT, Emulation
-from gossamer.cli.options import Machines
+from gossamer.cli.launchers import check_emulation, elastic_starter, read_elasticity
+from gossamer.cli.options import Machines, WorkerCount, read_address
 from gossamer.launch.job import Job, loopback
 from gossamer.launch.member_launcher import Elasticity
 from gossamer.launch.worker_range import WorkerRange, read_worker_range

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from support.command_line import refusal
 from support.processes import SOON_SECONDS, all_end_soon, engine_files_left_open, watched
 
-from gossamer.cli import servers
+from gossamer.cli import launchers as servers
 from gossamer.cli.main import gossamer
 from gossamer.comm.network import read_network
 from gossamer.launch.job import Serving
@@ -201,7 +201,8 @@ with socket.create_server((host, int(port))) as listener:
 BESIDE_A_STAND_IN = """
 import sys
 from functools import partial
-from gossamer.cli import main, servers
+from gossamer.cli import main
+from gossamer.cli import launchers as servers
 servers.Serving = partial(servers.Serving, command=(sys.executable, "-S", "-c", sys.argv.pop(1)))
 main.main()
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.base.run_files import RunFiles
-from gossamer.cli import run_end
+from gossamer.cli import run_training as run_end
 from gossamer.events import Event, Joined, WithoutSession
 from gossamer.launch.job import Job
 from gossamer.launch.startup import StageMarks

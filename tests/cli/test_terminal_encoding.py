@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from gossamer.base import units
-from gossamer.cli.terminal_encoding import STAND_INS, write_plainly
+from gossamer.cli.main import STAND_INS, write_plainly
 from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gossamer import events
 from gossamer.events import StepEnded
-from gossamer.integrations.session_numbers import SessionNumbers
+from gossamer.integrations.ray_group import SessionNumbers
 
 
 def steps(*seconds: float, bytes_sent: float = 100.0, skipped: bool = False) -> None:

@@ -9,8 +9,8 @@ pytest.importorskip("lightning")
 from gossamer.comm.environment import JobEnvironment
 from gossamer.errors import AttachError
 from gossamer.integrations.lightning import GossamerFabricStrategy, GossamerStrategy
-from gossamer.integrations.lightning import launched_job as module
-from gossamer.integrations.lightning.launched_job import LaunchedEnvironment, launched_job
+from gossamer.integrations.lightning import joined_strategy as module
+from gossamer.integrations.lightning.joined_strategy import LaunchedEnvironment, launched_job
 
 LAUNCHED = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}
 

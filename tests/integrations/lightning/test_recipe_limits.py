@@ -13,7 +13,7 @@ from support.lightning_training import network
 
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import AttachError
-from gossamer.integrations.lightning.recipe_limits import refuse_clipping, refuse_counted_passes
+from gossamer.integrations.lightning.trainer_strategy import refuse_clipping, refuse_counted_passes
 
 
 def session(recipe: str) -> Any:
