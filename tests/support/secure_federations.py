@@ -151,9 +151,10 @@ def federate_securely(
         """Again after each kill, from what the journal has."""
         run.rounds = SecureRounds(
             GlobalModel(everyone.strategy, everyone.compressor, None, everyone.state, zeros, everyone.seed),
-            clients=clients, rounds=rounds, selection=Uniform(seed), on_commit=committed, journal=journal,
+            clients=clients, rounds=rounds, selection=Uniform(seed), on_commit=committed,
             roster=everyone.roster, **options,
         )  # fmt: skip
+        run.rounds.journal = journal
         journal.restore(run.rounds)
         return serve(run.rounds)
 

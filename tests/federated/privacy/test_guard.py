@@ -1,6 +1,8 @@
-"""Privacy guard: counts what was spent, ends at the budget, and goes on from what a journal kept."""
+"""Privacy guard: epsilon spent, budgets, adaptive clip norms and selection by coins."""
 
 from __future__ import annotations
+
+from math import sqrt
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ from gossamer.algorithms.strategies.federated import (
 from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
 from gossamer.errors import AttachError, RecipeError
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.privacy.guard import PoissonSelection, PrivacyGuard, guard_for, private_selection
+from gossamer.federated.privacy.guard import PoissonSelection, PrivacyGuard, guard_for, next_clip, private_selection
+from gossamer.federated.privacy.mechanisms import PrivateSum
+from gossamer.federated.privacy.noise import SeededBits
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 
 
@@ -144,3 +148,48 @@ def test_selection_is_by_coins_or_blind() -> None:
         private_selection(guard, _ByLoss())
     with pytest.raises(RecipeError, match="rate"):
         private_selection(guard, PoissonSelection(0.5))
+
+
+@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.8])
+def test_it_converges_to_the_quantile(quantile: float) -> None:
+    privacy = CentralPrivacy(noise=1.0, delta=1e-4, quantile=quantile, first_clip=1.0, sampling="fixed")
+    guard = PrivacyGuard(privacy, cohort=100, clients=1000, feedback=False, blank=[torch.empty(2)], bits=SeededBits(1))
+    random = torch.Generator().manual_seed(0)
+    visited: list[float] = []
+    for number in range(100):
+        norms = torch.empty(100).log_normal_(mean=1.0, std=0.5, generator=random)  # of median 2.72
+        sums = PrivateSum(guard, privacy)
+        for norm in norms:
+            sums.add((torch.stack([norm, torch.zeros(())]),), 1.0, 1)
+        guard.committed(range(100), sums.share_below())
+        visited += [guard.clip] if number >= 40 else []
+    wanted = float(torch.distributions.LogNormal(1.0, 0.5).icdf(torch.tensor(quantile)))
+    assert sum(visited) / len(visited) == pytest.approx(wanted, rel=0.08)
+
+
+def test_it_moves_by_the_formula_whatever_noise_says() -> None:
+    assert next_clip(2.0, 0.5, 0.5, 0.2) == 2.0
+    assert next_clip(2.0, 1.0, 0.5, 0.2) == pytest.approx(2.0 * 2.718281828459045**-0.1)
+    assert next_clip(2.0, 1e9, 0.5, 0.2) == next_clip(2.0, 1.0, 0.5, 0.2) < 2.0
+    assert next_clip(2.0, -1e9, 0.5, 0.2) == next_clip(2.0, 0.0, 0.5, 0.2) > 2.0
+
+
+def test_sizes_and_pairs_are_those_of_independent_coins() -> None:
+    policy, rounds = PoissonSelection(0.2, SeededBits(4)), 4000
+    drawn = [policy.choose(range(30), 6, index) for index in range(rounds)]
+    sizes = [len(each) for each in drawn]
+    mean = sum(sizes) / rounds
+    variance = sum((size - mean) ** 2 for size in sizes) / (rounds - 1)
+    assert abs(mean - 6.0) < 4.5 * sqrt(4.8 / rounds)
+    assert abs(variance / 4.8 - 1) < 4.5 * sqrt(2 / rounds) * 1.1  # a cohort of fixed size would have none
+    both = sum(3 in each and 17 in each for each in drawn)
+    assert abs(both - 0.04 * rounds) < 4.5 * sqrt(0.04 * rounds)
+    assert all(each == sorted(each) for each in drawn)
+
+
+def test_coins_cannot_be_guessed_from_a_seed() -> None:
+    one, other = PoissonSelection(0.5), PoissonSelection(0.5)
+    assert one.choose(range(200), 100, 0) != other.choose(range(200), 100, 0)
+    assert PoissonSelection(1.0).choose([2, 5], 1, 0) == [2, 5]
+    with pytest.raises(ValueError, match="rate"):
+        PoissonSelection(0.0)

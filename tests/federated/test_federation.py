@@ -1,4 +1,4 @@
-"""Recipe terms: what a recipe says of a federation, and that nothing is fed back twice."""
+"""Federation: terms of a recipe, and the configuration of rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.federations import federate
 from gossamer.algorithms.compressors import Feedback, Route
 from gossamer.errors import RecipeError
 from gossamer.federated import federation as module
-from gossamer.federated.federation import recipe_terms
+from gossamer.federated.federation import config_by_round, recipe_terms
 
 SLOW_DOWN = "FedAvg(fraction=1.0, local_steps=1, pull=Route(TopK(0.25), rest=TopK(0.25)))"
 
@@ -41,3 +41,17 @@ def test_the_twin_that_feeds_back_what_comes_down_is_worse(monkeypatch: pytest.M
 def test_workers_in_step_are_no_federation() -> None:
     with pytest.raises(RecipeError, match="FedAvg"):
         module.recipe_terms("LocalSGD(period=8)")
+
+
+def test_it_is_the_same_or_goes_by_the_index() -> None:
+    assert config_by_round(None)(3) == {}
+    assert config_by_round({"rate": 0.5, "warm": True, "name": "a", "none": None})(3)["rate"] == 0.5
+    assert config_by_round(lambda index: {"rate": 0.5**index})(3) == {"rate": 0.125}
+
+
+def test_what_devices_could_not_be_sent_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'rate' is tensor\(1\.\).* write float"):
+        config_by_round({"rate": torch.tensor(1.0)})  # type: ignore[dict-item]
+    tells = config_by_round(lambda index: {"rate": [index]})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="'rate' is"):
+        tells(0)

@@ -1,4 +1,4 @@
-"""Mask graph: symmetric, regular, connected, the same for all; and no two groups can open both secrets of a device."""
+"""The graph of masks: neighbors of every device, and how many shares give a secret back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gossamer run` leaves of a run that failed, or was killed."""
+"""Runs that end: records, failures, signals, logs, and tensors that stay there."""
 
 from __future__ import annotations
 
@@ -8,15 +8,128 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import chdir, suppress
+from contextlib import chdir, closing, suppress
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from support.processes import all_end_soon, engine_files_left_open, watched
 
+from gossamer.base.run_files import RunFiles
+from gossamer.cli import run_training as run_end
 from gossamer.cli.main import gossamer
+from gossamer.events import Event, Joined, WithoutSession
+from gossamer.launch.job import Job
+from gossamer.launch.startup import StageMarks
 from gossamer.observe import record as records
+from gossamer.observe.telemetry import open_store
+
+
+class Terminal:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize(
+    ("heard", "told"),
+    [
+        ([Joined()], "never called gossamer.attach"),
+        ([Joined(), WithoutSession(trains=True)], "ran without a session"),
+        ([Joined(), WithoutSession(trains=False)], "ran without a session"),
+    ],
+)
+def test_a_script_that_needs_no_session_is_not_told_to_attach(heard: list[Event], told: str, tmp_path: Path) -> None:
+    files, terminal = RunFiles(tmp_path), Terminal()
+    for rank in range(2):
+        files.report_start(rank, 0, 4711)
+    for event in heard:
+        StageMarks(files, 1, 0)(event)
+    job = Job(script=Path("split.py"), workers=2, logs=tmp_path / "logs")
+    run_end.report(job, tmp_path, records.NO_NETWORK, "finished", terminal, None, None)  # type: ignore[arg-type]
+    (said,) = terminal.said
+    assert told in said
+    assert ("Add this line" in said) == (len(heard) == 1)
+
+
+TRAINING = """
+import gossamer, torch
+world = gossamer.init()
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = gossamer.attach(model, optimizer)
+for step in range(3):
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    session.log(loss=loss.item())
+"""
+
+
+@pytest.mark.processes
+def test_a_run_is_logged_where_tools_look_for_it(tmp_path: Path) -> None:
+    places = ("--log-to", "jsonl:out/metrics.jsonl", "--log-to", "tensorboard:tb", "--log-to", "jsonl:train.py/x")
+    (tmp_path / "train.py").write_text(TRAINING)
+    with chdir(tmp_path), engine_files_left_open():
+        done = CliRunner().invoke(gossamer, ["run", *places, "train.py"])
+    assert done.exit_code == 0, done.output
+    for rank, name in enumerate(("metrics.jsonl", "metrics-1.jsonl")):
+        lines = [json.loads(line) for line in (tmp_path / "out" / name).read_text().splitlines()]
+        assert [line["step"] for line in lines if "loss" in line["values"]] == [1, 2, 3]
+        assert {line["rank"] for line in lines} == {rank}
+    assert sorted(os.listdir(tmp_path / "tb")) == ["rank-0", "rank-1"]
+    assert "train.py/x takes no numbers of this worker now (File exists)" in " ".join(done.output.split())
+
+
+SIGNALED = """
+import os, signal, time
+heard = []
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda number, frame: heard.append(number))
+    os.kill(os.getppid(), number)
+    while number not in heard:
+        time.sleep(0.01)
+print("handled both", flush=True)
+"""
+
+
+@watched
+@pytest.mark.processes
+def test_usr1_and_usr2_to_the_launcher_reach_a_script_that_handles_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SIGNALED)
+    with chdir(tmp_path), engine_files_left_open():
+        done = CliRunner().invoke(gossamer, ["run", "--workers", "1", "train.py"])
+    assert done.exit_code == 0, done.output
+    assert "handled both" in done.stdout
+    assert "SIGUSR2 was forwarded to rank 0" in done.stderr
+
+
+THREE_STEPS = """
+import gossamer, torch
+world = gossamer.init()
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with gossamer.attach(model, optimizer):
+    for step in range(3):
+        model(torch.randn(4, 64)).square().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.processes
+def test_the_store_says_what_every_tensor_costs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(THREE_STEPS)
+    with chdir(tmp_path), engine_files_left_open():
+        command = ["run", "--workers", "2", "--recipe", "TopK(density=0.25)", "--logs", "logs", "train.py"]
+        done = CliRunner().invoke(gossamer, command)
+    assert done.exit_code == 0, done.output
+    asked = "SELECT name, rank, numel, bytes > 0, gradient_norm > 0, energy_share > 0.25, energy_share < 1 FROM tensor"
+    with closing(open_store(tmp_path / "logs" / "run.sqlite", readonly=True)) as db:
+        told = {tuple(row) for row in db.execute(asked)}
+    assert {("weight", rank, 4096, 1, 1, 1, 1) for rank in range(2)} <= told
+    assert {name for name, *_ in told} == {"weight", "bias"}
 
 
 def run(directory: Path, script: str, *options: str) -> Result:

@@ -1,8 +1,8 @@
-"""Integer noise: tables equal the distributions, and draws follow them, by z-scores."""
+"""Noise: distributions of Gaussian and integer draws, from the operating system or a seed."""
 
 from __future__ import annotations
 
-from math import exp, lgamma, log, sqrt
+from math import erf, exp, lgamma, log, sqrt
 
 import numpy
 import pytest
@@ -11,10 +11,68 @@ from torch import Tensor
 
 from gossamer.algorithms.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SKELLAM
 from gossamer.federated.privacy import noise as integer_noise_module
-from gossamer.federated.privacy.noise import SeededBits, Words, integer_noise
+from gossamer.federated.privacy.noise import (
+    GAUSSIAN_PIECE,
+    RandomBits,
+    SeededBits,
+    SystemBits,
+    Words,
+    gaussian,
+    integer_noise,
+)
 
-COUNT = 200_000
+COUNT = 300_000
 LARGEST_Z = 4.5
+CELLS = torch.linspace(-3, 3, 25, dtype=torch.float64)
+
+
+def z_scores(drawn: Tensor, deviation: float) -> dict[str, float]:
+    """Of the mean, the variance, and the chi-square of counts in cells, which is nearly Gaussian for so many cells."""
+    standard = drawn / deviation
+    count = len(standard)
+    edges = [0.0, *(0.5 * (1 + erf(float(cell) / sqrt(2))) for cell in CELLS), 1.0]
+    expected = torch.tensor(edges, dtype=torch.float64).diff() * count
+    found = torch.bincount(torch.bucketize(standard, CELLS), minlength=len(expected)).double()
+    chi_square = float(((found - expected) ** 2 / expected).sum())
+    freedom = len(expected) - 1
+    return {
+        "mean": float(standard.mean()) * sqrt(count),
+        "variance": (float(standard.square().mean()) - 1) * sqrt(count / 2),
+        "chi-square": (chi_square - freedom) / sqrt(2 * freedom),
+    }
+
+
+@pytest.mark.parametrize("bits", [SeededBits(3), SystemBits()])
+def test_mean_variance_and_distribution(bits: RandomBits) -> None:
+    found = z_scores(gaussian(COUNT, 2.5, bits), 2.5)
+    assert max(abs(found["mean"]), abs(found["variance"])) < LARGEST_Z
+    assert found["chi-square"] < LARGEST_Z + 1  # its own tail is heavier
+
+
+def test_half_of_the_noise_is_caught() -> None:
+    found = z_scores(gaussian(COUNT, 1.25, SeededBits(3)), 2.5)
+    assert abs(found["variance"]) > 100
+    assert found["chi-square"] > 1000
+    uniform = (torch.rand(COUNT, generator=torch.Generator().manual_seed(1), dtype=torch.float64) - 0.5) * sqrt(12)
+    assert abs(z_scores(uniform, 1.0)["variance"]) < LARGEST_Z  # the twin of another distribution
+    assert z_scores(uniform, 1.0)["chi-square"] > 1000
+
+
+def test_neighbors_and_pieces_are_independent() -> None:
+    drawn = gaussian(2 * GAUSSIAN_PIECE, 1.0, SeededBits(5))
+    for shift in (1, GAUSSIAN_PIECE // 2, GAUSSIAN_PIECE):
+        together = drawn[:-shift] @ drawn[shift:] / sqrt(len(drawn) - shift)
+        assert abs(float(together)) < LARGEST_Z
+    assert len(gaussian(0, 1.0, SystemBits())) == 0
+    assert len(gaussian(7, 1.0, SystemBits())) == 7
+
+
+def test_the_systems_bits_are_new_each_time() -> None:
+    assert not torch.equal(gaussian(8, 1.0, SystemBits()), gaussian(8, 1.0, SystemBits()))
+    assert torch.equal(gaussian(8, 1.0, SeededBits(1)), gaussian(8, 1.0, SeededBits(1)))
+
+
+INTEGERS = 200_000
 
 
 def skellam(place: int, variance: float) -> float:
@@ -48,24 +106,24 @@ def chi_square_z(drawn: Tensor, variance: float, mechanism: str) -> float:
 @pytest.mark.parametrize("mechanism", [SKELLAM, DISCRETE_GAUSSIAN])
 @pytest.mark.parametrize("variance", [0.7, 9.0, 120.0])
 def test_draws_follow_the_distribution(mechanism: str, variance: float) -> None:
-    drawn = integer_noise(COUNT, variance, mechanism, SeededBits(7))
-    assert abs(float(drawn.double().mean())) < LARGEST_Z * sqrt(variance / COUNT)
+    drawn = integer_noise(INTEGERS, variance, mechanism, SeededBits(7))
+    assert abs(float(drawn.double().mean())) < LARGEST_Z * sqrt(variance / INTEGERS)
     assert chi_square_z(drawn, variance, mechanism) < LARGEST_Z + 1
-    half = integer_noise(COUNT, variance / 4, mechanism, SeededBits(7))  # the twin: half of the deviation
+    half = integer_noise(INTEGERS, variance / 4, mechanism, SeededBits(7))  # the twin: half of the deviation
     assert chi_square_z(half, variance, mechanism) > 100
 
 
 @pytest.mark.parametrize("mechanism", [SKELLAM, DISCRETE_GAUSSIAN])
 @pytest.mark.parametrize("deviation", [30.0, 2048.0])
 def test_the_variance_of_wide_noise(mechanism: str, deviation: float) -> None:
-    drawn = integer_noise(COUNT, deviation**2, mechanism, SeededBits(2)).double()
-    z = (float(drawn.square().mean()) / deviation**2 - 1) * sqrt(COUNT / 2)
+    drawn = integer_noise(INTEGERS, deviation**2, mechanism, SeededBits(2)).double()
+    z = (float(drawn.square().mean()) / deviation**2 - 1) * sqrt(INTEGERS / 2)
     assert abs(z) < LARGEST_Z
 
 
 def test_a_sum_of_skellam_integers_is_one() -> None:
-    parts = [integer_noise(COUNT, 3.0, SKELLAM, SeededBits(seed)) for seed in range(4)]
-    assert chi_square_z(sum(parts, torch.zeros(COUNT, dtype=torch.int64)), 12.0, SKELLAM) < LARGEST_Z + 1
+    parts = [integer_noise(INTEGERS, 3.0, SKELLAM, SeededBits(seed)) for seed in range(4)]
+    assert chi_square_z(sum(parts, torch.zeros(INTEGERS, dtype=torch.int64)), 12.0, SKELLAM) < LARGEST_Z + 1
 
 
 def test_no_noise_and_too_much_are_refused() -> None:
