@@ -26,7 +26,7 @@ from gossamer.federated.messages import CLIENT, THE_SERVER, Report
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.journal import Journaled, RoundsJournal
+from gossamer.federated.server.journal import RoundsJournal
 from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.rounds import Committed, Rounds, serve
 
@@ -97,7 +97,7 @@ class MemoryJournal(RoundsJournal):
     def changed(self, change: RosterChange) -> None:
         self.changes.append(replace(change, ended=tuple(change.ended)))
 
-    def committed(self, rounds: Journaled) -> None:
+    def committed(self, rounds: Rounds) -> None:
         self.state, self.changes = copy.deepcopy(rounds.state_dict()), []
 
     def keep(self, rounds: Rounds) -> None:

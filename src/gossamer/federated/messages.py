@@ -84,14 +84,14 @@ def encode(told: msgspec.Struct) -> str:
     return msgspec.json.encode(told).decode()
 
 
-def decode(text: str, kind: type[Told], sender: Peer) -> Told:
+def decode(text: str, kind: type[Told], sender: Peer | str) -> Told:
     """Raises MalformedError."""
     try:
         found: Any = read_json(text)
         return msgspec.convert(found, kind, strict=True)
     except (ValueError, msgspec.ValidationError) as error:
         raise MalformedError(
-            f"{sender} sent what is no {kind.__name__.lower()} ({error}); nothing of it was used. Install the same "
+            f"{sender} sent an invalid {kind.__name__} message ({error}); nothing of it was used. Install the same "
             "version of Gossamer everywhere"
         ) from error
 

@@ -24,8 +24,8 @@ from gossamer.federated.flower.records import (
     from_text,
     note_record,
     payload_array,
-    to_text,
 )
+from gossamer.federated.messages import encode
 
 identify_this_process()
 APP = linear_app()
@@ -37,7 +37,7 @@ def context() -> Context:
 
 
 def invited(kind: str = "train", **told: Any) -> Message:
-    note = note_record(to_text(NodeInvitation(**{"run": "r", "recipe": RECIPE, "step": 0} | told)))
+    note = note_record(encode(NodeInvitation(**{"run": "r", "recipe": RECIPE, "step": 0} | told)))
     return Message(RecordDict({"arrays": first_arrays(), RECORD: note}), 1000, kind)
 
 
@@ -81,7 +81,7 @@ def test_differences_to_what_is_not_held_and_damaged_notes_are_refused() -> None
         compression_mod()(message, context(), APP)
     damaged = invited()
     damaged.content[RECORD] = note_record("{")
-    with pytest.raises(MalformedError, match="the server sent a note"):
+    with pytest.raises(MalformedError, match="the server sent an invalid NodeInvitation"):
         compression_mod()(damaged, context(), APP)
     with pytest.raises(RecipeError):
         compression_mod()(invited(recipe="__import__('os')"), context(), APP)

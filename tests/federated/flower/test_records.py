@@ -32,8 +32,8 @@ from gossamer.federated.flower.records import (
     parsed,
     payload_of,
     record_bytes,
-    to_text,
 )
+from gossamer.federated.messages import encode
 
 
 def test_without_flower_the_line_to_write_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +95,9 @@ def test_bytes_add_up() -> None:
 
 def test_what_is_written_is_read() -> None:
     told = NodeInvitation(run="r", recipe="TopK(density=0.1)", pull="Int8()", seed=2**53, step=3, counted=1, version=2)
-    assert from_text(to_text(told), NodeInvitation, "it") == told
+    assert from_text(encode(told), NodeInvitation, "it") == told
     answer = NodeAnswer(run="r", step=3, held=-1)
-    assert from_text(to_text(answer), NodeAnswer, "it") == answer
+    assert from_text(encode(answer), NodeAnswer, "it") == answer
 
 
 @pytest.mark.parametrize(

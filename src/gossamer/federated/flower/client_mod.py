@@ -27,8 +27,8 @@ from gossamer.federated.flower.records import (
     only_record,
     payload_array,
     payload_of,
-    to_text,
 )
+from gossamer.federated.messages import encode
 
 Mod = Callable[[Any, Any, Any], Any]  # (Message, Context, what comes next) -> Message
 TRAIN = "train"  # what the type of a message that asks for training begins with
@@ -62,7 +62,7 @@ def compression_mod(recipe: str | None = None) -> Mod:
             if told.step >= 0:
                 state = _compressed(told, state, reply, layout, given, message.metadata.dst_node_id)
             answer = NodeAnswer(run=told.run, step=told.step, held=state.note.version)
-            reply.content[RECORD] = note_record(to_text(answer))
+            reply.content[RECORD] = note_record(encode(answer))
         _save(context, state)
         return reply
 

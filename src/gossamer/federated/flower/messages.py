@@ -10,13 +10,32 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.serverapp import Grid
 
 from gossamer.errors import MalformedError
 
 log = logging.getLogger(__name__)
 
 RUN, SERVER_NODE, FIRST_NODE = 1, 1, 1000
+
+
+class GossamerGrid(Grid):  # type: ignore[misc]  # where types are checked, there is no Flower
+    """The part of a Grid that does not depend on where its nodes are."""
+
+    run: Any = None
+
+    def set_run(self, run: Any) -> None:
+        self.run = run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_nodes(self) -> list[Any]:
+        return [NodeInfo(node_id=node) for node in self.get_node_ids()]
 
 
 class MessageHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
-from gossamer.base.json_text import read_json
 from gossamer.errors import GossamerError, LoopError, MalformedError
 from gossamer.federated.flower.arrays import is_ours
-from gossamer.federated.messages import Count
+from gossamer.federated.messages import Count, decode
 
 FLOOR = (1, 23)  # the oldest that the tests ran with
 TESTED = "1.41.0"
@@ -111,22 +110,11 @@ class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 Note = TypeVar("Note", NodeInvitation, NodeAnswer)
 
 
-def to_text(note: NodeInvitation | NodeAnswer) -> str:
-    return msgspec.json.encode(note).decode()
-
-
 def from_text(text: object, kind: type[Note], sender: str) -> Note:
     """Raises MalformedError."""
-    try:
-        if not isinstance(text, str) or len(text) > MOST_LETTERS:
-            raise ValueError("a short JSON text was due")
-        found: Any = read_json(text)
-        return msgspec.convert(found, kind, strict=True)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise MalformedError(
-            f"{sender} sent a note that cannot be read ({error}); nothing of it was used. Install the same version of "
-            "Gossamer everywhere"
-        ) from error
+    if not isinstance(text, str) or len(text) > MOST_LETTERS:
+        raise MalformedError(f"{sender} sent a note that is no JSON text of at most {MOST_LETTERS} characters")
+    return decode(text, kind, sender)
 
 
 NUMPY = "numpy.ndarray"  # the stype of Flower's own arrays

@@ -34,8 +34,8 @@ from gossamer.federated.flower.records import (
     payload_array,
     payload_of,
     record_bytes,
-    to_text,
 )
+from gossamer.federated.messages import encode
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         if self.pull is not None and is_global:
             told, record, given = self._version_for(node, model, told, self.pull)
         self.traffic[-1].went_down(number, record_bytes(record), record_bytes(model.record))
-        records = dict(message.content.items()) | {model.name: record, RECORD: note_record(to_text(told))}
+        records = dict(message.content.items()) | {model.name: record, RECORD: note_record(encode(told))}
         message.content = RecordDict(records)
         if step >= 0:
             self._asked[number] = model, given

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from gossamer.base.peer_ops import Await, Peer, PeerScript, Reply
 from gossamer.comm.rpc.endpoint import TcpEndpoint
@@ -21,6 +20,7 @@ from gossamer.federated.flower.desk import MessageDesk, answer_letters
 from gossamer.federated.flower.messages import (
     FIRST_NODE,
     RUN,
+    GossamerGrid,
     MessageHead,
     answer_from_bytes,
     answer_to_bytes,
@@ -34,13 +34,13 @@ from gossamer.federated.flower.messages import (
 from gossamer.federated.messages import CLIENT, THE_SERVER
 
 
-class TcpGrid(Grid):  # type: ignore[misc]  # where types are checked, there is no Flower
+class TcpGrid(GossamerGrid):
     """A Grid whose nodes run `serve_node`. A node that is silent for longer than the endpoint's `dead_after_seconds`
     is answered for by an error reply, as on Flower, and is asked again once it is back."""
 
     def __init__(self, endpoint: TcpEndpoint) -> None:
         """endpoint: of the peer THE_SERVER; the grid uses it until `close`, which does not close it."""
-        self._endpoint, self._desk, self._run = endpoint, MessageDesk(), None
+        self._endpoint, self._desk = endpoint, MessageDesk()
         self._changed = threading.Condition()
         self._asked: dict[str, tuple[tuple[int, int], Message]] = {}  # by message: where its answer comes
         identify_this_process()
@@ -52,27 +52,10 @@ class TcpGrid(Grid):  # type: ignore[misc]  # where types are checked, there is 
             said = self._desk.end()
         self._say(said)
 
-    def set_run(self, run: Any) -> None:
-        self._run = run
-
-    @property
-    def run(self) -> Any:
-        return self._run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
     def get_node_ids(self) -> list[int]:
         """Those that are there now."""
         with self._changed:
             return [FIRST_NODE + number for number in sorted(self._desk.present)]
-
-    def get_nodes(self) -> list[Any]:
-        from flwr.proto.node_pb2 import NodeInfo
-
-        return [NodeInfo(node_id=node) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return [self._push(message) for message in messages]

@@ -16,7 +16,7 @@ from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import ServerApp
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.errors import require
@@ -24,6 +24,7 @@ from gossamer.federated.flower.messages import (
     FIRST_NODE,
     RUN,
     SERVER_NODE,
+    GossamerGrid,
     called,
     content_bytes,
     copied,
@@ -43,7 +44,7 @@ class ReplyUnderway:
     reply: Message
 
 
-class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there is no Flower
+class VirtualGrid(GossamerGrid):
     """A Grid whose nodes are devices in virtual time.
 
     seconds: the clock. traffic: bytes by pushed batch of messages. What an app raises comes back as an error reply, as
@@ -64,7 +65,7 @@ class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there
         require(len(profiles) > 0, "a grid has at least one device: write VirtualGrid(app, devices=10)")
         self.seconds = 0.0
         self.traffic: list[RoundTraffic] = []
-        self._app, self._run = client_app, None
+        self._app = client_app
         self._devices = {FIRST_NODE + i: VirtualDevice(i, each, seed) for i, each in enumerate(profiles)}
         self.contexts = {
             node: Context(
@@ -81,26 +82,9 @@ class VirtualGrid(Grid):  # type: ignore[misc]  # where types are checked, there
 
     # What strategies and ServerApps ask.
 
-    def set_run(self, run: Any) -> None:
-        self._run = run
-
-    @property
-    def run(self) -> Any:
-        return self._run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
     def get_node_ids(self) -> list[int]:
         """All of them: who is absent answers when it is back."""
         return list(self._devices)
-
-    def get_nodes(self) -> list[Any]:
-        from flwr.proto.node_pb2 import NodeInfo
-
-        return [NodeInfo(node_id=node) for node in self._devices]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Raises ValueError for a node that is none."""

@@ -142,52 +142,25 @@ def drawn_profiles(
     for name, spread in spreads.items():
         require(isfinite(spread) and spread >= 0, f"{name} is a spread, 0 or more and finite, not {spread}")
     require(0 < present_seconds <= DAY_SECONDS, f"present_seconds is above 0 and at most a day's {DAY_SECONDS:.0f}")
-    return [
-        _drawn(
-            Random(rng.address(seed, "device profile", number)),
-            compute=(seconds_per_sample * samples_per_step, compute_sigma),
-            up=up_bits_per_second,
-            down=down_bits_per_second,
-            link_sigma=link_sigma,
-            round_trip_seconds=round_trip_seconds,
-            present_seconds=present_seconds,
-            night=(night_hour * 3600, night_sigma_hours * 3600),
-            failure=failure,
+    always, profiles = present_seconds >= DAY_SECONDS, []
+    for number in range(count):
+        random = Random(rng.address(seed, "device profile", number))
+        seconds_per_step = seconds_per_sample * samples_per_step * exp(compute_sigma * random.gauss(0.0, 1.0))
+        line = exp(link_sigma * random.gauss(0.0, 1.0))
+        middle = random.gauss(night_hour * 3600, night_sigma_hours * 3600)
+        length = DAY_SECONDS if always else min(present_seconds * random.uniform(0.5, 1.5), DAY_SECONDS)
+        profiles.append(
+            DeviceProfile(
+                seconds_per_step=seconds_per_step,
+                up_bits_per_second=up_bits_per_second * line,
+                down_bits_per_second=down_bits_per_second * line,
+                round_trip_seconds=round_trip_seconds,
+                present_from=0.0 if always else (middle - length / 2) % DAY_SECONDS,
+                present_seconds=length,
+                failure=failure,
+            )
         )
-        for number in range(count)
-    ]
-
-
-def _drawn(
-    random: Random,
-    *,
-    compute: tuple[float, float],
-    up: float,
-    down: float,
-    link_sigma: float,
-    round_trip_seconds: float,
-    present_seconds: float,
-    night: tuple[float, float],
-    failure: float,
-) -> DeviceProfile:
-    seconds_per_step = _lognormal(random, *compute)
-    line = _lognormal(random, 1.0, link_sigma)
-    middle, length = random.gauss(*night), present_seconds * random.uniform(0.5, 1.5)
-    always = present_seconds >= DAY_SECONDS
-    length = DAY_SECONDS if always else min(length, DAY_SECONDS)
-    return DeviceProfile(
-        seconds_per_step=seconds_per_step,
-        up_bits_per_second=up if up == inf else up * line,
-        down_bits_per_second=down if down == inf else down * line,
-        round_trip_seconds=round_trip_seconds,
-        present_from=0.0 if always else (middle - length / 2) % DAY_SECONDS,
-        present_seconds=length,
-        failure=failure,
-    )
-
-
-def _lognormal(random: Random, median: float, sigma: float) -> float:
-    return median * exp(sigma * random.gauss(0.0, 1.0))
+    return profiles
 
 
 TIMES = SECONDS | {"min": 60.0, "h": 3600.0}

@@ -86,7 +86,9 @@ class BufferedRounds(Rounds):
     def gathered(self) -> Gathered | None:
         if not self.reported or self.roster.training:
             return super().gathered
-        return Gathered.reports(len(self.reported), self._wanted_reports())
+        return Gathered(
+            len(self.reported), self._wanted_reports(), "reports that a version is made of", "it is made of"
+        )
 
     def is_between_rounds(self) -> bool:
         """A device that was refused waits for the next version, unless it is the only one that could report."""

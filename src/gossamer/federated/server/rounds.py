@@ -113,16 +113,8 @@ class Gathered:
 
     here: int
     wanted: int
-    of: str
-    then: str  # what is done with fewer, after a while
-
-    @classmethod
-    def devices(cls, here: int, wanted: int) -> Gathered:
-        return cls(here, wanted, "devices that a round begins with", "it begins with")
-
-    @classmethod
-    def reports(cls, here: int, wanted: int) -> Gathered:
-        return cls(here, wanted, "reports that a version is made of", "it is made of")
+    of: str = "devices that a round begins with"
+    then: str = "it begins with"  # what is done with fewer, after a while
 
 
 KEPT = ("model", "roster", "selection", "admission")  # by a journal, and what privacy spent
@@ -201,7 +193,7 @@ class Rounds(ABC):
     @property
     def gathered(self) -> Gathered | None:
         """Of what is waited for; None while devices train."""
-        return Gathered.devices(len(self.roster.ready), self.wanted) if self.is_between_rounds() else None
+        return Gathered(len(self.roster.ready), self.wanted) if self.is_between_rounds() else None
 
     @abstractmethod
     def assign(self, moment: float) -> list[int]:

@@ -47,13 +47,16 @@ class DeviceTraining(Protocol):
 
     def fewest_steps(self, op: Train) -> int:
         """Steps that it takes at least, known before it was trained."""
+        return 0
 
     @property
     def most_together(self) -> int | None:
         """How many in one call, whose results depend on each other by rounding; None: each is by itself."""
+        return None
 
     def forget(self, op: Train) -> None:
         """It is not to be trained after all."""
+        return None
 
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
         """In the order of the ops. What the user's function raises carries a note with the device and the round."""
@@ -78,15 +81,6 @@ class OneByOne(DeviceTraining):
     @property
     def description(self) -> str:
         return f"one after another{self._why and f' ({self._why})'}"
-
-    def fewest_steps(self, op: Train) -> int:
-        return 0
-
-    @property
-    def most_together(self) -> int | None:
-        return None
-
-    def forget(self, op: Train) -> None: ...
 
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
         for op in ops:
