@@ -44,7 +44,7 @@ def test_workers_in_step_are_no_federation() -> None:
 
 
 def test_it_is_the_same_or_goes_by_the_index() -> None:
-    assert config_by_round(None)(3) == {}
+    assert config_by_round(None) is None
     assert config_by_round({"rate": 0.5, "warm": True, "name": "a", "none": None})(3)["rate"] == 0.5
     assert config_by_round(lambda index: {"rate": 0.5**index})(3) == {"rate": 0.125}
 

@@ -47,7 +47,9 @@ class Evaluator:
         index = version - 1
         seed = rng.address(self._seed, "evaluate", version) >> 11
         with torch.no_grad():
-            told = Round(index=index, client=None, config=self._config(index), seed=seed)
+            told = Round(
+                index=index, client=None, config={} if self._config is None else self._config(index), seed=seed
+            )
             update = self._function(self._model, told)
         if not isinstance(update, Update):
             raise LoopError(

@@ -37,11 +37,13 @@ Config = Mapping[str, Scalar]
 RoundConfig = Config | Callable[[int], Config]
 
 
-def config_by_round(config: RoundConfig | None) -> Callable[[int], dict[str, Scalar]]:
-    """Tells a round's by its index, from 0. Raises ValueError for what cannot travel."""
+def config_by_round(config: RoundConfig | None) -> Callable[[int], dict[str, Scalar]] | None:
+    """The configuration of a round by its index, from 0; None where there is none. Raises ValueError."""
     if callable(config):
         return lambda index: _checked(config(index))
-    same = _checked(config or {})
+    if not config:
+        return None
+    same = _checked(config)
     return lambda index: same
 
 

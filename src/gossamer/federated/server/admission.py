@@ -53,7 +53,7 @@ class ContributionAdmission:
     """
 
     def __init__(self, limits: ContributionLimits, strategy: FederatedStrategy) -> None:
-        self.limits, self._strategy = limits, strategy
+        self.limits, self._strategy, self._needs_steps = limits, strategy, strategy.needs_steps
         self._known: deque[Sizes] = deque(maxlen=REMEMBERED)  # of those that were admitted last
 
     def most_bytes(self, expected: int) -> int:
@@ -96,7 +96,7 @@ class ContributionAdmission:
                     "which can be printed"
                 )
         asked = self._strategy.local_steps
-        if asked is not None and self._strategy.needs_steps and report.steps > asked:
+        if asked is not None and self._needs_steps and report.steps > asked:
             raise MalformedError(
                 f"it claims {report.steps} steps, and the recipe says local_steps={asked}: take batches from "
                 "round.batches(loader), and make one step with each"
@@ -151,7 +151,7 @@ class ContributionAdmission:
     def _sizes(self, blocks: Sequence[Tensor], work: LocalWork) -> Sizes:
         """The norm of each block, the weight, and the steps where they count. Raises MalformedError."""
         norms = [float(torch.linalg.vector_norm(block, dtype=torch.float64)) for block in blocks]
-        steps = work.steps if self._strategy.needs_steps else 0
+        steps = work.steps if self._needs_steps else 0
         sizes = (*norms, self._strategy.weight(work, 0), float(steps))
         self._check(sizes, (self.limits.largest_norm or inf, *[inf] * (len(sizes) - 1)))
         return sizes

@@ -48,6 +48,7 @@ class GlobalModel:
     ) -> None:
         """parameters: (n,), copied. pull: complete for every shape, or None."""
         self.strategy, self.state, self.seed = strategy, state, seed
+        self._tensors, self._shared_keys = strategy.contribution_count, strategy.shared_keys
         self.compressor = compressor
         self.begin_anew()
         self._sizes: dict[int, ContributionSize] = {}  # by round
@@ -68,7 +69,7 @@ class GlobalModel:
     def decode(self, stamp: Stamp, payload: Payload, counts: Sequence[int]) -> tuple[Tensor, ...]:
         """A contribution's tensors: (n,) each, fresh and finite. Raises MalformedError."""
         at = contribution_context(self.seed, stamp.worker, stamp.step)
-        like = [FlatTensors(self.parameters, self.state.layout)] * self.strategy.contribution_count
+        like = [FlatTensors(self.parameters, self.state.layout)] * self._tensors
         return shard_message.decode(self.compressor, payload, counts, like, at)
 
     def contribution_size(self, index: int) -> ContributionSize:
@@ -78,7 +79,7 @@ class GlobalModel:
                 self._sizes.clear()
             at = contribution_context(self.seed, 0, index)
             block = FlatTensors(self.parameters.to("meta"), self.state.layout)
-            blocks = [block] * self.strategy.contribution_count
+            blocks = [block] * self._tensors
             states = shard_message.initial_states(self.compressor, blocks, at)
             sent = shard_message.encode(self.compressor, blocks, states, [at] * len(blocks)).payload
             self._sizes[index] = ContributionSize(payload_bytes(sent), sum(not tensor.numel() for tensor in sent))
@@ -109,7 +110,7 @@ class GlobalModel:
         return self.version
 
     def _public_blocks(self) -> list[FlatTensors]:
-        shared = [self.memory[key] for key in self.strategy.shared_keys]
+        shared = [self.memory[key] for key in self._shared_keys]
         return [FlatTensors(flat, self.state.layout) for flat in (self.parameters, *shared)]
 
     def state_dict(self) -> dict[str, Any]:

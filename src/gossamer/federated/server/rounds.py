@@ -458,7 +458,7 @@ class Rounds(ABC):
                 round=assignment.round,
                 version=version,
                 chain=pulled.about,
-                config=self.config(assignment.round),
+                config={} if self.config is None else self.config(assignment.round),
                 seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
                 secure=self.secure_task,
                 lineage=self.model.lineage,
