@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from gossamer.base.peer_ops import Arrived, Peer, Pull, Pulled, Push, Receipt
 from gossamer.errors import AttachError, MalformedError, MismatchError
 from gossamer.federated import Round, Update
 from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
-from gossamer.federated.client.store import MemoryStore
+from gossamer.federated.client.store import ClientState, MemoryStore
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER, Report, SecureTask, Task, decode, encode
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.server import journal
@@ -85,6 +85,16 @@ def test_a_device_without_data_says_so_and_sends_nothing() -> None:
     assert isinstance(again, Pull)
     assert again.at_least == 1
     assert store.load().residuals == ()
+
+
+@pytest.mark.parametrize(("version", "kept"), [(7, True), (8, False)])
+def test_feedback_older_than_stale_after_is_dropped(version: int, kept: bool) -> None:
+    recipe, store = replace(plain_recipe(), strategy=FedAvg(stale_after=4)), MemoryStore()
+    store.save(ClientState(residuals=({"residual": torch.ones(3)},), residual_version=3))
+    script = participate(0, recipe, store)
+    next(script)
+    assert isinstance(script.send(replace(task(recipe, 0), version=version)), Train)
+    assert bool(store.load().residuals) is kept
 
 
 def some_have_none(model: nn.Module, told: Round) -> Update:

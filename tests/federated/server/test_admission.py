@@ -216,6 +216,9 @@ def test_an_empty_part_is_kept_where_the_contribution_has_an_empty_tensor() -> N
     assert uploads.missing(0, stamp, 3) == (2,)
     with pytest.raises(MalformedError, match="more than the 1 empty parts"):
         uploads.add(0, stamp, 2, torch.zeros(0), most_bytes=8, most_empty=1)
+    payload = uploads.take(0, Report(samples=1, steps=1, parts=2, shapes=((0,), (2,))))
+    assert [tuple(each.shape) for each in payload] == [(0,), (2,)]
+    assert uploads.nbytes == 0
 
 
 def test_a_device_that_diverges_says_so_and_takes_part_again() -> None:
