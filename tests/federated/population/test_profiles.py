@@ -30,6 +30,7 @@ def test_speeds_and_links_are_lognormal_around_their_medians() -> None:
     assert abs(z(ups, log(5e6), 0.8)) < 4.5
     assert abs(z(steps, log(0.16) + 0.6**2 / 2, 0.6)) > 4.5  # the twin: the mean taken for the median
     assert abs(stdev(steps) / 0.6 - 1) < 4.5 / sqrt(2 * COUNT)
+    assert abs(stdev(ups) / 0.8 - 1) < 4.5 / sqrt(2 * COUNT)
     assert all(each.down_bits_per_second == pytest.approx(4 * each.up_bits_per_second) for each in DRAWN)
 
 

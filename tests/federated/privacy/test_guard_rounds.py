@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 from support.federations import Federation, federate, model_of, one_pass
+from support.rounds_by_hand import rounds_of
 from torch import nn
 
+from gossamer.algorithms.strategies.federated import CentralPrivacy, FedAvg, LocalPrivacy
 from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.errors import RecipeError
 from gossamer.federated.client.functions import Round, Update
-from gossamer.federated.privacy import guard as poisson_selection
-from gossamer.federated.privacy import guard as privacy_guard
-from gossamer.federated.privacy import noise as gaussian_noise
+from gossamer.federated.privacy import guard
 from gossamer.federated.privacy.noise import SeededBits
 from gossamer.federated.server.from_strategy import rounds_for
 
@@ -26,9 +26,7 @@ BAD = VirtualNetwork(round_trip_seconds=0.1, jitter_seconds=0.2, loss=0.2, dupli
 @pytest.fixture(autouse=True)
 def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same noise and coins in every run: bounds on what is random would fail once in a while."""
-    monkeypatch.setattr(privacy_guard, "SystemBits", lambda: SeededBits(11))
-    monkeypatch.setattr(poisson_selection, "SystemBits", lambda: SeededBits(12))
-    assert gaussian_noise.DRAWS == 4
+    monkeypatch.setattr(guard, "SystemBits", lambda: SeededBits(12))
 
 
 def first_version() -> torch.Tensor:
@@ -46,6 +44,16 @@ def test_without_noise_or_clipping_it_is_the_plain_mean() -> None:
     assert torch.allclose(private.parameters, plain.parameters, rtol=0, atol=1e-8)
     halved = federate("FedAvg(fraction=1.0, privacy=CentralPrivacy(1e-12, clip=1.0))", clients=4, rounds=3)
     assert not torch.allclose(halved.parameters, plain.parameters, rtol=0, atol=0.1)  # the twin: clipped
+
+
+@pytest.mark.parametrize(
+    ("privacy", "compared"),
+    [(None, True), (CentralPrivacy(1.0, clip=1.0), False), (LocalPrivacy(1.0, clip=1.0), True)],
+)
+def test_under_central_privacy_contributions_are_not_compared(privacy: Any, compared: bool) -> None:
+    """One device's contribution must not decide whether another's counts."""
+    rounds = rounds_of(FedAvg(privacy=privacy), clients=20)
+    assert (rounds.admission.limits.largest_ratio is not None) is compared
 
 
 @pytest.mark.parametrize("text", ["Dense()", "TopK(0.5)", "Int8()", "RandomK(0.5, feedback=False)"])
@@ -135,7 +143,7 @@ def test_local_noise_is_spent_by_every_task_also_one_that_does_not_count() -> No
 
 
 def test_coins_without_noise_on_the_server_are_refused() -> None:
-    coins = poisson_selection.PoissonSelection(0.2, SeededBits(1))
+    coins = guard.PoissonSelection(0.2, SeededBits(1))
     with pytest.raises(RecipeError, match="perhaps none, of which no mean"):
         federate("FedAvg()", policy=lambda model, **options: rounds_for(model, **{**options, "selection": coins}))
 
