@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from support.processes import all_end_soon, engine_files_left_open, watched
 
 from gossamer.base.run_files import RunFiles
-from gossamer.cli import run_training as run_end
+from gossamer.cli import run_training
 from gossamer.cli.main import gossamer
 from gossamer.events import Event, Joined, WithoutSession
 from gossamer.launch.job import Job
@@ -48,7 +48,7 @@ def test_a_script_that_needs_no_session_is_not_told_to_attach(heard: list[Event]
     for event in heard:
         StageMarks(files, 1, 0)(event)
     job = Job(script=Path("split.py"), workers=2, logs=tmp_path / "logs")
-    run_end.report(job, tmp_path, records.NO_NETWORK, "finished", terminal, None, None)  # type: ignore[arg-type]
+    run_training.report(job, tmp_path, records.NO_NETWORK, "finished", terminal, None, None)  # type: ignore[arg-type]
     (said,) = terminal.said
     assert told in said
     assert ("Add this line" in said) == (len(heard) == 1)

@@ -8,7 +8,6 @@ from support.federations import federate
 
 from gossamer.algorithms.compressors import Feedback, Route
 from gossamer.errors import RecipeError
-from gossamer.federated import federation as module
 from gossamer.federated.federation import config_by_round, recipe_terms
 
 SLOW_DOWN = "FedAvg(fraction=1.0, local_steps=1, pull=Route(TopK(0.25), rest=TopK(0.25)))"
@@ -40,7 +39,7 @@ def test_the_twin_that_feeds_back_what_comes_down_is_worse(monkeypatch: pytest.M
 
 def test_workers_in_step_are_no_federation() -> None:
     with pytest.raises(RecipeError, match="FedAvg"):
-        module.recipe_terms("LocalSGD(period=8)")
+        recipe_terms("LocalSGD(period=8)")
 
 
 def test_it_is_the_same_or_goes_by_the_index() -> None:

@@ -9,7 +9,7 @@ import torch
 from support.deployed_federations import flat
 from support.federations import model_of
 
-from gossamer.federated import model_state as model_file
+from gossamer.federated import model_state
 from gossamer.federated.model_state import save_model
 
 
@@ -28,7 +28,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     def full(state: object, file: object) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr(model_file.torch, "save", full)
+    monkeypatch.setattr(model_state.torch, "save", full)
     with pytest.raises(OSError, match="no space"):
         save_model(model_of(seed=1), path)
     assert path.read_bytes() == before
