@@ -64,7 +64,7 @@ class DeviceProfile:
 
 
 def presence(profile: DeviceProfile, moment: float) -> tuple[float, float]:
-    """The device's present or next stay: from when, at least `moment`, and until when."""
+    """The device's present or next stay: from when, at least `moment`, and until when. Time begins at a midnight."""
     if profile.is_always_present:
         return moment, inf
     day = floor((moment - profile.present_from + ROUNDING_SECONDS) / DAY_SECONDS)
@@ -84,7 +84,7 @@ class TaskTimes(NamedTuple):
 
 @dataclass
 class VirtualDevice:
-    """A device, and until when it is busy."""
+    """A device that answers one task after another, and until when it is busy."""
 
     number: int
     profile: DeviceProfile

@@ -42,7 +42,18 @@ def clipped(blocks: Sequence[Tensor], bound: float) -> tuple[Tensor, ...]:
 
 
 def integers(blocks: Sequence[Tensor], grid: IntegerGrid, mechanism: str, bits: RandomBits | None = None) -> Tensor:
-    """(entries,) in int64, each within `grid.largest`: all blocks, (n,) each, side by side. Raises NotFinite."""
+    """A device's clipped contribution on a grid of integers, with its share of the noise, for a secure sum.
+
+    Args:
+        blocks: tensors of a message of a linear code, encoded after feedback, `grid.entries` numbers together. Nothing
+            else of a device may be in them: no weight, no number of samples.
+        grid: `DistributedPrivacy.grid(entries, secure.bits, survivors)`, with `survivors` of the cohort's size, which
+            each device counts on the roster that it agreed on masks with.
+
+    Returns:
+        (entries,) in int64, each within `grid.largest`. The secure sum adds `survivors` of them or more, exactly or
+        modulo anything that holds the sum; `mean_of` makes the mean message of the total. Raises NotFinite.
+    """
     bits = bits or SystemBits()
     scaled = torch.cat([block.reshape(-1) for block in clipped(blocks, grid.clip)]) / grid.unit
     rounded = _rounded(scaled, grid.norm, bits)

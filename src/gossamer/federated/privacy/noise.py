@@ -59,7 +59,12 @@ GAUSSIAN_PIECE = 1 << 17  # numbers at once, so that memory stays small
 
 
 def gaussian(count: int, deviation: float, bits: RandomBits) -> Tensor:
-    """(count,) independent Gaussian numbers of mean 0 and such a standard deviation, in float64."""
+    """(count,) independent Gaussian numbers of mean 0 and such a standard deviation, in float64.
+
+    Floating-point numbers have gaps, and a single draw of Box and Muller's formula can only land on some of them, so
+    the result shows which numbers it cannot have been added to. A sum of four draws closes the gaps.
+    source: Mironov 2012, CCS; Holohan & Braghin 2021, ESORICS
+    """
     found = torch.empty(count, dtype=torch.float64)
     for start in range(0, count, GAUSSIAN_PIECE):
         size = min(GAUSSIAN_PIECE, count - start)
@@ -99,7 +104,12 @@ def integer_noise(count: int, variance: float, mechanism: str, bits: RandomBits)
 
 @dataclass(frozen=True)
 class _NoiseTable:
-    """For each integer from -largest to largest - 1: the numbers of 128 bits below which a draw is at most it."""
+    """For each integer from -largest to largest - 1: the numbers of 128 bits below which a draw is at most it.
+
+    It is computed in decimal arithmetic of 60 digits and cut at 12 standard deviations; 128 bits pick the entry, the
+    second 64 only where the first do not decide. A draw is off its distribution by less than 1e-30 in total variation,
+    which accounting pays for.
+    """
 
     ends: Sequence[int]  # ascending
     first: NDArray[numpy.uint64]  # their first 64 bits

@@ -206,7 +206,12 @@ PRIME = 2**256 + 297  # the smallest above every secret
 
 
 def split(secret: bytes, threshold: int, places: Sequence[int]) -> dict[int, bytes]:
-    """A share of SHARE_BYTES for each of the places, which are distinct and above 0."""
+    """A share of SHARE_BYTES for each of the places, which are distinct and above 0.
+
+    A share is the value at its place of a random polynomial over the prime field of PRIME whose value at 0 is the
+    secret: any `threshold` shares give the secret back, and fewer tell nothing.
+    source: Shamir 1979, Communications of the ACM
+    """
     require(len(secret) == SECRET_BYTES, f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
     require(
         0 < threshold <= len(set(places)) == len(places) and min(places) > 0,
