@@ -290,7 +290,7 @@ def test_strange_answers_of_a_server_are_refused() -> None:
     answers = [
         (device.Receipt(version=GO_ON, payload=twice.payload, about='{"clients":[1,1,2,3]}'), "names a client twice"),
         (device.Receipt(version=GO_ON, about='{"clients":[1]}'), "1 rows of 160 bytes were due"),
-        (device.Receipt(version=GO_ON, about="no"), "sent what is no listed"),
+        (device.Receipt(version=GO_ON, about="no"), "invalid Listed message"),
         (device.Receipt(version=-9), "no fate"),
     ]
     for answer, why in answers:
