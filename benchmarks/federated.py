@@ -75,8 +75,8 @@ def run(setting: Setting) -> Run:
 
     import gossamer.federated
     from gossamer.federated import Round, Update
+    from gossamer.federated.client.functions import load_script
     from gossamer.federated.population import drawn_profiles
-    from gossamer.federated.script_file import load_script
 
     torch.set_num_threads(1)
     script = load_script(SCRIPT, ["--rate", str(setting.rate), "--batch", "64", "--seed", str(setting.seed)])

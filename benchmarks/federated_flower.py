@@ -41,13 +41,13 @@ from gossamer.base.peer_ops import Peer
 from gossamer.comm.simulation import simulate_peers
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.functions import Round
+from gossamer.federated.client.local_training import Trainer, answered
 from gossamer.federated.client.script import ClientRecipe, participate
 from gossamer.federated.client.store import MemoryStore
-from gossamer.federated.client.trainer import Trainer, answered
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.script import serve
+from gossamer.federated.server.rounds import serve
 from gossamer.federated.server.selection import Uniform
 from gossamer.federated.server.synchronous import SynchronousRounds
 

@@ -18,7 +18,7 @@ import torch
 from benchmarks.provenance import ROOT, provenance  # found only after the line above
 
 import gossamer.federated
-from gossamer.federated.script_file import load_script
+from gossamer.federated.client.functions import load_script
 
 SCRIPT = ROOT / "examples" / "federated_digits.py"
 CLIENTS, SMOOTHED = 100, 5

@@ -28,18 +28,17 @@ from gossamer.comm.environment.host_info import machine
 from gossamer.comm.simulation import simulate_peers
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.functions import Round, Update
+from gossamer.federated.client.local_training import Trainer, answered
 from gossamer.federated.client.script import ClientRecipe, participate
 from gossamer.federated.client.store import MemoryStore
-from gossamer.federated.client.trainer import Trainer, answered
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.privacy.gaussian_noise import gaussian
-from gossamer.federated.privacy.integer_contribution import integers
-from gossamer.federated.privacy.privacy_guard import PrivacyGuard
-from gossamer.federated.privacy.random_bits import SystemBits
-from gossamer.federated.server.contributions.contribution_sum import PrivateSum, StreamedMean
+from gossamer.federated.privacy.guard import PrivacyGuard
+from gossamer.federated.privacy.mechanisms import PrivateSum, integers
+from gossamer.federated.privacy.noise import SystemBits, gaussian
+from gossamer.federated.server.aggregation import WeightedSum
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.script import serve
+from gossamer.federated.server.rounds import serve
 from gossamer.federated.server.selection import Uniform
 from gossamer.federated.server.synchronous import SynchronousRounds
 
@@ -68,7 +67,7 @@ def seconds_of(call: Callable[[], Any], times: int = 3) -> float:
 def parts(entries: int) -> None:
     privacy, block = CentralPrivacy(noise=1.0, clip=1.0), torch.randn(entries)
     guard = PrivacyGuard(privacy, cohort=100, clients=10_000, feedback=False, blank=[block])
-    plain, private = StreamedMean(), PrivateSum(guard, privacy)
+    plain, private = WeightedSum(), PrivateSum(guard, privacy)
     rounds = iter(range(100, 200))
     timed: dict[str, Callable[[], Any]] = {
         "Gaussian noise": lambda: gaussian(entries, 1.0, SystemBits()),
@@ -137,7 +136,7 @@ def federation(text: str, devices: int, rounds: int) -> None:
     began = time.perf_counter()
     simulate_peers(scripts, VirtualNetwork(), 0)
     taken = time.perf_counter() - began
-    print(f"  {taken / rounds:.3f} s a round, training included; {server.privacy.why or 'all rounds were made'}")
+    print(f"  {taken / rounds:.3f} s a round, training included; {server.why_exhausted or 'all rounds were made'}")
 
 
 def main(devices: int, rounds: int, entries: int) -> None:

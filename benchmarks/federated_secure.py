@@ -26,7 +26,7 @@ from gossamer.base.layout import Layout
 from gossamer.base.ops import Payload, payload_bytes
 from gossamer.base.peer_ops import Receipt
 from gossamer.federated.messages import THE_SERVER, SecureTask, decode
-from gossamer.federated.secure.agreement import (
+from gossamer.federated.secure_aggregation.agreement import (
     ROW_BYTES,
     SEALED_BYTES,
     Agreement,
@@ -36,12 +36,11 @@ from gossamer.federated.secure.agreement import (
     payload_rows,
     rows_payload,
 )
-from gossamer.federated.secure.cohort import SecureCohort
-from gossamer.federated.secure.device import DeviceSecrets
-from gossamer.federated.secure.fixed_point import FixedPoint
-from gossamer.federated.secure.masking.masks import add_mask
-from gossamer.federated.secure.masking.shamir import SHARE_BYTES
-from gossamer.federated.secure.roster import SIGNATURE_BYTES, SimulatedRoster
+from gossamer.federated.secure_aggregation.cohort import SecureCohort
+from gossamer.federated.secure_aggregation.device import DeviceSecrets
+from gossamer.federated.secure_aggregation.fixed_point import FixedPoint
+from gossamer.federated.secure_aggregation.identities import SIGNATURE_BYTES, SimulatedRoster
+from gossamer.federated.secure_aggregation.masking import SHARE_BYTES, add_mask
 
 SECONDS: dict[str, float] = defaultdict(float)
 BYTES: dict[str, int] = defaultdict(int)

@@ -42,10 +42,10 @@ from gossamer.comm.wire.messages import encode_ask
 from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.deployment import limits
-from gossamer.federated.deployment.invitations import DEVICE, JOIN, RUN, Invitation, JoinRequest
+from gossamer.federated.deployment.reception import DEVICE, JOIN, RUN, Invitation, JoinRequest
+from gossamer.federated.federation import recipe_terms
 from gossamer.federated.messages import THE_SERVER, decode, encode
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.recipe_terms import recipe_terms
 from gossamer.plan.emulation import plan
 from gossamer.plan.emulation.testbed import EmulatedNetwork
 
@@ -189,7 +189,7 @@ def load(args: argparse.Namespace, folder: Path) -> None:
         settings = {
             "token": read_token(token),
             "run": RUN,
-            "layout": state.fingerprint(),
+            "layout": state.fingerprint,
             "largest_frame_bytes": limits.largest_frame_bytes(state),
         }
         before = resident_bytes(server.pid)

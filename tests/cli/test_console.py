@@ -48,7 +48,7 @@ def test_commands_use_the_console_that_leaves_control_sequences_out() -> None:
 PRINT_BY_CLICK = {
     "console.py": "what is stripped there",
     "federate_server.py": "a line of a roster, without an end",
-    "run_end.py": "a command to copy, and a traceback that is stripped",
+    "run_training.py": "a command to copy, and a traceback that is stripped",
 }
 
 

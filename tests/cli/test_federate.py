@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
 from support.command_line import refusal
 
 from gossamer.cli import federate
+from gossamer.cli.federate import simulate_command
+from gossamer.cli.federate_options import SELECTIONS, FederationPlan, read_config
+from gossamer.cli.federate_server import serve_command
 from gossamer.cli.main import gossamer
+from gossamer.federated.server.selection import NAMED, LeastTrained, WithinDeadline
 from gossamer.federated.virtual.simulate import Simulation
 
 SCRIPT = """
@@ -224,3 +230,41 @@ def test_selection_is_by_name(script: Path) -> None:
     assert len(even) < 6
     assert history(script, "--selection", "power-of-choice")
     assert history(script, "--selection", "within-deadline", "--round-seconds", "9")
+
+
+NOTHING = click.Context(serve_command), click.Option(["--config"])
+
+
+def test_values_are_numbers_booleans_and_texts() -> None:
+    texts = ("rate=0.1", "steps=3", "warm=True", "cold=false", "name=a=b", "empty=", "limit=inf")
+    found = {"rate": 0.1, "steps": 3, "warm": True, "cold": False, "name": "a=b", "empty": "", "limit": "inf"}
+    assert read_config(*NOTHING, texts) == found
+    assert type(found["steps"]) is int
+    for text in ("rate", "=3"):
+        with pytest.raises(click.BadParameter, match="write KEY=VALUE"):
+            read_config(*NOTHING, (text,))
+
+
+def test_both_commands_take_the_same_plan() -> None:
+    names = {command: {parameter.name for parameter in command.params} for command in (simulate_command, serve_command)}
+    plan = set(FederationPlan.__dataclass_fields__)
+    assert all(plan <= each for each in names.values())
+
+
+def test_what_was_left_out_is_not_given() -> None:
+    plan = FederationPlan(
+        recipe="FedAvg()", clients=2, rounds=1, seed=0, until=None, config={}, round_seconds=None,
+        gather_seconds=3.0, over_selection=0.0, fewest=1, late="drop", selection="least-trained",
+    )  # fmt: skip
+    assert plan.given.keys() == {
+        "recipe", "clients", "rounds", "seed", "config", "gather_seconds", "over_selection", "fewest", "late",
+        "selection",
+    }  # fmt: skip
+    assert plan.given["selection"] == LeastTrained()
+    with pytest.raises(ValueError, match="add --round-seconds 600"):
+        _ = replace(plan, selection="within-deadline").given
+    assert replace(plan, selection="within-deadline", round_seconds=9.0).given["selection"] == WithinDeadline(9.0)
+
+
+def test_every_policy_is_an_option() -> None:
+    assert tuple(NAMED) == SELECTIONS

@@ -29,8 +29,8 @@ from gossamer.cli.federate_server import (
     serve_command,
 )
 from gossamer.comm.environment.run_token import read_token
-from gossamer.federated.script_file import load_script
-from gossamer.federated.secure.roster import IdentityRoster
+from gossamer.federated.client.functions import load_script
+from gossamer.federated.secure_aggregation.identities import IdentityRoster
 
 Start = Callable[..., Command]
 NOTHING = click.Context(serve_command), click.Option(["--bind"])

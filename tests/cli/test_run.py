@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from support.command_line import refusal
 from support.processes import SOON_SECONDS, all_end_soon, engine_files_left_open, watched
 
-from gossamer.cli import servers
+from gossamer.cli import launchers
 from gossamer.cli.main import gossamer
 from gossamer.comm.network import read_network
 from gossamer.launch.job import Serving
@@ -200,8 +200,9 @@ with socket.create_server((host, int(port))) as listener:
 BESIDE_A_STAND_IN = """
 import sys
 from functools import partial
-from gossamer.cli import main, servers
-servers.Serving = partial(servers.Serving, command=(sys.executable, "-S", "-c", sys.argv.pop(1)))
+from gossamer.cli import main
+from gossamer.cli import launchers
+launchers.Serving = partial(launchers.Serving, command=(sys.executable, "-S", "-c", sys.argv.pop(1)))
 main.main()
 """
 
@@ -229,7 +230,7 @@ def run_beside_servers(
     (directory / "train.py").write_text(script)
     monkeypatch.chdir(directory)
     stand_in = (sys.executable, "-S", "-u", "-c", server)
-    monkeypatch.setattr(servers, "Serving", partial(Serving, command=stand_in, standby=()))
+    monkeypatch.setattr(launchers, "Serving", partial(Serving, command=stand_in, standby=()))
     result = CliRunner().invoke(gossamer, ["run", *options, "train.py"])
     return result.exit_code, str(result.output)
 

@@ -16,8 +16,8 @@ from gossamer.base.tracing import active
 from gossamer.base.tracing.record_format import SpanKind, Untraced
 from gossamer.base.tracing.span_recorder import SpanRecorder
 from gossamer.base.tracing.step_range import StepRange
+from gossamer.cli.options import check_profiled, trace_settings
 from gossamer.cli.trace import trace_command, write
-from gossamer.cli.trace_options import check_profiled, trace_settings
 from gossamer.errors import GossamerError
 from gossamer.observe.trace.span_files import read_run
 from gossamer.observe.trace.timeline import build

@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.federated.messages import Report
 from gossamer.federated.round_record import RoundRecord, mean_metrics, record_of
-from gossamer.federated.server.contributions.reports import Committed
+from gossamer.federated.server.rounds import Committed
 
 REPORTS = {
     2: Report(samples=1, steps=1, metrics={"loss": 4.0}),

@@ -1,4 +1,4 @@
-"""Ray group: environments of workers on one machine and on several, and a secret that is new at each start."""
+"""Ray groups: settings of workers, and numbers between two reports."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from gossamer import events
 from gossamer.comm.environment.run_token import TOKEN_BYTES, run_token
+from gossamer.events import StepEnded
 from gossamer.integrations import ray_group
-from gossamer.integrations.ray_group import GroupSettings, enter_group, leave_group, start_group
+from gossamer.integrations.ray_group import GroupSettings, SessionNumbers, enter_group, leave_group, start_group
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,43 @@ def test_all_enter_before_any_joins_and_each_start_has_its_own_secret() -> None:
     first, second = (group.calls[0][1] for group in groups)
     assert (first.address, first.port) == (second.address, second.port) == ("10.0.0.7", 4321)
     assert len({first.token, second.token}) == len({first.run, second.run}) == 2
+
+
+def steps(*seconds: float, bytes_sent: float = 100.0, skipped: bool = False) -> None:
+    for number, each in enumerate(seconds):
+        waiting = each / 4
+        events.emit(
+            StepEnded(step=number, seconds=each, waiting_seconds=waiting, bytes_sent=bytes_sent, skipped=skipped)
+        )
+
+
+def test_each_report_has_the_steps_since_the_last() -> None:
+    numbers = SessionNumbers()
+    end = numbers.watch()
+    try:
+        steps(1.0, 3.0)
+        steps(8.0, bytes_sent=400.0, skipped=True)
+        assert numbers.take() == {
+            "gossamer/steps": 3,
+            "gossamer/skipped": 1,
+            "gossamer/step_seconds": 4.0,
+            "gossamer/waiting_seconds": 1.0,
+            "gossamer/bytes_per_step": 200.0,
+        }
+        assert numbers.take() == {}
+        steps(2.0)
+        assert numbers.take()["gossamer/step_seconds"] == 2.0
+    finally:
+        end()
+    steps(2.0)
+    assert numbers.take() == {}
+
+
+def test_notices_still_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It shows none, so it must not keep them from who does."""
+    end = SessionNumbers().watch()
+    try:
+        events.notice("said once")
+    finally:
+        end()
+    assert "said once" in caplog.text

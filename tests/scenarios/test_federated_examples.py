@@ -11,8 +11,8 @@ import torch
 from support.paths import ROOT
 
 from gossamer.federated import Round
+from gossamer.federated.client.functions import load_script
 from gossamer.federated.population import read_profiles
-from gossamer.federated.script_file import load_script
 
 EXAMPLES = ["federated_digits.py", "federated_authors.py"]
 

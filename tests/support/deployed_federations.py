@@ -17,11 +17,10 @@ from support.processes import free_port, of_this_checkout
 from torch import Tensor, nn
 
 from gossamer.errors import GossamerError
-from gossamer.federated.client.functions import Round, Update
+from gossamer.federated.client.functions import Round, ScriptFile, Update
 from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
 from gossamer.federated.deployment.reception import Patience
 from gossamer.federated.deployment.server import FederationServer, FederationSettings
-from gossamer.federated.script_file import ScriptFile
 
 TOKEN = bytes(range(32))
 QUICK = DeviceOptions(heartbeat_seconds=0.5, silent_seconds=30.0, longest_backoff_seconds=0.2)

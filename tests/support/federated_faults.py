@@ -19,18 +19,16 @@ from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Peer, PeerScript, Stamp
 from gossamer.comm.simulation import Trace, compute, simulate_peers
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
+from gossamer.federated.client.local_training import Answer
 from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, Trained, participate
 from gossamer.federated.client.store import MemoryStore
-from gossamer.federated.client.trainer import Answer
 from gossamer.federated.messages import CLIENT, THE_SERVER, Report
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.server.contributions.reports import Committed
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.journal import Journaled, RoundsJournal
+from gossamer.federated.server.journal import RoundsJournal
 from gossamer.federated.server.roster import RosterChange
-from gossamer.federated.server.rounds import Rounds
-from gossamer.federated.server.script import serve
+from gossamer.federated.server.rounds import Committed, Rounds, serve
 
 FEATURES = 39
 SAMPLES = (1, 3, 2, 5)  # by device
@@ -99,7 +97,7 @@ class MemoryJournal(RoundsJournal):
     def changed(self, change: RosterChange) -> None:
         self.changes.append(replace(change, ended=tuple(change.ended)))
 
-    def committed(self, rounds: Journaled) -> None:
+    def committed(self, rounds: Rounds) -> None:
         self.state, self.changes = copy.deepcopy(rounds.state_dict()), []
 
     def keep(self, rounds: Rounds) -> None:

@@ -15,16 +15,14 @@ from gossamer.base.peer_ops import Peer
 from gossamer.comm.simulation import Trace, simulate_peers
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.functions import Round, Update
+from gossamer.federated.client.local_training import Trainer, answered
 from gossamer.federated.client.script import ClientRecipe, participate
 from gossamer.federated.client.store import ClientStore, MemoryStore
-from gossamer.federated.client.trainer import Trainer, answered
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.server.contributions.reports import Committed
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.rounds import Rounds
-from gossamer.federated.server.script import serve
+from gossamer.federated.server.rounds import Committed, Rounds, serve
 from gossamer.federated.server.selection import Uniform
 
 RATE = 0.125

@@ -49,7 +49,7 @@ class ByHand:
 
     def report(self, client: int, value: float = 1.0, samples: int = 1, **fields: Any) -> None:
         """Report a pseudo-gradient of equal numbers."""
-        task, layout = self.tasks[client], self.rounds.model.state.fingerprint()
+        task, layout = self.tasks[client], self.rounds.model.state.fingerprint
         report = Report(samples=samples, steps=1, counts=(1,), layout=layout, **fields)
         payload = (torch.full((SIZE,), value, dtype=torch.float64),)
         stamp = Stamp(client, task.round, task.version)

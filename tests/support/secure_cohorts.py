@@ -11,7 +11,7 @@ from gossamer.algorithms.strategies.federated import SecureAggregation
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Receipt
 from gossamer.federated.messages import REPORT, THE_SERVER, decode
-from gossamer.federated.secure.agreement import (
+from gossamer.federated.secure_aggregation.agreement import (
     CONSENT,
     KEYS,
     REVEAL,
@@ -25,11 +25,10 @@ from gossamer.federated.secure.agreement import (
     payload_rows,
     rows_payload,
 )
-from gossamer.federated.secure.cohort import SecureCohort
-from gossamer.federated.secure.device import DeviceSecrets
-from gossamer.federated.secure.masking.ring import Integers
-from gossamer.federated.secure.masking.shamir import SHARE_BYTES
-from gossamer.federated.secure.roster import SIGNATURE_BYTES, SimulatedRoster
+from gossamer.federated.secure_aggregation.cohort import SecureCohort
+from gossamer.federated.secure_aggregation.device import DeviceSecrets
+from gossamer.federated.secure_aggregation.identities import SIGNATURE_BYTES, SimulatedRoster
+from gossamer.federated.secure_aggregation.masking import SHARE_BYTES, Integers
 
 
 def agreement_of(

@@ -19,14 +19,13 @@ from gossamer.federated.client.script import ClientRecipe, Train, Trained, parti
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.messages import CLIENT, REPORT, THE_SERVER
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.secure.agreement import CONSENT, KEYS, REVEAL, SHARES
-from gossamer.federated.secure.roster import SimulatedRoster
-from gossamer.federated.secure.rounds import SecureRounds
-from gossamer.federated.server.contributions.reports import Committed
+from gossamer.federated.secure_aggregation.agreement import CONSENT, KEYS, REVEAL, SHARES
+from gossamer.federated.secure_aggregation.identities import SimulatedRoster
+from gossamer.federated.secure_aggregation.rounds import SecureRounds
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import RoundsJournal
 from gossamer.federated.server.roster import RosterChange
-from gossamer.federated.server.script import serve
+from gossamer.federated.server.rounds import Committed, serve
 from gossamer.federated.server.selection import Uniform
 
 LEAVES_BEFORE = (KEYS, SHARES, REPORT, CONSENT, REVEAL)  # None stays
@@ -152,9 +151,10 @@ def federate_securely(
         """Again after each kill, from what the journal has."""
         run.rounds = SecureRounds(
             GlobalModel(everyone.strategy, everyone.compressor, None, everyone.state, zeros, everyone.seed),
-            clients=clients, rounds=rounds, selection=Uniform(seed), on_commit=committed, journal=journal,
+            clients=clients, rounds=rounds, selection=Uniform(seed), on_commit=committed,
             roster=everyone.roster, **options,
         )  # fmt: skip
+        run.rounds.journal = journal
         journal.restore(run.rounds)
         return serve(run.rounds)
 

@@ -17,9 +17,9 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies.federated import FederatedStrategy
 from gossamer.base.layout import Layout
 from gossamer.errors import RecipeError
+from gossamer.federated.client.functions import load_script
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.round_forecast import RoundForecast, forecast_round
-from gossamer.federated.script_file import load_script
 from gossamer.plan.profile.synthetic_shapes import assumed_shapes
 
 RECIPE = "GOSSAMER_RECIPE"  # what a session takes in place of a script's own

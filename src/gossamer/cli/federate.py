@@ -101,8 +101,8 @@ def simulate_command(
     json_file: Path | None,
 ) -> None:
     """Simulate a federation: training and bytes are real, time is virtual. What follows `--` belongs to SCRIPT."""
+    from gossamer.federated.client.functions import load_script
     from gossamer.federated.population import read_profiles
-    from gossamer.federated.script_file import load_script
     from gossamer.federated.virtual.simulate import Simulation
 
     file = load_script(script, arguments)

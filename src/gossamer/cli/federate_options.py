@@ -53,7 +53,7 @@ class FederationPlan:
 
 
 def check_until(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    from gossamer.federated.stop_condition import StopCondition
+    from gossamer.federated.evaluation import StopCondition
 
     try:
         return text if text is None else str(StopCondition.read(text))
@@ -172,7 +172,7 @@ save_option = output_option("save", "Write the last version's state_dict there, 
 
 def saved(model: nn.Module, file: Path) -> str:
     """Write a model; returns what to tell of it."""
-    from gossamer.federated.model_file import save_model
+    from gossamer.federated.model_state import save_model
 
     try:
         return f"the model is in {file}: {save_model(model, file)}"

@@ -24,7 +24,7 @@ from gossamer.errors import ConnectError
 
 if TYPE_CHECKING:
     from gossamer.comm.rpc.sockets import Address, Tls
-    from gossamer.federated.secure.roster import IdentityRoster
+    from gossamer.federated.secure_aggregation.identities import IdentityRoster
 
 PORT = 29600
 LEAVE_SECONDS = 1.8  # after a signal, whatever the user's code does
@@ -134,9 +134,9 @@ def serve_command(
     process, and it never connects to them. Ctrl-C and SIGTERM end it between two messages; with --journal the same
     command goes on from there, also after kill -9.
     """
+    from gossamer.federated.client.functions import load_script
     from gossamer.federated.deployment.reception import Patience
     from gossamer.federated.deployment.server import FederationServer, FederationSettings
-    from gossamer.federated.script_file import load_script
 
     loaded = load_script(script, arguments)
     try:
@@ -250,9 +250,9 @@ def join_command(
     device agrees to, so that no server can leave privacy or masks out. Connections are made from here
     only, and again wherever they break. Ctrl-C and SIGTERM leave within 2 s; with --state the same command goes on.
     """
+    from gossamer.federated.client.functions import load_script
     from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
-    from gossamer.federated.script_file import load_script
-    from gossamer.federated.secure.roster import Identity
+    from gossamer.federated.secure_aggregation.identities import Identity
 
     if (roster is None) != (identity is None):
         raise click.UsageError("--roster and --identity go together: all devices' public keys, and this one's own")
@@ -296,13 +296,13 @@ def enroll_command(number: int, identity: Path) -> None:
 
     The lines of all devices make one file, which is copied to the server and to every device: --roster FILE.
     """
-    from gossamer.federated.secure.roster import Identity, IdentityRoster
+    from gossamer.federated.secure_aggregation.identities import Identity, IdentityRoster
 
     click.echo(IdentityRoster.line(number, Identity.kept_at(identity).public), nl=False)
 
 
 def _identities(path: Path | None) -> IdentityRoster | None:
-    from gossamer.federated.secure.roster import IdentityRoster
+    from gossamer.federated.secure_aggregation.identities import IdentityRoster
 
     return None if path is None else IdentityRoster.read(path)
 

@@ -1,20 +1,80 @@
-"""Entry point: the command group `gossamer`, whose commands are imported when they are used."""
+"""Entry point: the command group `gossamer`, whose commands are imported when they are used.
+
+A command is registered by its line in COMMANDS."""
 
 from __future__ import annotations
 
+import codecs
+import errno
+import resource
 import sys
 from dataclasses import dataclass
 from importlib import import_module
-from io import StringIO
+from io import StringIO, TextIOWrapper
+from typing import TextIO
 
 import click
 from click.shell_completion import CompletionItem
 
 from gossamer.cli.console import say
-from gossamer.cli.resource_errors import out_of_resources
-from gossamer.cli.terminal_encoding import write_plainly
 from gossamer.errors import GossamerError
 from gossamer.version import __version__
+
+FILES = (
+    "this process may open {soft} files at once, and it needs more ({error}). Every worker takes some. Allow more, and "
+    "start the same command again: ulimit -n {enough}"
+)
+HARD = " (the hard limit of this user is {hard}: an administrator raises it)"
+SYSTEM_FILES = (
+    "this machine has reached the number of files that all of its processes may open ({error}). End other programs, or "
+    "raise it: sysctl -w fs.file-max=1000000"
+)
+DISK = "no space is left on the disk ({error}). Make room there, then start the same command again"
+ENOUGH_FILES = 4096
+
+
+def out_of_resources(error: OSError) -> str | None:
+    """A sentence on an error for which the system, and no program, is the reason; None for any other error."""
+    match error.errno:
+        case errno.EMFILE:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            too_low = hard != resource.RLIM_INFINITY and hard < ENOUGH_FILES
+            return FILES.format(soft=soft, error=error, enough=ENOUGH_FILES) + (
+                HARD.format(hard=hard) if too_low else ""
+            )
+        case errno.ENFILE:
+            return SYSTEM_FILES.format(error=error)
+        case errno.ENOSPC | errno.EDQUOT:
+            return DISK.format(error=error)
+        case _:
+            return None
+
+
+# The marks of a schedule stay five, and every stand-in is as wide as what it stands for
+STAND_INS = {"·": "-", "▲": "^", "═": "=", "▼": "v", "◆": "*", "µ": "u", "…": "."}
+SPINNER = range(0x2800, 0x2900)  # what turns before a line that changes
+BYTES_KEPT = range(0xDC80, 0xDD00)  # Python's surrogates for bytes of a file's name that are no text
+ERRORS = "gossamer.plain"
+
+
+def stand_in(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Error handler for `codecs`: the stand-in for the first character that cannot be encoded, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letter = error.object[error.start]
+    if ord(letter) in BYTES_KEPT:
+        return bytes([ord(letter) - 0xDC00]), error.start + 1
+    if ord(letter) in SPINNER:
+        return "*", error.start + 1
+    return STAND_INS.get(letter, letter.encode("ascii", "backslashreplace").decode("ascii")), error.start + 1
+
+
+def write_plainly(*streams: TextIO) -> None:
+    """Make these streams write stand-ins for characters that they cannot encode, instead of failing."""
+    codecs.register_error(ERRORS, stand_in)
+    for stream in streams:
+        if isinstance(stream, TextIOWrapper):  # what a test or a notebook puts in its place has no encoding
+            stream.reconfigure(errors=ERRORS)
 
 
 @dataclass(frozen=True)

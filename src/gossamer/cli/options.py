@@ -1,7 +1,6 @@
 """Options that several commands share, and their checks.
 
-What needs torch is imported where an option is checked, so that a command's help is there at once.
-"""
+Modules that import torch are imported where an option is checked, so that a command's help is fast."""
 
 from __future__ import annotations
 
@@ -16,9 +15,11 @@ from typing import Any
 
 import click
 
+from gossamer.base.tracing import active
+from gossamer.base.tracing.step_range import StepRange, read_steps
 from gossamer.comm.network import Network, read_network
 from gossamer.errors import AttachError, ConnectError, GossamerError, RecipeError
-from gossamer.launch.job import interfaces
+from gossamer.launch.job import WorkerRange, interfaces, read_worker_range
 from gossamer.observe.exporters.destination import FORMS, read_destination
 
 Command = Callable[..., Any]
@@ -220,3 +221,127 @@ def machine_options(command: Command) -> Command:
     for option in reversed(MACHINE_OPTIONS):
         with_machines = option(with_machines)
     return with_machines
+
+
+HOST_PORT = "{text!r} is no address of a coordinator. Write HOST:PORT, such as 10.0.0.1:29600"
+EVERYWHERE = ("0.0.0.0", "::", "*")
+
+
+class WorkerCount(click.ParamType[int | WorkerRange]):
+    """A whole number, or for an elastic run MIN:MAX or MIN:MAX:FIRST, as a WorkerRange."""
+
+    name = "N or MIN:MAX"
+    fixed = click.IntRange(1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | WorkerRange:
+        if isinstance(value, str) and ":" in value:
+            try:
+                return read_worker_range(value)
+            except ValueError as error:
+                self.fail(str(error), param, ctx)
+        return self.fixed.convert(value, param, ctx)
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """HOST and PORT. Raises BadParameter."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65535:
+        raise click.BadParameter(HOST_PORT.format(text=text))
+    return host.strip("[]"), int(port)
+
+
+def check_address(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, int] | None:
+    address = None if text is None else read_address(text)
+    if address is not None and address[0] in EVERYWHERE:
+        raise click.BadParameter(
+            f"{address[0]} is no address by which other machines reach this one. Write its own, such as 10.0.0.1:29600"
+        )
+    return address
+
+
+join_option = click.option(
+    "--join", metavar="HOST:PORT", callback=check_address, help="Add workers to an elastic run; needs --token-file."
+)
+listen_option = click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    callback=check_address,
+    help="Where an elastic run is joined from other machines.  [default: the interface's address, or loopback]",
+)
+
+
+def first_workers(workers: int | WorkerRange) -> int:
+    return workers if isinstance(workers, int) else workers.initial
+
+
+def most_workers(workers: int | WorkerRange) -> int:
+    return workers if isinstance(workers, int) else workers.most
+
+
+def check_steps(context: click.Context, option: click.Parameter, text: str | None) -> StepRange | None:
+    try:
+        return None if text is None else read_steps(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+trace_option = click.option(
+    "--trace",
+    metavar="STEPS",
+    callback=check_steps,
+    help='Record what every rank does in these steps, such as 100:110, or "all", for `gossamer trace`.',
+)
+
+
+def check_ranks(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    from gossamer.train.session.operator_profile import read_ranks  # imports torch, which a command's help does without
+
+    try:
+        if text is not None:
+            read_ranks(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
+profiler_option = click.option(
+    "--torch-profiler",
+    metavar="RANKS",
+    callback=check_ranks,
+    help='With --trace: the operators of these ranks as well, by torch.profiler, such as 0,2, or "all".',
+)
+
+
+def trace_options(command: Command) -> Command:
+    """Both of them, --trace first."""
+    return trace_option(profiler_option(command))
+
+
+def check_profiled(steps: StepRange | None, profiled: str | None, world: int | None) -> None:
+    """Before anything is made. world: how many ranks there will be; None where workers come and go. Raises UsageError
+    where operators are asked for, but no steps, or of ranks that there will not be."""
+    if profiled is None:
+        return
+    if steps is None:
+        raise click.UsageError(
+            "--torch-profiler profiles the steps that --trace names, and it names none: add --trace 100:102"
+        )
+    from gossamer.train.session.operator_profile import read_ranks
+
+    ranks = read_ranks(profiled) or frozenset()
+    if world is not None and (beyond := sorted(rank for rank in ranks if rank >= world)):
+        there = ",".join(map(str, sorted(ranks.difference(beyond)) or range(min(world, 2))))
+        raise click.UsageError(
+            f"--torch-profiler {profiled} names ranks that this run does not have ({', '.join(map(str, beyond))}): it "
+            f"counts them from 0 to {world - 1}. Write --torch-profiler {there}, or all"
+        )
+
+
+def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) -> dict[str, str]:
+    """What the environment of workers says of it."""
+    if steps is None:
+        return {}
+    from gossamer.train.session.operator_profile import PROFILED
+
+    told = {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
+    return told if profiled is None else told | {PROFILED: profiled}

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from gossamer.cli.console import echo
-from gossamer.cli.elastic_options import read_address
-from gossamer.cli.options import check_certificates
+from gossamer.cli.options import check_certificates, read_address
 from gossamer.comm.elastic.remote_control import resize
 from gossamer.comm.environment.run_settings import run_tls, tls_contexts
 from gossamer.comm.environment.run_token import check_token_file

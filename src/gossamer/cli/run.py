@@ -12,21 +12,23 @@ from typing import Any
 import click
 
 from gossamer.algorithms.collectives import COLLECTIVES
-from gossamer.cli.elastic_options import WorkerCount, join_option, listen_option
 from gossamer.cli.foretold import foretold_option
 from gossamer.cli.options import (
+    WorkerCount,
     check_certificates,
     check_collective,
     check_session_recipe,
     check_token,
     check_watch,
     emulation_option,
+    join_option,
+    listen_option,
     log_to_option,
     machine_options,
     output_option,
+    trace_options,
 )
 from gossamer.cli.program import program_argument
-from gossamer.cli.trace_options import trace_options
 
 WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
 

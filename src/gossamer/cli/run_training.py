@@ -1,43 +1,60 @@
-"""Training by `gossamer run`: what its options mean together, the launch, and the record at the end."""
+"""Training by `gossamer run`: the options together, the launch, the record at the end, and how to continue."""
 
 from __future__ import annotations
 
+import hashlib
 import platform
+import shlex
+import signal
 import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import click
+
 from gossamer.base.figures import check_matplotlib
-from gossamer.base.run_files import RunFiles
+from gossamer.base.run_files import RunFiles, Stage
 from gossamer.base.tracing.step_range import StepRange
 from gossamer.cli.console import say
 from gossamer.cli.dry_run import show_plan
-from gossamer.cli.elastic import check_emulation, elastic_starter, read_elasticity
-from gossamer.cli.elastic_options import first_workers, most_workers
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.foretold import Forecast, read_forecast, verdict
+from gossamer.cli.launchers import Start, check_emulation, elastic_starter, read_elasticity, read_serving, starter
 from gossamer.cli.log_folder import new_logs, next_logs, private_directory
-from gossamer.cli.machine_links import machine_links
-from gossamer.cli.options import Machines, check_installed
-from gossamer.cli.program import TrainingProgram
-from gossamer.cli.run_end import explain_end, report, say_how_to_go_on
+from gossamer.cli.options import Machines, check_installed, check_profiled, first_workers, most_workers, trace_settings
+from gossamer.cli.program import TrainingProgram, with_misplaced_options
 from gossamer.cli.script_terms import refuse_unknown_terms
-from gossamer.cli.servers import Start, read_serving, starter
-from gossamer.cli.trace_options import check_profiled, trace_settings
 from gossamer.cli.watch import page_beside
+from gossamer.comm.environment.run_settings import tls_contexts
 from gossamer.comm.network import Network
+from gossamer.comm.rpc.sockets import Tls
 from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
-from gossamer.launch.failure import Outcome
+from gossamer.launch.failure import Failure, Origin, Outcome
 from gossamer.launch.job import Elasticity, Job, Serving, WorkerRange
+from gossamer.launch.process_logs import log_path
+from gossamer.launch.rendezvous import Met, nobody_asks
 from gossamer.launch.signal_forwarding import FORWARDED, SignalForwarder
 from gossamer.launch.stack_dumps import StackRequests
 from gossamer.launch.startup import Startup
 from gossamer.observe import record as records
-from gossamer.observe.control_sequences import SafeConsole
+from gossamer.observe.control_sequences import SafeConsole, without_controls
 from gossamer.observe.live import LiveView
-from gossamer.observe.telemetry import Collector
+from gossamer.observe.plot import plot
+from gossamer.observe.telemetry import (
+    Collector,
+    FirstMachine,
+    GlobalRanks,
+    MachineDesk,
+    OtherMachine,
+    Uplink,
+    to_coordinator,
+)
 from gossamer.observe.terminal import Terminal
 from gossamer.plan.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.version import __version__
@@ -212,3 +229,146 @@ def _ended(outcome: Outcome) -> Ended:
     if outcome.signal is not None or outcome.resumable:
         return "interrupted"
     return "failed" if outcome.exit_code else "finished"
+
+
+FAREWELL_SECONDS = 5.0  # all end together, and a machine that was lost says nothing more
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineLinks:
+    """others: takes in what other machines tell; uplink: to the first machine; met: hears when all have met."""
+
+    others: MachineDesk | None = None
+    uplink: Uplink | None = None
+    met: Met = nobody_asks
+
+
+@contextmanager
+def machine_links(job: Job, elasticity: Elasticity | None, note: Callable[[str], None]) -> Iterator[MachineLinks]:
+    """The links of this launcher, while the block runs."""
+    if elasticity is not None:
+        yield MachineLinks(others=MachineDesk(), uplink=_to_elastic_run(job, elasticity))
+    elif job.nodes == 1:
+        yield MachineLinks()
+    elif job.node_rank:
+        way = OtherMachine(_token(job), _tls(job), note)
+        yield MachineLinks(uplink=Uplink(way.line), met=way.met)
+    else:
+        desk = MachineDesk(numbering=GlobalRanks, patience_seconds=FAREWELL_SECONDS)
+        with closing(FirstMachine(desk, _token(job), _tls(job), note)) as first:
+            yield MachineLinks(others=desk, met=first.met)
+
+
+def _to_elastic_run(job: Job, elasticity: Elasticity) -> Uplink | None:
+    """For a launcher that joins another's run."""
+    token = _token(job)
+    if elasticity.coordinator is None or token is None:
+        return None
+    return Uplink(partial(to_coordinator, elasticity.coordinator, token, _tls(job)))
+
+
+def _token(job: Job) -> bytes | None:
+    return None if job.token_file is None else hashlib.sha256(job.token_file.read_bytes()).digest()
+
+
+def _tls(job: Job) -> Tls | None:
+    folder = job.settings.get("GOSSAMER_TLS")
+    return Tls(*tls_contexts(folder)) if folder else None
+
+
+USAGE_ERROR = 2  # the exit code of argparse and click for unknown arguments
+NEVER_ATTACHED = (
+    "{script} never called gossamer.attach, so there are no numbers to show. Add this line before the "
+    "training loop: session = gossamer.attach(model, optimizer)"
+)
+WITHOUT_SESSION = (
+    "{script} ran without a session, so there are no numbers to show: they come from gossamer.attach(model, "
+    "optimizer), which remote modules, pipeline boundaries and gossamer.ddp_hook do not need"
+)
+NOT_WRITTEN = (
+    "the record could not be written to {file} ({reason}), so this table is all there is of it yet. What was logged is "
+    "kept beside the logs; once there is room, `gossamer record {logs}` makes the record of it."
+)
+REMOVED = (
+    "{logs} was removed while the run went on, and with it what its ranks had told, so there is no record of it. "
+    "Training was not held up."
+)
+
+
+def report(
+    job: Job,
+    directory: Path,
+    network: records.Record,
+    ended: Ended,
+    terminal: Terminal,
+    json_file: Path | None,
+    plot_file: Path | None,
+) -> records.Record | None:
+    """Write the run's record, draw its picture, and show its table; the record, where there is one."""
+    if not directory.exists():
+        terminal.note(REMOVED.format(logs=job.logs))
+        return None
+    ranks = records.read_ranks(directory)
+    if not ranks:
+        if ended == "finished":
+            text = WITHOUT_SESSION if _communicated(job, directory) else NEVER_ATTACHED
+            terminal.note(text.format(script=job.script))
+        records.discard_logs(directory)
+        return None
+    record = records.merge(ranks, network, ended)
+    kept = job.logs / "record.json"
+    files = {"record": str(json_file or kept), "logs": str(job.logs)}
+    try:
+        for file in {kept, json_file or kept}:
+            records.write(file, record)
+        records.discard_logs(directory)
+    except OSError as error:
+        terminal.note(NOT_WRITTEN.format(file=files.pop("record"), reason=error.strerror, logs=job.logs))
+    if plot_file is not None:
+        plot([record], plot_file)
+        files["picture"] = str(plot_file)
+    terminal.table(record, files)
+    return record
+
+
+def _communicated(job: Job, directory: Path) -> bool:
+    """Whether a worker of this machine used Gossamer without a session."""
+    files, stages = RunFiles(directory), (Stage.OTHERWISE, Stage.CALLED)
+    return any(files.has_ever_reached(stage, rank) for stage in stages for rank in job.local_ranks)
+
+
+def explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | None) -> None:
+    """Say why a run did not finish, and how to go on from its checkpoint, where there is one."""
+    if outcome.failure is not None:
+        _explain_failure(job, outcome.failure)
+    elif outcome.signal is not None:
+        say(f"\nStopped by {signal.Signals(outcome.signal).name}; all workers have ended.\nLogs: {job.logs}")
+    elif outcome.resumable:
+        say(f"\n{outcome.resumable}. The workers that were left have ended.\nLogs: {job.logs}", error=True)
+        if checkpoint is None:
+            say("No checkpoint was saved, so the same command begins anew: session.save(DIRECTORY) saves one.")
+    say_how_to_go_on(checkpoint)
+
+
+def say_how_to_go_on(checkpoint: dict[str, object] | None) -> None:
+    if checkpoint is not None:
+        where, step = checkpoint["directory"], checkpoint["step"]
+        say(
+            f"A checkpoint of step {step} is in {where}. A script that calls session.load({str(where)!r}) goes on from "
+            "it when the same command is run again:"
+        )
+        click.echo(f"  {shlex.join(['gossamer', *sys.argv[1:]])}", err=True)
+
+
+def _explain_failure(job: Job, failure: Failure) -> None:
+    text = str(failure)
+    if failure.origin is Origin.ENDED and failure.exit_code == USAGE_ERROR:
+        text = with_misplaced_options(text, job.arguments)
+    say(f"\n{without_controls(text)}", error=True)
+    if failure.traceback:
+        click.echo(f"\n{without_controls(failure.traceback)}", err=True)
+    others = job.workers - 1
+    if others:
+        text = f"The other {others} workers were" if others > 1 else "The other worker was"
+        say(f"{text} stopped, where still at work.")
+    say(f"Log of rank {failure.rank}: {log_path(job.logs, failure.rank)}")

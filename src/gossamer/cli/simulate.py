@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import click
 
-from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.base.figures import COLORS, check_matplotlib
 from gossamer.base.json_text import json_text
-from gossamer.base.units import bytes_text, seconds_text, short
+from gossamer.base.units import bytes_text, count_text, seconds_text, share_text, short
 from gossamer.cli.compare import NO_LOSS, different_recipes
-from gossamer.cli.console import Say, progress, say, table, wide_console
+from gossamer.cli.console import Say, echo, progress, say, table, wide_console
 from gossamer.cli.options import output_option
 from gossamer.cli.program import ScriptCommand, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
-from gossamer.cli.simulated_costs import simulate_costs
+from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
+from gossamer.events import Attached
 from gossamer.observe.panels import Curve, Panel, drawable, shortened
 from gossamer.observe.plot import plot_panel
+from gossamer.plan.cost.step_cost import StepCost, step_cost
 from gossamer.plan.cost.workload_profile import WorkloadProfile
 from gossamer.plan.profile.profile_runs import assume_profile, profile_script
+from gossamer.plan.profile.synthetic_shapes import assumed, attached_to
 from gossamer.plan.profile.user_script import attached_by
+from gossamer.plan.rehearse.model_shapes import find_shapes
 from gossamer.plan.simulate import ForecastClock, JobProgress, NetworkSchedule, SimulatedJob
 from gossamer.version import __version__
 
@@ -248,3 +255,97 @@ def _panel(runs: Sequence[Mapping[str, Any]]) -> Panel:
         seconds, losses = [point[1] for point in points], [drawable(point[2]) for point in points]
         curves.append(Curve(shortened(run["recipe"]), COLORS[place % len(COLORS)], seconds, losses))
     return Panel("loss over virtual time", "seconds, as foretold", "loss", curves)
+
+
+HEADINGS = ("recipe", "seconds a step", "waiting", "sent by each", "busiest sends", "messages", "held to decode")
+SAYS = (
+    "Bytes are payload, per step. Seconds are foretold for workers that compute alike on lines of their own; those "
+    "with >= are what computing and the busiest machine's line take at least. Held to decode: payloads that a "
+    "worker keeps of others at once."
+)
+ModelFor = Callable[[Recipe], Attached]
+
+
+def print_costs(
+    recipes: Sequence[str],
+    *,
+    model: ModelFor,
+    title: str,
+    workers: int,
+    network: str,
+    step_seconds: float,
+    json_file: Path | None = None,
+) -> list[StepCost]:
+    """Print a row for each recipe, as soon as it is known.
+
+    model: the Attached event of a session with a resolved recipe. Raises GossamerError for a recipe or a network that
+    cannot be read, or more unequal hosts than can be played.
+    """
+    there = read_network(network, workers)
+    say(f"{title}, {seconds_text(step_seconds)} a step; {count_text(workers)} workers on {network}")
+    found: list[StepCost] = []
+    for text in recipes:
+        began = perf_counter()
+        recipe = resolve(text, workers)
+        attached = model(recipe)
+        profile = partial(assume_profile, attached, recipe, step_seconds, workers)
+        found.append(step_cost(recipe, attached, there, workers, step_seconds, profile))
+        say(f"{text}: calculated in {seconds_text(perf_counter() - began)}")
+    for line in cost_rows(recipes, found):
+        echo(line)
+    echo(f"\n{SAYS}")
+    if json_file is not None:
+        json_file.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
+    return found
+
+
+def cost_rows(texts: Sequence[str], found: Sequence[StepCost]) -> Iterator[str]:
+    rows = [HEADINGS, *(cells(text, each) for text, each in zip(texts, found, strict=True))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        columns = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        yield "  ".join([first.ljust(widths[0]), *columns])
+
+
+def cells(text: str, cost: StepCost) -> tuple[str, ...]:
+    bound = ">= " * cost.at_least
+    return (
+        text,
+        bound + seconds_text(cost.seconds),
+        bound + share_text(cost.waiting_share),
+        bytes_text(cost.bytes_sent),
+        bytes_text(cost.load.bytes_sent),
+        count_text(cost.load.messages),
+        bytes_text(cost.load.heard_bytes),
+    )
+
+
+def simulate_costs(
+    shapes: str | None,
+    parameters: int | None,
+    *,
+    recipes: Sequence[str],
+    workers: int,
+    network: str,
+    step_seconds: float,
+    json_file: Path | None,
+) -> None:
+    """Calculate what recipes would send and how long a step would take, for shapes or a number of parameters."""
+    title, model = _model(shapes, parameters)
+    print_costs(
+        recipes,
+        model=model,
+        title=title,
+        workers=workers,
+        network=network,
+        step_seconds=step_seconds,
+        json_file=json_file,
+    )
+
+
+def _model(shapes: str | None, parameters: int | None) -> tuple[str, ModelFor]:
+    if parameters is not None:
+        return f"{count_text(parameters)} parameters like a transformer's", partial(assumed, parameters)
+    found = find_shapes(str(shapes), ())
+    by_name = {each.name: each.shape for each in found.gradients}
+    return found.title, partial(attached_to, by_name)

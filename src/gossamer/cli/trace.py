@@ -12,8 +12,7 @@ import click
 from gossamer.base.tracing.record_format import SpanKind, Untraced
 from gossamer.base.tracing.step_range import StepRange
 from gossamer.cli.console import echo
-from gossamer.cli.options import check_parent
-from gossamer.cli.trace_options import check_steps
+from gossamer.cli.options import check_parent, check_steps
 from gossamer.errors import GossamerError
 from gossamer.observe.trace import chrome
 from gossamer.observe.trace.clock_alignment import describe

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +68,12 @@ class ModelState:
     def parameter_names(self) -> tuple[str, ...]:
         return self.layout.names[: self.parameters]
 
-    @property
+    @cached_property
     def trained(self) -> int:
         """How many of its numbers are parameters'; the others, behind them, are buffers'."""
         return sum(self.layout.sizes[: self.parameters])
 
+    @cached_property
     def fingerprint(self) -> str:
         return self.layout.fingerprint() + str(self.dtype).removeprefix("torch.")
 
@@ -78,3 +82,15 @@ def averaged_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Buffers of floating-point numbers that a checkpoint has."""
     kept = model.state_dict(keep_vars=True)
     return {name: each for name, each in model.named_buffers() if name in kept and each.is_floating_point()}
+
+
+def save_model(model: nn.Module, path: Path) -> str:
+    """Write the model's state_dict in the place of what was there; returns the line that loads it. Raises OSError."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            torch.save(model.state_dict(), file)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return f"model.load_state_dict(torch.load({str(path)!r}, weights_only=True))"

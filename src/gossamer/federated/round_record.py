@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from gossamer.federated.client.metrics import weighted_mean
+from gossamer.federated.client.functions import weighted_mean
 from gossamer.federated.messages import Report
-from gossamer.federated.server.contributions.reports import Committed
+from gossamer.federated.server.rounds import Committed
 
 
 @dataclass(frozen=True, kw_only=True)

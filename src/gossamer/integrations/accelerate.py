@@ -8,6 +8,7 @@ Accelerate goes on to place the model, cast, compile, deal out batches and gathe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,9 +19,8 @@ from torch.optim import Optimizer
 
 from gossamer import attach as attach_session
 from gossamer.comm.elastic.joined_run import is_elastic
-from gossamer.errors import AttachError
+from gossamer.errors import AttachError, CheckpointError
 from gossamer.integrations.library_versions import require_library
-from gossamer.integrations.session_folder import load_within, save_within
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session import Session
 from gossamer.train.world_state import current
@@ -30,6 +30,25 @@ require_library("accelerate", "1.6", extra="accelerate")
 from accelerate import Accelerator  # noqa: E402 - a version below the floor is refused first
 
 __all__ = ["attach"]
+FOLDER = "gossamer"  # in the library's own directory of one checkpoint
+
+
+def save_within(session: Session, checkpoint: str | os.PathLike[str]) -> None:
+    """Write every rank's part beside what the library wrote; every rank must call it, at the same step."""
+    session.save(os.path.join(checkpoint, FOLDER), keep=1, saved=True)
+
+
+def load_within(session: Session, checkpoint: str | os.PathLike[str]) -> None:
+    """Go on from what `save_within` wrote; every rank must call it, after the library has loaded its own.
+
+    Raises CheckpointError where the checkpoint has no such part.
+    """
+    if not session.load(os.path.join(checkpoint, FOLDER)).get("saved"):
+        raise CheckpointError(
+            f"{os.fspath(checkpoint)!r} has no folder {FOLDER!r}: it was written without Gossamer, or not to its end, "
+            "so what each worker had still to send is not in it, nor where workers trained apart. Resume from an "
+            "earlier one; or begin anew with its model: Model.from_pretrained(...), without resuming."
+        )
 
 
 def attach(

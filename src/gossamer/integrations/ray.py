@@ -14,8 +14,7 @@ from typing import Any
 
 from gossamer.errors import require
 from gossamer.integrations.library_versions import require_library
-from gossamer.integrations.ray_group import leave_group, start_group
-from gossamer.integrations.session_numbers import SessionNumbers
+from gossamer.integrations.ray_group import SessionNumbers, leave_group, start_group
 from gossamer.train.session.session import Session
 
 require_library("ray", "2.60", extra="ray-train")

@@ -14,26 +14,72 @@ from typing import Any
 
 from torch.nn.utils import get_total_norm
 
-from gossamer import attach
-from gossamer.integrations.accelerate import leave_out_ddp, refuse_other_world, share_no_sync
+from gossamer import attach, events
+from gossamer.algorithms.strategies import GradientStage
+from gossamer.errors import AttachError
+from gossamer.integrations.accelerate import leave_out_ddp, load_within, refuse_other_world, save_within, share_no_sync
 from gossamer.integrations.library_versions import require_library
-from gossamer.integrations.session_folder import load_within, save_within
-from gossamer.integrations.trainer_recipes import (
-    keep_step_local,
-    refuse_contradictions,
-    tell_of_dispatching,
-    trains_apart,
-)
-from gossamer.train.reducer.parameter_views import copy_parameters, state_of
+from gossamer.train.moments.take_over import RULES, ownership
+from gossamer.train.reducer.parameter_views import copy_parameters, state_of, trainable
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session import Session
 
 require_library("transformers", "5.23", extra="transformers")
 
-from transformers import Trainer, TrainerCallback  # noqa: E402 - a version below the floor is refused first
+from accelerate.data_loader import DataLoaderDispatcher  # noqa: E402 - a version below the floor is refused first
+from transformers import Trainer, TrainerCallback  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
 __all__ = ["GossamerTrainer"]
+
+
+def refuse_contradictions(session: Session, args: Any) -> None:
+    """Raise AttachError where the Trainer's loop would do what the recipe cannot bear. args: TrainingArguments."""
+    for stage in session.recipe.strategy.stages:
+        if isinstance(stage, GradientStage) and stage.accumulates:
+            raise AttachError(
+                f"{session.recipe} makes a step of several backward passes, and the Trainer counts one for each batch, "
+                "with its scheduler and its checkpoints. Leave that to it: "
+                f"TrainingArguments(..., gradient_accumulation_steps={stage.accumulate}), and EveryStep()."
+            )
+        if not stage.in_lock_step:
+            raise AttachError(
+                f"with {session.recipe} no worker waits for another, and the Trainer gathers losses, metrics and "
+                "checkpoints from all of them: everyone would wait for the slowest, and for ever for a lost one. Use "
+                "DiLoCo(period=50) or LocalSGD(period=8), or write the loop yourself, with gossamer.attach."
+            )
+    if args.max_grad_norm and _arrives_with_momentum(session):
+        raise AttachError(
+            f"max_grad_norm={args.max_grad_norm} would clip what {session.recipe} has averaged with momentum in it: "
+            "what is cut off was sent already, and is lost. Write TrainingArguments(..., max_grad_norm=0), and let the "
+            f"compressor clip before it sends, such as DGC(density=0.01, clip={args.max_grad_norm})."
+        )
+
+
+def _arrives_with_momentum(session: Session) -> bool:
+    owners = ownership(session.recipe.compressor, trainable(session.model)).values()
+    return any(RULES[owner.rule].arrives_with_momentum for owner in owners)
+
+
+def trains_apart(session: Session) -> bool:
+    """Whether workers hold different parameters at times."""
+    return any(stage.local_parameters for stage in session.recipe.strategy.stages)
+
+
+def keep_step_local(session: Session, args: Any) -> None:
+    """Where workers train apart, count a batch's tokens here: the Trainer would gather them before every step."""
+    if trains_apart(session):
+        args.average_tokens_across_devices = False
+
+
+def tell_of_dispatching(train_dataloader: Any) -> None:
+    """Notice a loader of rank 0 that sends every batch to all others, which may be more than gradients are."""
+    if isinstance(train_dataloader, DataLoaderDispatcher):
+        events.notice(
+            "rank 0 reads the data and sends each batch to the others, beside what the recipe sends, since the dataset "
+            "is iterable. Let every rank read its own part: accelerator_config={'dispatch_batches': False}"
+        )
+
 
 _OF_SPEED = ("_runtime", "_per_second")  # endings of what the Trainer logs beside losses; the session knows better
 

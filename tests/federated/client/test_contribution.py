@@ -14,8 +14,8 @@ from gossamer.base.layout import FlatTensors, Layout
 from gossamer.errors import MismatchError, NotFinite
 from gossamer.federated.client.contribution import contribution_context, encode
 from gossamer.federated.client.store import ClientState
-from gossamer.federated.privacy.clipping import clip_factor, common_norm
-from gossamer.federated.privacy.random_bits import SeededBits
+from gossamer.federated.privacy.mechanisms import clip_factor, common_norm
+from gossamer.federated.privacy.noise import SeededBits
 from gossamer.train.parameter_server import shard_message
 
 LAYOUT = Layout.of({"weight": (64, 32), "bias": (64,)})

@@ -15,11 +15,10 @@ from torch import nn
 
 from gossamer.base.peer_ops import PeerOp, Push
 from gossamer.errors import CheckpointError, ConnectError, PeerLost
-from gossamer.federated.client.functions import Round, Update
+from gossamer.federated.client.functions import Round, ScriptFile, Update
 from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
 from gossamer.federated.messages import PART, REPORT
-from gossamer.federated.script_file import ScriptFile
-from gossamer.federated.secure.roster import Identity, IdentityRoster
+from gossamer.federated.secure_aggregation.identities import Identity, IdentityRoster
 
 LONG = "FedAvg(fraction=1.0)"
 

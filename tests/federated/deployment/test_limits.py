@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from gossamer.federated.deployment import limits
+from gossamer.federated.messages import cut
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.upload import cut
 
 
 def test_honest_contributions_fit() -> None:

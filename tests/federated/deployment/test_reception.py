@@ -1,4 +1,4 @@
-"""Reception: who sleeps keeps its task and is not chosen, who is away for long is not waited for."""
+"""Reception: numbers of devices, and devices that join, leave and return."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gossamer.base.peer_ops import Arrived, Elapsed, Peer, PeerJoined, PeerLeft,
 from gossamer.comm.wire.authentication import Credentials
 from gossamer.comm.wire.connection_state import ConnectionState
 from gossamer.comm.wire.messages import encode_ask
+from gossamer.errors import CheckpointError, ConnectError
 from gossamer.federated.deployment import files
-from gossamer.federated.deployment.enrollment import Enrollment
-from gossamer.federated.deployment.invitations import DEVICE, JOIN, LEAVE, RUN, UNKNOWN, Invitation
 from gossamer.federated.deployment.limits import largest_frame_bytes
+from gossamer.federated.deployment.reception import DEVICE, JOIN, LEAVE, RUN, UNKNOWN, Enrollment, Invitation
 from gossamer.federated.deployment.server import FederationServer
 from gossamer.federated.messages import PART, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
 
@@ -65,7 +65,7 @@ class Desk:
     def reports(self, device: Peer, number: int, task: Task, value: float, moment: float = 0.0) -> list[int]:
         """Report a pseudo-gradient of equal numbers; the versions of the receipts that come."""
         state = self.served.rounds.model.state
-        report = Report(samples=1, steps=1, counts=(1,), layout=state.fingerprint())
+        report = Report(samples=1, steps=1, counts=(1,), layout=state.fingerprint)
         payload = (torch.full((state.layout.numel,), value, dtype=state.dtype),)
         stamp = Stamp(number, task.round, task.version)
         push = Push(to=THE_SERVER, key=REPORT, stamp=stamp, payload=payload, about=encode(report))
@@ -190,7 +190,7 @@ def test_a_device_that_sends_a_byte_now_and_then_holds_nothing_up() -> None:
     serving = served.start()
     state = served.rounds.model.state
     credentials = Credentials(
-        me=A, token=TOKEN, run=RUN, layout=state.fingerprint(), largest_frame_bytes=largest_frame_bytes(state)
+        me=A, token=TOKEN, run=RUN, layout=state.fingerprint, largest_frame_bytes=largest_frame_bytes(state)
     )
     connection = ConnectionState(credentials, THE_SERVER)
     with socket.create_connection(served.address, timeout=10) as slow:
@@ -207,3 +207,59 @@ def test_a_device_that_sends_a_byte_now_and_then_holds_nothing_up() -> None:
         slow.sendall(b"x")
     serving.wait(10)
     served.close()
+
+
+def test_numbers_stay_with_their_devices(tmp_path: Path) -> None:
+    path = tmp_path / "enrollment.json"
+    first = Enrollment(4, path)
+    assert [first.admit(device, wanted, ()) for device, wanted in ((70, None), (71, 2), (72, None), (70, None))] == [
+        0, 2, 1, 0,
+    ]  # fmt: skip
+    again = Enrollment(4, path)
+    assert [again.number(device) for device in (70, 71, 72, 73)] == [0, 2, 1, None]
+
+
+def test_a_number_has_one_device() -> None:
+    numbers = Enrollment(2)
+    numbers.admit(70, 0, ())
+    with pytest.raises(ConnectError, match="Client 0 is there already"):
+        numbers.admit(71, 0, {70})
+    assert numbers.admit(71, 0, ()) == 0  # the other was away: perhaps it lost its state
+    assert numbers.number(70) is None
+    assert numbers.admit(70, None, {71}) == 1
+    with pytest.raises(ConnectError, match="All 2 clients"):
+        numbers.admit(72, None, {70, 71})
+    assert numbers.admit(72, None, {71}) == 1
+    with pytest.raises(ConnectError, match="no client 2 in a federation of 2"):
+        numbers.admit(73, 2, ())
+
+
+def test_a_damaged_file_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "enrollment.json"
+    path.write_text("[1, 2")
+    with pytest.raises(CheckpointError, match="each other's numbers"):
+        Enrollment(2, path)
+
+
+def test_a_number_whose_device_may_be_back_is_for_who_asks_for_it() -> None:
+    numbers = Enrollment(2)
+    for device in (70, 71):
+        numbers.admit(device, None, ())
+    with pytest.raises(ConnectError, match=r"All 2 clients .* may be back"):
+        numbers.admit(72, None, {71}, kept={0})
+    assert numbers.admit(72, None, {71}, kept={1}) == 0
+    assert numbers.admit(70, 0, {71}, kept={0, 1}) == 0
+
+
+def test_what_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "enrollment.json"
+    numbers = Enrollment(2, path)
+    numbers.admit(70, None, ())
+    path.unlink()
+    path.mkdir()
+    (path / "file").touch()  # nothing can take its place
+    for wanted in (None, 0):
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            numbers.admit(71, wanted, ())
+    assert [numbers.number(device) for device in (70, 71)] == [0, None]
+    assert numbers.admit(70, None, ()) == 0

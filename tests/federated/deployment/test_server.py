@@ -16,8 +16,7 @@ from torch import nn
 
 from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
 from gossamer.errors import CheckpointError, MismatchError, RecipeError
-from gossamer.federated.client.functions import Round, Update
-from gossamer.federated.script_file import ScriptFile
+from gossamer.federated.client.functions import Round, ScriptFile, Update
 from gossamer.federated.server.selection import LeastTrained, WithinDeadline
 
 PRIVATE = "FedAvg(fraction=1.0, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01, budget={:g}))"
@@ -135,7 +134,7 @@ def test_another_model_is_refused_with_both_values() -> None:
     other = ScriptFile(train=lambda model, told: Update(samples=1), model=lambda: nn.Linear(5, 1))
     refusal = join(served.address, script=other).ended()
     assert isinstance(refusal, MismatchError)
-    fingerprint = served.rounds.model.state.fingerprint()
+    fingerprint = served.rounds.model.state.fingerprint
     assert fingerprint in str(refusal)
     assert "build the same model everywhere" in str(refusal)
     served.close()

@@ -13,8 +13,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from gossamer.federated import partition
-from gossamer.federated.population.partition import By, _shares
-from gossamer.federated.population.sample_values import codes
+from gossamer.federated.population.partition import By, _shares, codes
 
 LABELS = torch.arange(1000) % 10
 RULES: list[By] = ["dirichlet", "shards", "quantity", "feature"]

@@ -15,8 +15,7 @@ from gossamer.base.peer_ops import Peer, Push, Receipt
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.federated.client.store import ClientState, MemoryStore
 from gossamer.federated.messages import CLIENT, NOT_COUNTED, REPORT, THE_SERVER, Report, decode
-from gossamer.federated.server.contributions.reports import Reported
-from gossamer.federated.server.rounds import Rounds
+from gossamer.federated.server.rounds import Reported, Rounds
 
 PEERS = [THE_SERVER, *(Peer(CLIENT, number) for number in range(len(SAMPLES)))]
 EVERYONE = {"fewest": len(SAMPLES)}

@@ -29,7 +29,6 @@ from gossamer.algorithms.strategies.federated import CentralPrivacy
 from gossamer.base.peer_ops import Reply
 from gossamer.errors import CheckpointError
 from gossamer.federated.server import journal
-from gossamer.federated.server.journal import Journaled
 from gossamer.federated.server.roster import RosterChange
 from gossamer.federated.server.rounds import Rounds
 
@@ -281,7 +280,7 @@ class Lazy(MemoryJournal):
     def changed(self, change: RosterChange) -> None:
         self._later("changed", lambda: MemoryJournal.changed(self, change))
 
-    def committed(self, rounds: Journaled) -> None:
+    def committed(self, rounds: Rounds) -> None:
         self._later("committed" if self.state else "", lambda: MemoryJournal.committed(self, rounds))
 
     def _later(self, what: str, write: Callable[[], None]) -> None:

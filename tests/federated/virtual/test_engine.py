@@ -15,8 +15,7 @@ from gossamer.errors import LoopError, PeerLost
 from gossamer.federated.client.functions import Round, Update, client
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.population import DeviceProfile
-from gossamer.federated.virtual.federated_run import FederatedRun
-from gossamer.federated.virtual.simulate import Simulation, simulate
+from gossamer.federated.virtual.simulate import FederatedRun, Simulation, simulate
 
 DAY = 86_400.0
 RECIPES = [

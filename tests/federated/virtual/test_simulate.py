@@ -14,8 +14,8 @@ from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsil
 from gossamer.errors import PeerLost
 from gossamer.federated import Round, Update, simulate
 from gossamer.federated.round_record import RoundRecord
-from gossamer.federated.server.contributions import attempts
-from gossamer.federated.server.contributions.attempts import TRIES
+from gossamer.federated.server import admission as attempts
+from gossamer.federated.server.admission import TRIES
 
 PRIVATE = "FedAvg(fraction=1.0, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01))"
 

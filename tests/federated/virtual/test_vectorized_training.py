@@ -21,8 +21,7 @@ from gossamer.federated.model_state import ModelState
 from gossamer.federated.population import DeviceProfile
 from gossamer.federated.virtual.simulate import Simulation
 from gossamer.federated.virtual.training import OneByOne
-from gossamer.federated.virtual.training_choice import training_of
-from gossamer.federated.virtual.vectorized_training import ManyAtOnce
+from gossamer.federated.virtual.vectorized_training import ManyAtOnce, training_of
 
 SIZES = [5, 8, 12, 8, 3, 21]
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.strategies.federated import LocalPrivacy, Privacy
 from gossamer.base import rng
-from gossamer.base.aggregation import AggregationContext, State
+from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import Payload
 from gossamer.federated.client.store import ClientState
-from gossamer.federated.privacy.device_noise import check_budget, noised
-from gossamer.federated.privacy.random_bits import RandomBits
+from gossamer.federated.privacy.mechanisms import check_budget, noised
+from gossamer.federated.privacy.noise import RandomBits
 from gossamer.train.parameter_server import shard_message
 
 
@@ -61,22 +61,12 @@ def encode(
         state = replace(state, told=state.told + 1)
         blocks = noised(blocks, privacy, bits)
     packed = [FlatTensors(block, layout) for block in blocks]
-    states = _states(compressor, packed, state.residuals, at)
+    states = shard_message.initial_states(compressor, packed, at)
+    for own, saved in zip(states, state.residuals, strict=False):
+        for key, each in own.items():
+            each.flat.copy_(saved[key])
     message = shard_message.encode(compressor, packed, states, [at] * len(packed))
     after = tuple({key: each.flat for key, each in own.items()} for own in message.states)
     counted = replace(state, round=at.step, residuals=after, residual_version=state.version)
     payload = tuple(tensor.clone() for tensor in message.payload)
     return EncodedContribution(payload, message.counts, counted)
-
-
-def _states(
-    compressor: Compressor,
-    blocks: Sequence[FlatTensors],
-    residuals: Sequence[dict[str, Tensor]],
-    at: AggregationContext,
-) -> tuple[State, ...]:
-    states = shard_message.initial_states(compressor, blocks, at)
-    for own, saved in zip(states, residuals, strict=False):
-        for key, each in own.items():
-            each.flat.copy_(saved[key])
-    return states

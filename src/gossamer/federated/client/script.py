@@ -18,7 +18,6 @@ from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Pull, Push, Stamp
 from gossamer.errors import AttachError, MalformedError, MismatchError, NotFinite
 from gossamer.federated.client import contribution as contributions
-from gossamer.federated.client.delivery import upload as upload
 from gossamer.federated.client.store import ClientState, ClientStore, PendingContribution
 from gossamer.federated.messages import (
     GO_ON,
@@ -30,14 +29,15 @@ from gossamer.federated.messages import (
     Report,
     Task,
     decode,
+    deliver,
     encode,
 )
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.privacy.device_noise import private_report
-from gossamer.federated.secure.agreement import Agreement
-from gossamer.federated.secure.device import DeviceSecrets, masked_report, nothing_to_reveal, upload_masked
-from gossamer.federated.secure.private_fixed_point import fixed_point_of
-from gossamer.federated.secure.roster import Identity, IdentityRoster
+from gossamer.federated.privacy.mechanisms import private_report
+from gossamer.federated.secure_aggregation.agreement import Agreement
+from gossamer.federated.secure_aggregation.device import DeviceSecrets, masked_report, nothing_to_reveal, upload_masked
+from gossamer.federated.secure_aggregation.fixed_point import fixed_point_of
+from gossamer.federated.secure_aggregation.identities import Identity, IdentityRoster
 from gossamer.train.parameter_server.delta_chain import Replica
 
 
@@ -97,7 +97,7 @@ def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> Client
     Besides peer ops it yields Train. Raises MalformedError for what no server of this federation sends, and AttachError
     where a recipe with masks finds no identity.
     """
-    return (yield from _Participant(number, recipe, store).take_part())
+    return _Participant(number, recipe, store).take_part()
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class _Participant:
     store: ClientStore
 
     def take_part(self) -> ClientScript:
-        """As `participate`."""
-        if self.recipe.strategy.secure is not None:
+        strategy = self.recipe.strategy
+        if strategy.secure is not None:
             self.recipe.enrolled(self.number)
         counted = 0
         while True:
@@ -134,24 +134,21 @@ class _Participant:
                 raise MalformedError(f"{THE_SERVER} gave client {self.number} round {task.round} twice; it trains once")
             replica.update(replace(pulled, about=task.chain))
             anchor, *shared = [block.flat for block in replica.values]
-            state = self._kept(replace(state, version=replica.version, replica=tuple(b.flat for b in replica.values)))
+            state = replace(state, version=replica.version, replica=(anchor, *shared))
+            if strategy.stale_after is not None and state.version - state.residual_version > strategy.stale_after:
+                state = replace(state, residuals=())
             self.store.save(state)
-            named = dict(zip(self.recipe.strategy.shared_keys, shared, strict=True))
-            trained: Trained = yield Train(
-                client=self.number, task=task, anchor=anchor, shared=named, memory=self._memory(state, anchor)
-            )
-            if (yield from self._contribute(state, task, trained, anchor, named)):
-                counted += 1
+            named = dict(zip(strategy.shared_keys, shared, strict=True))
+            memory = {key: state.memory.get(key, torch.zeros_like(anchor)) for key in strategy.memory_keys}
+            train = Train(client=self.number, task=task, anchor=anchor, shared=named, memory=memory)
+            counted += yield from self._contribute(state, train, (yield train))
 
-    def _contribute(
-        self, state: ClientState, task: Task, trained: Trained, anchor: Tensor, shared: Memory
-    ) -> Generator[Any, Any, bool]:
+    def _contribute(self, state: ClientState, train: Train, trained: Trained) -> Generator[Any, Any, bool]:
         """Encode and send a contribution; whether it was counted."""
-        held = anchor if trained.anchor is None else trained.anchor
-        blocks, memory = self.recipe.strategy.contribute(
-            held - trained.flat, trained.work, shared, self._memory(state, anchor)
-        )
-        if self.recipe.strategy.secure is not None or task.secure is not None:
+        strategy, task = self.recipe.strategy, train.task
+        held = train.anchor if trained.anchor is None else trained.anchor
+        blocks, memory = strategy.contribute(held - trained.flat, trained.work, train.shared, train.memory)
+        if strategy.secure is not None or task.secure is not None:
             return (yield from self._contribute_masked(state, task, trained, blocks, memory))
         stamp = Stamp(self.number, task.round, task.version)
         report = Report(
@@ -159,10 +156,11 @@ class _Participant:
             steps=trained.work.steps,
             learning_rate=min(trained.work.learning_rate, LARGEST),
             metrics={name: value for name, value in trained.metrics.items() if abs(value) <= LARGEST},
-            layout=self.recipe.state.fingerprint(),
+            layout=self.recipe.state.fingerprint,
             train_seconds=round(trained.seconds, 4),
         )
-        report = private_report(report, self.recipe.strategy.privacy)
+        if strategy.privacy is not None:
+            report = private_report(report, strategy.privacy)
         if not report.samples:  # what is private says 1 of every device
             return (yield from self._withdraw(replace(state, round=task.round), stamp, report))
         at = contributions.contribution_context(self.recipe.seed, self.number, task.round)
@@ -173,7 +171,7 @@ class _Participant:
                 blocks,
                 replace(state, memory=dict(memory)),
                 at,
-                self.recipe.strategy.privacy,
+                strategy.privacy,
             )
         except NotFinite as error:
             return (yield from self._withdraw(replace(state, round=task.round), stamp, report, str(error)))
@@ -187,7 +185,8 @@ class _Participant:
         """Send the contribution whose fate is not known, and remember it; whether it was counted."""
         pending = state.pending
         assert pending is not None
-        fate_version = yield from upload(pending.stamp, pending.report, pending.payload, self.recipe.part_bytes, begun)
+        receipt = yield from deliver(pending.stamp, pending.report, pending.payload, self.recipe.part_bytes, begun)
+        fate_version = receipt.version
         if fate_version == GO_ON:  # its secrets of that round are gone, and others do without
             fate_version = yield from nothing_to_reveal(pending.stamp)
         was_counted = fate_version >= 0
@@ -202,7 +201,7 @@ class _Participant:
         That it is masked is this device's own business: a server that asks for it as it is gets nothing. memory: what
         the strategy's becomes once this counts.
         """
-        secure, layout = self.recipe.strategy.secure, self.recipe.state.fingerprint()
+        secure, layout = self.recipe.strategy.secure, self.recipe.state.fingerprint
         if secure is None or task.secure is None:
             raise MalformedError(f"{THE_SERVER} wants client {self.number}'s update without masks; it was not sent")
         form = fixed_point_of(self.recipe.strategy, self.recipe.compressor, self.recipe.state, self.recipe.seed)
@@ -263,13 +262,3 @@ class _Participant:
             for block, flat in zip(replica.values, state.replica, strict=True):
                 block.flat.copy_(flat)
         return replica
-
-    def _kept(self, state: ClientState) -> ClientState:
-        """What feedback owes is dropped where it is older than the strategy keeps it."""
-        limit = self.recipe.strategy.stale_after
-        if limit is None or not state.residuals or state.version - state.residual_version <= limit:
-            return state
-        return replace(state, residuals=())
-
-    def _memory(self, state: ClientState, like: Tensor) -> Memory:
-        return {key: state.memory.get(key, torch.zeros_like(like)) for key in self.recipe.strategy.memory_keys}

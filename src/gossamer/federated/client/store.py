@@ -1,15 +1,28 @@
-"""Client store: what a device keeps between its rounds, in memory or in a directory."""
+"""Client store: what a device keeps between its rounds, in memory or in a directory.
+
+On disk a state is written to a new file and then moved into place, so that one whole state is always there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
 
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Stamp
+from gossamer.errors import CheckpointError
 from gossamer.federated.messages import Report
+from gossamer.train.checkpoint.durable import make_folder, sync_folder, write_file
 
 
 @dataclass(frozen=True)
@@ -56,3 +69,124 @@ class MemoryStore:
 
     def save(self, state: ClientState) -> None:
         self._state = state
+
+
+NUMBERS = ("round", "version", "residual_version", "told")
+
+
+class DirectoryStore(ClientStore):
+    """DIRECTORY/client-NUMBER.safetensors. A device without one is new.
+
+    What was saved outlives a machine that loses power: a device that forgot what counted would owe it once more.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], client: int, *, durable: bool = True) -> None:
+        """durable: False for what ends with this process anyway, and need not wait for the disk."""
+        self._path, self._durable = Path(directory) / f"client-{client}.safetensors", durable
+
+    def load(self) -> ClientState:
+        """Raises CheckpointError for a damaged file."""
+        try:
+            read = self._path.read_bytes()
+        except FileNotFoundError:
+            return ClientState()
+        try:
+            tensors = load(read)
+            about = json.loads(bytes(tensors.pop("about").tolist()))
+            state = ClientState(
+                **dict[str, Any]((key, int(about[key])) for key in NUMBERS),
+                lineage=str(about.get("lineage", "")),
+                replica=_list(tensors, "replica"),
+                residuals=_residuals(tensors, "residual", about["residuals"]),
+                memory=_under(tensors, "memory"),
+            )
+            return replace(state, pending=_pending(about.get("pending"), tensors, state))
+        except (SafetensorError, ValueError, KeyError, IndexError, TypeError, msgspec.ValidationError) as error:
+            raise CheckpointError(
+                f"{self._path} is damaged ({error}), so what this device still owes cannot be read. Remove it: the "
+                "device begins anew, and loses what its feedback kept"
+            ) from error
+
+    def save(self, state: ClientState) -> None:
+        """Raises CheckpointError where the disk is full; the state before stays."""
+        about: dict[str, Any] = {key: getattr(state, key) for key in ("lineage", *NUMBERS)}
+        about["residuals"] = len(state.residuals)
+        tensors = _named("replica", state.replica) | {f"memory/{key}": each for key, each in state.memory.items()}
+        tensors |= _named_residuals("residual", state.residuals)
+        pending = state.pending
+        if pending is not None:
+            about["pending"] = {
+                "stamp": list(pending.stamp),
+                "report": msgspec.to_builtins(pending.report),
+                "residuals": len(pending.counted.residuals),
+            }
+            tensors |= _named("payload", pending.payload)
+            tensors |= {f"after/{key}": each for key, each in pending.counted.memory.items()}
+            tensors |= _named_residuals("residual after", pending.counted.residuals)
+        tensors = {key: each.clone().contiguous() for key, each in tensors.items()}  # none shares another's memory
+        tensors["about"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
+        part = self._path.with_suffix(".part")
+        try:
+            self._write(part, save(tensors))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise CheckpointError(
+                f"{self._path} cannot be written ({error}), so the device would forget what it still owes. Free some "
+                "space: the state before is unchanged"
+            ) from error
+
+    def _write(self, part: Path, content: bytes) -> None:
+        folder = self._path.parent
+        if not self._durable:
+            folder.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(content)
+            part.replace(self._path)
+            return
+        make_folder(folder)
+        write_file(part, [content])
+        part.replace(self._path)
+        sync_folder(folder)
+
+
+def _named(kind: str, payload: Payload) -> dict[str, Tensor]:
+    return {f"{kind}/{place}": tensor for place, tensor in enumerate(payload)}
+
+
+def _named_residuals(kind: str, residuals: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{kind}/{place}/{key}": each for place, own in enumerate(residuals) for key, each in own.items()}
+
+
+def _under(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    return {name.partition("/")[2]: each for name, each in tensors.items() if name.startswith(f"{kind}/")}
+
+
+def _list(tensors: Mapping[str, Tensor], kind: str) -> Payload:
+    found = {int(place): tensor for place, tensor in _under(tensors, kind).items()}
+    return tuple(found[place] for place in sorted(found))
+
+
+def _residuals(tensors: Mapping[str, Tensor], kind: str, count: int) -> tuple[dict[str, Tensor], ...]:
+    residuals = [dict[str, Tensor]() for _ in range(count)]
+    for name, tensor in _under(tensors, kind).items():
+        place, _, key = name.partition("/")
+        residuals[int(place)][key] = tensor
+    return tuple(residuals)
+
+
+def _pending(
+    about: Mapping[str, Any] | None, tensors: Mapping[str, Tensor], state: ClientState
+) -> PendingContribution | None:
+    """What is on its way. Once that counts the replica is the same, and the rest is beside the state of before."""
+    if about is None:
+        return None
+    stamp = Stamp(*map(int, about["stamp"]))
+    counted = replace(
+        state,
+        round=stamp.step,
+        residuals=_residuals(tensors, "residual after", about["residuals"]),
+        residual_version=state.version,
+        memory=_under(tensors, "after"),
+    )
+    report = msgspec.convert(about["report"], Report, strict=False)
+    return PendingContribution(stamp, report, _list(tensors, "payload"), counted)

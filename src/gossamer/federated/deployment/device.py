@@ -1,26 +1,32 @@
-"""Federation device: one process that joins a federation, trains when it is chosen, and sends what it learned."""
+"""Federation device: one process that joins a federation, trains when it is chosen, and sends its contribution."""
 
 from __future__ import annotations
 
+import secrets
+import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.base.peer_ops import Peer, Push, Receipt, Stamp
+from gossamer.base.peer_ops import Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, Push, Receipt, Stamp
+from gossamer.base.units import seconds_text
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc.sockets import Address, Tls
 from gossamer.comm.wire.authentication import Credentials
-from gossamer.errors import ConnectError, GossamerError
+from gossamer.errors import CheckpointError, ConnectError, GossamerError, PeerLost
+from gossamer.federated.client.functions import ScriptFile
+from gossamer.federated.client.local_training import Trainer
 from gossamer.federated.client.script import ClientRecipe, Train, participate
-from gossamer.federated.client.store import ClientStore, MemoryStore
-from gossamer.federated.client.trainer import Trainer
+from gossamer.federated.client.store import ClientStore, DirectoryStore, MemoryStore
 from gossamer.federated.deployment import limits
-from gossamer.federated.deployment.device_directory import DeviceDirectory, new_identity
-from gossamer.federated.deployment.invitations import (
+from gossamer.federated.deployment.files import FolderLock, replace_file
+from gossamer.federated.deployment.reception import (
     DEVICE,
     JOIN,
     LEAVE,
@@ -29,13 +35,99 @@ from gossamer.federated.deployment.invitations import (
     Invitation,
     JoinRequest,
 )
-from gossamer.federated.deployment.round_report import Line
-from gossamer.federated.deployment.server_link import ServerLink
+from gossamer.federated.deployment.report import Line
+from gossamer.federated.federation import recipe_terms
 from gossamer.federated.messages import NOT_COUNTED, REPORT, THE_SERVER, Fate, decode, encode
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.recipe_terms import recipe_terms
-from gossamer.federated.script_file import ScriptFile
-from gossamer.federated.secure.roster import Identity, IdentityRoster
+from gossamer.federated.secure_aggregation.identities import Identity, IdentityRoster
+
+IDENTITY_BITS = 62  # of a number that fits wherever one of 64 bits does
+
+
+def new_identity() -> int:
+    return secrets.randbits(IDENTITY_BITS)
+
+
+class DeviceDirectory:
+    """DIRECTORY/device holds the identity, and DIRECTORY/FEDERATION/ what the device keeps of each federation."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises CheckpointError where another process uses it, or nothing can be written."""
+        self._directory = directory
+        self._lock = FolderLock(
+            directory,
+            "Two of them would send each other's contributions: end it, or give this one a folder of its own: --state "
+            "OTHER",
+        )
+        self.identity = self._identity()
+
+    def store(self, federation: str, number: int) -> DirectoryStore:
+        return DirectoryStore(self._directory / federation, number)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def _identity(self) -> int:
+        path = self._directory / "device"
+        try:
+            return int(path.read_text(), 16) % (1 << IDENTITY_BITS)
+        except FileNotFoundError:
+            drawn = new_identity()
+            replace_file(path, f"{drawn:x}\n")
+            return drawn
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({error}), so this device cannot say who it was. Remove {self._directory}: the "
+                "device begins anew, and loses what its feedback kept"
+            ) from error
+
+
+FIRST_WORD_SECONDS = 5.0  # without a connection at first, before that is said
+
+
+class ClosableEndpoint(Protocol):
+    """What the watch needs of an endpoint."""
+
+    def answer(self, op: Await) -> PeerEvent: ...
+
+    def close(self, why: GossamerError | None = None) -> None: ...
+
+
+class ServerLink:
+    """A thread that takes the events of a device's endpoint."""
+
+    def __init__(self, endpoint: ClosableEndpoint, name: str, say: Line, give_up_seconds: float) -> None:
+        """name: of the server, as the user wrote it."""
+        self._endpoint, self._name, self._say, self._give_up = endpoint, name, say, give_up_seconds
+        threading.Thread(target=self._watch, name="gossamer link", daemon=True).start()
+
+    def _watch(self) -> None:
+        lost_at, said = time.monotonic(), False
+        try:
+            while True:
+                due = lost_at + (self._give_up if said else min(FIRST_WORD_SECONDS, self._give_up))
+                match self._endpoint.answer(Await(until=due)):
+                    case PeerJoined():
+                        if said:
+                            self._say(f"connected to {self._name}")
+                        lost_at, said = inf, False
+                    case PeerLeft(moment=moment):
+                        lost_at = moment
+                    case Elapsed(moment=moment) if moment >= lost_at + self._give_up:
+                        self._endpoint.close(self._gave_up())
+                        return
+                    case Elapsed():
+                        said = True
+                        self._say(f"{self._name} does not answer; trying again until it does")
+        except GossamerError:  # the endpoint was closed
+            return
+
+    def _gave_up(self) -> PeerLost:
+        return PeerLost(
+            f"{self._name} did not answer for {seconds_text(self._give_up)}, so this device has left. Start it again "
+            "once the server is there: with --state it goes on from where it was"
+        )
+
 
 FAREWELL_SECONDS = 0.7  # for the server to hear that the device leaves, and as long again for what is queued
 
@@ -96,7 +188,7 @@ class FederationDevice:
                 me=Peer(DEVICE, device),
                 token=token,
                 run=RUN,
-                layout=self._state.fingerprint(),
+                layout=self._state.fingerprint,
                 largest_frame_bytes=limits.largest_frame_bytes(self._state),
             ),
             EndpointOptions(

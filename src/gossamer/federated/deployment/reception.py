@@ -1,17 +1,25 @@
-"""Reception: the script of a federation's server, between devices that come and go and the rounds.
+"""Reception: the script of a federation's server between devices, which join and leave, and the rounds.
 
 It admits devices and translates identities to numbers. A device whose connection broke is not chosen, and keeps its
-task and the parts that it has sent for as long as it is waited for: phones sleep. Who says farewell is not waited for.
+task and the parts that it has sent for as long as it is waited for: phones sleep. A device that leaves is not waited
+for.
+
+The wire's hello compares what both ends can know beforehand: Gossamer's version, the name RUN, and the fingerprint of
+the model that the script makes. The recipe travels in the invitation, so a device needs the script and the server only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import (
     Answer,
     Arrived,
@@ -30,17 +38,114 @@ from gossamer.base.peer_ops import (
 )
 from gossamer.errors import CheckpointError, ConnectError, MalformedError
 from gossamer.events import notice
-from gossamer.federated.deployment.enrollment import Enrollment
-from gossamer.federated.deployment.invitations import (
-    DEVICE,
-    JOIN,
-    LEAVE,
-    UNKNOWN,
-    Invitation,
-    JoinRequest,
-)
-from gossamer.federated.messages import CLIENT, TASK, decode, encode
+from gossamer.federated.deployment.files import replace_file
+from gossamer.federated.messages import CLIENT, PART_BYTES, TASK, Count, decode, encode
 from gossamer.federated.server.rounds import Rounds
+
+DEVICE = "device"  # the kind of a peer that joins; its number is an identity that it drew, not the client's number
+RUN = "federated"  # of every federation, so that a run's workers and a federation's devices refuse each other
+JOIN, LEAVE = "join", "leave"  # keys of asks
+UNKNOWN = '{"unknown":true}'  # what a device is told that has not joined, or that a restarted server forgot
+
+
+class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a device asks for."""
+
+    number: Count | None = None  # the client that it wants to be; None: any that is free
+
+
+class Invitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a device is told of the federation, or why it may not take part."""
+
+    refused: str = ""
+    federation: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]*\Z", max_length=64)] = ""  # drawn at its beginning
+    number: Count = 0
+    recipe: Annotated[str, msgspec.Meta(max_length=100_000)] = ""
+    clients: Count = 0
+    rounds: Count = 0
+    seed: Count = 0
+    part_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**32)] = PART_BYTES
+
+
+class Enrollment:
+    """Numbers from 0 to `clients` - 1, each at most one device's.
+
+    A number stays a device's while that is there or was never replaced; one whose device is away may be asked for by
+    another, since a device that lost its state draws a new identity.
+    """
+
+    def __init__(self, clients: int, path: Path | None = None) -> None:
+        """path: where it is kept. Raises CheckpointError for a damaged file."""
+        self._clients, self._path = clients, path
+        self._numbers: dict[int, int] = {}  # by device
+        if path is not None and path.is_file():
+            self._read(path)
+
+    def number(self, device: int) -> int | None:
+        """The number of a device that has joined."""
+        return self._numbers.get(device)
+
+    @property
+    def numbers(self) -> Collection[int]:
+        """All that a device has."""
+        return self._numbers.values()
+
+    def admit(self, device: int, wanted: int | None, present: Container[int], kept: Container[int] = ()) -> int:
+        """The number of a device that joins. present: devices that are there. kept: numbers whose devices may be
+        back, so that only who asks for one gets it.
+
+        Raises ConnectError where it cannot have the number that it wants, or any, and CheckpointError where that cannot
+        be kept: nothing has changed then.
+        """
+        if wanted is not None and wanted >= self._clients:
+            raise ConnectError(
+                f"There is no client {wanted} in a federation of {self._clients}: write --number 0 to "
+                f"{self._clients - 1}, or leave it out."
+            )
+        holders = {number: holder for holder, number in self._numbers.items()}
+        own = self._numbers.get(device)
+        if own is not None and wanted in (None, own):
+            return own
+        number = self._free(holders, present, kept) if wanted is None else wanted
+        holder = holders.get(number)
+        if holder is not None and holder in present:
+            raise ConnectError(
+                f"Client {number} is there already, as another device. Give every device its own --number, or leave "
+                "it out, so that the server chooses."
+            )
+        numbers = {each: own for each, own in self._numbers.items() if each != holder} | {device: number}
+        self._write(numbers)
+        self._numbers = numbers
+        return number
+
+    def _free(self, holders: dict[int, int], present: Container[int], kept: Container[int]) -> int:
+        """A number that nobody ever had, or else one whose device is away and not expected back."""
+        everyone = range(self._clients)
+        never = (number for number in everyone if number not in holders)
+        away = (number for number in everyone if holders.get(number) not in present and number not in kept)
+        number = next(never, None)
+        number = next(away, None) if number is None else number
+        if number is None:
+            raise ConnectError(
+                f"All {self._clients} clients of this federation are there already, or may be back. Start its server "
+                "with a larger --clients, leave this device out, or give it the --number of one that is gone for good."
+            )
+        return number
+
+    def _read(self, path: Path) -> None:
+        try:
+            found = read_json(path.read_bytes())
+            self._numbers = {int(device): int(number) for device, number in found.items()}
+        except (OSError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({error}), so devices could get each other's numbers, and contributions could "
+                "count twice. Put back a copy of the journal's folder, or begin a new one: --journal OTHER"
+            ) from error
+
+    def _write(self, numbers: dict[int, int]) -> None:
+        if self._path is not None:
+            replace_file(self._path, json.dumps({str(device): number for device, number in numbers.items()}))
+
 
 POLL_SECONDS = 0.25  # after which a stop is noticed
 FULL = "Its disk has no room for another number. Free some space there, and start this device again."

@@ -20,31 +20,23 @@ from gossamer.comm.runtime.peer_thread import PeerThread
 from gossamer.comm.wire.authentication import Credentials
 from gossamer.errors import RecipeError
 from gossamer.events import notice
+from gossamer.federated.client.functions import ScriptFile
 from gossamer.federated.deployment import limits
-from gossamer.federated.deployment.enrollment import Enrollment
-from gossamer.federated.deployment.evaluation import Evaluation, Metrics
-from gossamer.federated.deployment.federation_identity import FederationIdentity, same_federation
-from gossamer.federated.deployment.files import FolderLock
-from gossamer.federated.deployment.gathering import Gathering
-from gossamer.federated.deployment.invitations import DEVICE, RUN, Invitation
-from gossamer.federated.deployment.reception import Patience, Reception
-from gossamer.federated.deployment.round_report import Line, RoundReport
-from gossamer.federated.evaluator import Evaluator
+from gossamer.federated.deployment.files import FederationIdentity, FolderLock, same_federation
+from gossamer.federated.deployment.reception import DEVICE, RUN, Enrollment, Invitation, Patience, Reception
+from gossamer.federated.deployment.report import Gathering, Line, RoundReport
+from gossamer.federated.evaluation import Evaluation, Evaluator, Metrics, StopCondition
+from gossamer.federated.federation import RoundConfig, recipe_terms
 from gossamer.federated.messages import PART_BYTES, THE_SERVER
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.recipe_terms import recipe_terms
-from gossamer.federated.round_config import RoundConfig
 from gossamer.federated.round_record import RoundRecord
-from gossamer.federated.script_file import ScriptFile
-from gossamer.federated.secure.roster import IdentityRoster
-from gossamer.federated.server.contributions.reports import Committed
+from gossamer.federated.secure_aggregation.identities import IdentityRoster
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import keep
-from gossamer.federated.server.rounds import Rounds
+from gossamer.federated.server.rounds import Committed, Rounds
 from gossamer.federated.server.selection import SelectionPolicy
 from gossamer.federated.server.synchronous import Late
-from gossamer.federated.stop_condition import StopCondition
 
 HEARTBEAT_SECONDS = 15.0  # under the half minute after which home routers may forget a connection
 SILENT_SECONDS = 300.0
@@ -121,7 +113,7 @@ class FederationServer:
             recipe=self._recipe,
             clients=settings.clients,
             seed=settings.seed,
-            layout=state.fingerprint(),
+            layout=state.fingerprint,
         )
         with ExitStack() as opening:
             if journal is not None:
@@ -134,7 +126,7 @@ class FederationServer:
             )
             self.rounds.on_made = self._made
             self.resumed = journal is not None and keep(journal, self.rounds)
-            guard = self.rounds.privacy.guard
+            guard = self.rounds.guard
             self.report = RoundReport(
                 settings.rounds,
                 say,
@@ -170,7 +162,7 @@ class FederationServer:
         """No round begins any more though not all were made; empty where that is not so."""
         if self._reached:
             return f"{self._until} is reached"
-        return self.rounds.privacy.why if self.ended == "exhausted" else ""
+        return self.rounds.why_exhausted if self.ended == "exhausted" else ""
 
     def model(self) -> nn.Module:
         """The script's model with the parameters of the last version. Call it once `run` has returned."""
@@ -304,7 +296,7 @@ def _credentials(settings: FederationSettings, state: ModelState, token: bytes) 
         me=THE_SERVER,
         token=token,
         run=RUN,
-        layout=state.fingerprint(),
+        layout=state.fingerprint,
         largest_frame_bytes=limits.largest_frame_bytes(state),
         accepted_frame_bytes=limits.accepted_frame_bytes(state, settings.part_bytes),
     )

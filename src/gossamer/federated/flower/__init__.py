@@ -1,9 +1,13 @@
-"""Flower adapter, both ways: compression for people on Flower, and Flower's strategies and apps on devices of ours.
+"""Flower adapter, both ways: compression for Flower's apps, and Flower's strategies and apps on Gossamer's devices.
 
-compression  a ClientApp's mod and a strategy's wrapper
-grid         Grids of devices in virtual time, and of processes
-traffic      bytes by round
-installed    which Flower goes, and that it is there
+client_mod    compression_mod: a ClientApp's contributions travel compressed
+strategy      CompressedStrategy: wraps a strategy, which sees plain arrays
+codec         contributions and differences between versions as bytes; what a node keeps between rounds
+arrays        a record's arrays as one flat tensor; a payload as the bytes of an Array
+records       Flower's records and notes, made and read; RoundTraffic: their bytes
+virtual_grid  a Grid of devices in virtual time
+tcp_grid      a Grid of processes; desk: letters for nodes that come and ask
+messages      Flower's messages as bytes
 
 Flower is imported when something is asked for that needs it (extra `flower`).
 """
@@ -15,15 +19,14 @@ from gossamer.comm.environment.run_token import read_token
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.wire.authentication import Credentials
-from gossamer.federated.flower.compression.client_mod import compression_mod
-from gossamer.federated.flower.installed import FlowerMissing, need_flower
-from gossamer.federated.flower.traffic import RoundTraffic
+from gossamer.federated.flower.client_mod import compression_mod
+from gossamer.federated.flower.records import FlowerMissing, RoundTraffic, need_flower
 from gossamer.federated.messages import THE_SERVER
 
 if TYPE_CHECKING:
-    from gossamer.federated.flower.compression.strategy import CompressedStrategy
-    from gossamer.federated.flower.grid.tcp_grid import TcpGrid, node_peer, serve_node
-    from gossamer.federated.flower.grid.virtual_grid import VirtualGrid, simulate
+    from gossamer.federated.flower.strategy import CompressedStrategy
+    from gossamer.federated.flower.tcp_grid import TcpGrid, node_peer, serve_node
+    from gossamer.federated.flower.virtual_grid import VirtualGrid, simulate
 
 __all__ = [
     "THE_SERVER",
@@ -42,12 +45,12 @@ __all__ = [
     "simulate",
 ]
 HOMES = {  # of what needs Flower
-    "CompressedStrategy": "compression.strategy",
-    "TcpGrid": "grid.tcp_grid",
-    "VirtualGrid": "grid.virtual_grid",
-    "node_peer": "grid.tcp_grid",
-    "serve_node": "grid.tcp_grid",
-    "simulate": "grid.virtual_grid",
+    "CompressedStrategy": "strategy",
+    "TcpGrid": "tcp_grid",
+    "VirtualGrid": "virtual_grid",
+    "node_peer": "tcp_grid",
+    "serve_node": "tcp_grid",
+    "simulate": "virtual_grid",
 }
 
 

@@ -1,17 +1,12 @@
-"""Population: devices unlike each other, in their data, what they compute, how they are connected, when they are there.
+"""Population: devices that differ in their data, their speed, their links and their hours.
 
-partition       partition: which samples each device holds, by four rules of unlikeness
-sample_values   reads labels or inputs from datasets, tensors, arrays and lists
-picture         draws who has what
-device_profile  DeviceProfile: one device's speed, link and hours
-profile_draws   draws profiles from distributions
-profile_file    reads profiles from a TOML file
+partition  partition: the samples of each device, by four rules of heterogeneity
+picture    plot_partition: draws the labels of each device
+profiles   DeviceProfile: one device's speed, link and hours; profiles drawn from distributions or read from a file
 """
 
-from gossamer.federated.population.device_profile import DeviceProfile
 from gossamer.federated.population.partition import partition
 from gossamer.federated.population.picture import plot_partition
-from gossamer.federated.population.profile_draws import drawn_profiles
-from gossamer.federated.population.profile_file import DeviceProfileError, read_profiles
+from gossamer.federated.population.profiles import DeviceProfile, DeviceProfileError, drawn_profiles, read_profiles
 
 __all__ = ["DeviceProfile", "DeviceProfileError", "drawn_profiles", "partition", "plot_partition", "read_profiles"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from gossamer.base.figures import check_matplotlib, figure, light_grid, open_frame
 from gossamer.errors import require
-from gossamer.federated.population.sample_values import labels as read_labels
+from gossamer.federated.population.partition import labels as read_labels
 
 MOST_BUBBLES = 30  # devices whose labels are told apart one by one
 MOST_COLUMNS = 400  # devices; of more, evenly many are shown

@@ -1,15 +1,13 @@
-"""Federated server: chooses devices, checks and sums what they send, makes the model's next version of it.
+"""Federated server: samples clients, checks and sums their contributions, makes the next version of the model.
 
-script            serve: hands events to the rounds until the federation has ended
-from_strategy     rounds_for: the rounds that a strategy asks for
-rounds            Rounds: pushes, versions and tasks, over what the others keep
-synchronous       SynchronousRounds: a cohort at a time, with a deadline
-buffered          BufferedRounds: devices that do not wait for each other
-roster            Roster: who is there, who waits, who has which task
-contributions     what devices send, from its first part until it is in a sum
-rounds_privacy    RoundsPrivacy: what a strategy's privacy makes of selection, limits and sums
-selection         who is chosen; gathered: how many are here of what rounds wait for
-journal           what a killed server goes on from
-kept_rounds       KeptRounds: the part of rounds that a journal keeps
-global_model      GlobalModel: the parameters, what is published of them, and their next version
+rounds         Rounds: how tasks, reports and versions follow from events; serve: its script
+synchronous    SynchronousRounds: a cohort at a time, with a deadline
+buffered       BufferedRounds: devices that do not wait for each other, within a staleness bound
+from_strategy  rounds_for: the rounds that a strategy needs
+selection      sampling of clients: uniform, least trained, power of choice, within a deadline
+roster         Roster: devices that are present, waiting, training, or have reported
+admission      refuses contributions that no honest device sends; counts refusals
+aggregation    FedAvg's weighted mean, or all contributions kept for a robust aggregator
+global_model   GlobalModel: the parameters, their published form, and the step to the next version
+journal        the state and log that a killed server continues from
 """

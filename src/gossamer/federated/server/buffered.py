@@ -7,9 +7,8 @@ from math import inf
 from typing import Any
 
 from gossamer.errors import RecipeError, require
-from gossamer.federated.server.gathered import Gathered
 from gossamer.federated.server.roster import Assignment
-from gossamer.federated.server.rounds import Rounds
+from gossamer.federated.server.rounds import Gathered, Rounds
 
 
 class BufferedRounds(Rounds):
@@ -48,21 +47,23 @@ class BufferedRounds(Rounds):
 
     def begin(self, moment: float) -> None:
         super().begin(moment)
-        self._due_tasks = deque((moment + self._task_seconds, c, each.round) for c, each in self.assigned.items())
+        self._due_tasks = deque(
+            (moment + self._task_seconds, c, each.round) for c, each in self.roster.assigned.items()
+        )
         self._set_deadline(moment)
 
     def assign(self, moment: float) -> list[int]:
         while self._due_tasks and self._due_tasks[0][0] <= moment:
             _, client, index = self._due_tasks.popleft()
-            if client in self.roster.training and self.assigned[client].round == index:
-                self.selection.missed(client, moment - self.assigned[client].moment)
+            if client in self.roster.training and self.roster.assigned[client].round == index:
+                self.selection.missed(client, moment - self.roster.assigned[client].moment)
                 self.left(client)
         ready = self.roster.ready
         count = min(self.cohort - len(self.roster.training), len(ready))
         chosen = self.selection.choose(ready, count, self.roster.given) if count > 0 else []
         for client in chosen:
-            self.give(client, moment)
-            self._due_tasks.append((moment + self._task_seconds, client, self.next_round))
+            self.roster.give(client, self.model.version, moment)
+            self._due_tasks.append((moment + self._task_seconds, client, self.roster.next_round))
         self._set_deadline(moment)
         return chosen
 
@@ -85,7 +86,9 @@ class BufferedRounds(Rounds):
     def gathered(self) -> Gathered | None:
         if not self.reported or self.roster.training:
             return super().gathered
-        return Gathered.reports(len(self.reported), self._wanted_reports())
+        return Gathered(
+            len(self.reported), self._wanted_reports(), "reports that a version is made of", "it is made of"
+        )
 
     def is_between_rounds(self) -> bool:
         """A device that was refused waits for the next version, unless it is the only one that could report."""

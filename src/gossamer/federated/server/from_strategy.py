@@ -8,14 +8,13 @@ from math import inf
 from typing import Any
 
 from gossamer.errors import RecipeError
-from gossamer.federated.round_config import RoundConfig
-from gossamer.federated.secure.roster import IdentityRoster
-from gossamer.federated.secure.rounds import SecureRounds
+from gossamer.federated.federation import RoundConfig
+from gossamer.federated.secure_aggregation.identities import IdentityRoster
+from gossamer.federated.secure_aggregation.rounds import SecureRounds
+from gossamer.federated.server.admission import ContributionLimits
 from gossamer.federated.server.buffered import BufferedRounds
-from gossamer.federated.server.contributions.admission import ContributionLimits
-from gossamer.federated.server.contributions.reports import Committed
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.rounds import Rounds
+from gossamer.federated.server.rounds import Committed, Rounds
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 from gossamer.federated.server.synchronous import SynchronousRounds
 

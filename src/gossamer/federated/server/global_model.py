@@ -48,17 +48,15 @@ class GlobalModel:
     ) -> None:
         """parameters: (n,), copied. pull: complete for every shape, or None."""
         self.strategy, self.state, self.seed = strategy, state, seed
+        self._tensors, self._shared_keys = strategy.contribution_count, strategy.shared_keys
         self.compressor = compressor
         self.begin_anew()
         self._sizes: dict[int, ContributionSize] = {}  # by round
         self.parameters = parameters.to(state.dtype, copy=True)
         self.memory = strategy.server_memory(self.parameters)
+        self.version = 0
         blocks = self._public_blocks()
         self.public: PublicParameters = Snapshot(blocks) if pull is None else DeltaChain(pull, blocks, seed)
-
-    @property
-    def version(self) -> int:
-        return self.public.version
 
     def begin_anew(self) -> None:
         """What devices have of versions so far is of another past."""
@@ -71,7 +69,7 @@ class GlobalModel:
     def decode(self, stamp: Stamp, payload: Payload, counts: Sequence[int]) -> tuple[Tensor, ...]:
         """A contribution's tensors: (n,) each, fresh and finite. Raises MalformedError."""
         at = contribution_context(self.seed, stamp.worker, stamp.step)
-        like = [FlatTensors(self.parameters, self.state.layout)] * self.strategy.contribution_count
+        like = [FlatTensors(self.parameters, self.state.layout)] * self._tensors
         return shard_message.decode(self.compressor, payload, counts, like, at)
 
     def contribution_size(self, index: int) -> ContributionSize:
@@ -81,7 +79,7 @@ class GlobalModel:
                 self._sizes.clear()
             at = contribution_context(self.seed, 0, index)
             block = FlatTensors(self.parameters.to("meta"), self.state.layout)
-            blocks = [block] * self.strategy.contribution_count
+            blocks = [block] * self._tensors
             states = shard_message.initial_states(self.compressor, blocks, at)
             sent = shard_message.encode(self.compressor, blocks, states, [at] * len(blocks)).payload
             self._sizes[index] = ContributionSize(payload_bytes(sent), sum(not tensor.numel() for tensor in sent))
@@ -90,7 +88,7 @@ class GlobalModel:
     def identity(self) -> dict[str, Any]:
         """What all servers and devices of a federation have alike."""
         return {
-            "model": self.state.fingerprint(),
+            "model": self.state.fingerprint,
             "recipe": f"{self.strategy!r} + {self.compressor!r}",
             "seed": self.seed,
         }
@@ -107,11 +105,12 @@ class GlobalModel:
         if not all(map(all_finite, (*means, parameters, *memory.values()))):
             raise NotFinite("what devices sent, or what the server makes of it, left the range of its numbers")
         self.parameters, self.memory = parameters, memory
-        self.public.publish(self.version + 1, self._public_blocks())
+        self.version += 1
+        self.public.publish(self.version, self._public_blocks())
         return self.version
 
     def _public_blocks(self) -> list[FlatTensors]:
-        shared = [self.memory[key] for key in self.strategy.shared_keys]
+        shared = [self.memory[key] for key in self._shared_keys]
         return [FlatTensors(flat, self.state.layout) for flat in (self.parameters, *shared)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,4 +125,5 @@ class GlobalModel:
         self.parameters.copy_(state["parameters"])
         self.memory = dict(state["memory"])
         self.public.load_state_dict(state["public"])
+        self.version = self.public.version
         self.lineage = state.get("lineage", "")

@@ -22,7 +22,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gossamer.base.json_text import read_json
 from gossamer.errors import CheckpointError
@@ -32,22 +32,10 @@ from gossamer.train import checkpoint
 from gossamer.train.checkpoint.durable import sync_folder
 from gossamer.train.parameter_server.journal import Log
 
+if TYPE_CHECKING:
+    from gossamer.federated.server.rounds import Rounds
+
 PARSING = (ValueError, TypeError, KeyError, LookupError, AttributeError, RuntimeError)
-
-
-class Journaled(Protocol):
-    """What a journal keeps."""
-
-    journal: RoundsJournal
-
-    @property
-    def next_round(self) -> int: ...
-    @property
-    def must_be_journaled(self) -> bool: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def change(self, change: RosterChange) -> None: ...
-    def begin_anew(self) -> None: ...
 
 
 class RoundsJournal(ABC):
@@ -59,22 +47,14 @@ class RoundsJournal(ABC):
         """Assignments were made or ended; called before devices hear of them."""
 
     @abstractmethod
-    def committed(self, rounds: Journaled) -> None:
+    def committed(self, rounds: Rounds) -> None:
         """A version was made; called before any receipt is given."""
-
-
-class NoRoundsJournal(RoundsJournal):
-    """Nothing is kept."""
-
-    def changed(self, change: RosterChange) -> None: ...
-
-    def committed(self, rounds: Journaled) -> None: ...
 
 
 class FileRoundsJournal(RoundsJournal):
     """The journal in `folder`."""
 
-    def __init__(self, folder: Path, number: int, log: Log | None, rounds: Journaled) -> None:
+    def __init__(self, folder: Path, number: int, log: Log | None, rounds: Rounds) -> None:
         """number: of the state that the log continues; log: None where there is no state. Where the rounds must be
         journaled, a failed write raises CheckpointError."""
         self._folder, self._number, self._log, self._required = folder, number, log, rounds.must_be_journaled
@@ -93,13 +73,13 @@ class FileRoundsJournal(RoundsJournal):
         except OSError as error:
             self._give_up(error)
 
-    def committed(self, rounds: Journaled) -> None:
+    def committed(self, rounds: Rounds) -> None:
         try:
             self._save(rounds)
         except (OSError, CheckpointError) as error:
             self._give_up(error)
 
-    def _save(self, rounds: Journaled) -> None:
+    def _save(self, rounds: Rounds) -> None:
         number = self._number + 1
         digest = checkpoint.stage(self._folder, number, 0, rounds.state_dict())
         (self._folder / _log_name(number)).unlink(missing_ok=True)  # of a state that was never completed
@@ -146,7 +126,7 @@ class FileRoundsJournal(RoundsJournal):
             self._log = None
 
 
-def keep(directory: str | os.PathLike[str], rounds: Journaled) -> bool:
+def keep(directory: str | os.PathLike[str], rounds: Rounds) -> bool:
     """Journal rounds in a directory, and go on from what another server of theirs left there; whether one did.
 
     rounds: new, before their first event. Raises CheckpointError for a journal that is damaged, or of others.
@@ -180,7 +160,7 @@ def refuse_others(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
             )
 
 
-def _restored(folder: Path, number: int, rounds: Journaled) -> FileRoundsJournal:
+def _restored(folder: Path, number: int, rounds: Rounds) -> FileRoundsJournal:
     tree, _ = checkpoint.read(folder, number, 0)
     path = folder / _log_name(number)
     with _damage_said(folder):
@@ -191,7 +171,7 @@ def _restored(folder: Path, number: int, rounds: Journaled) -> FileRoundsJournal
     return FileRoundsJournal(folder, number, Log(path, end), rounds)
 
 
-def _go_back(folder: Path, number: int, rounds: Journaled) -> None:
+def _go_back(folder: Path, number: int, rounds: Rounds) -> None:
     """Go on from a state after which versions were made that nobody kept, as another past."""
     tree, _ = checkpoint.read(folder, number, 0)
     with _damage_said(folder):

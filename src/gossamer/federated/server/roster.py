@@ -55,14 +55,9 @@ class Roster:
         self.unheard: set[int] = set()  # since a restart, of those that were known before
         self._reported: set[int] = set()
         self._asks: dict[int, dict[int, Pull]] = {}  # by device and token
-        self._ready: list[int] = []
+        self.ready: list[int] = []  # devices that can be chosen now, ascending
         self._early: set[int] = set()  # devices that wait for a later round
         self._first_round = 0  # that devices who wait would take part in
-
-    @property
-    def ready(self) -> Sequence[int]:
-        """Devices that can be chosen now, ascending. It changes as they come and go."""
-        return self._ready
 
     @property
     def waiting(self) -> Mapping[int, Mapping[int, Pull]]:
@@ -77,11 +72,11 @@ class Roster:
         self.training, self.unheard = set(self.assigned), self.known.union(self.assigned)
         self.unheard_until = moment + return_seconds if self.unheard else inf
 
-    def count_missing(self, moment: float) -> None:
-        if moment >= self.unheard_until:
-            gone, self.unheard, self.unheard_until = self.unheard, set(), inf
-            for client in gone:
-                self.leave(client)
+    def count_missing(self) -> None:
+        """Devices that were not heard of again after a restart are gone."""
+        gone, self.unheard, self.unheard_until = self.unheard, set(), inf
+        for client in gone:
+            self.leave(client)
 
     def leave(self, client: int) -> None:
         """A device cannot be heard any more: it is not waited for, and cannot be chosen."""
@@ -191,10 +186,10 @@ class Roster:
         if waits and self.first_round(client) > self.next_round:
             self._early.add(client)
             waits = False
-        place = bisect_left(self._ready, client)
-        is_listed = place < len(self._ready) and self._ready[place] == client
+        place = bisect_left(self.ready, client)
+        is_listed = place < len(self.ready) and self.ready[place] == client
         wanted = waits and client not in self.away
         if wanted and not is_listed:
-            insort(self._ready, client)
+            insort(self.ready, client)
         elif is_listed and not wanted:
-            del self._ready[place]
+            del self.ready[place]

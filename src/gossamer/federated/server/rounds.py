@@ -1,15 +1,14 @@
-"""Rounds: who has which task, whose report came, and when a version is made of them. No clock, no sockets.
+"""Rounds: tasks, reports, and when a version is made of them. No clock, no sockets.
 
-An assignment is a task given to a device: answered alike however often it asks. A report is checked, added and held;
-its receipt is given when the version that it is part of was made and journaled, so whoever has one knows that it counts
-for ever. What is said twice is answered twice and added once.
-"""
+An assignment is a task given to a device: answered alike however often the device asks. A report is checked, added and
+held; its receipt is given when its version was made and journaled, so a device with a receipt knows that its
+contribution counts for ever. A repeated message gets the same answer and is added once."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -19,10 +18,13 @@ from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import (
     Answer,
     Arrived,
+    Ask,
+    Await,
     Peer,
     PeerEvent,
     PeerJoined,
     PeerLeft,
+    PeerScript,
     Pull,
     Pulled,
     Push,
@@ -30,7 +32,8 @@ from gossamer.base.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.errors import MalformedError, NotFinite
+from gossamer.errors import MalformedError, NotFinite, RecipeError
+from gossamer.federated.federation import RoundConfig, config_by_round
 from gossamer.federated.messages import (
     CLIENT,
     FATE_UNKNOWN,
@@ -43,23 +46,81 @@ from gossamer.federated.messages import (
     Report,
     SecureTask,
     Task,
+    Uploads,
     encode,
 )
-from gossamer.federated.round_config import RoundConfig, config_by_round
-from gossamer.federated.server.contributions.admission import ContributionAdmission, ContributionLimits
-from gossamer.federated.server.contributions.attempts import Attempts
-from gossamer.federated.server.contributions.reports import Committed, Reported, printable, refusal, told
-from gossamer.federated.server.contributions.uploads import Uploads
-from gossamer.federated.server.gathered import Gathered
+from gossamer.federated.privacy.guard import guard_for, private_selection
+from gossamer.federated.privacy.mechanisms import private_sum
+from gossamer.federated.server.admission import Attempts, ContributionAdmission, ContributionLimits
+from gossamer.federated.server.aggregation import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.server.journal import NoRoundsJournal, RoundsJournal
-from gossamer.federated.server.kept_rounds import KeptRounds
-from gossamer.federated.server.roster import Assignment, Roster, RosterChange
-from gossamer.federated.server.rounds_privacy import RoundsPrivacy
+from gossamer.federated.server.journal import RoundsJournal, refuse_others
+from gossamer.federated.server.roster import MOST_ASKS, Assignment, Roster, RosterChange
 from gossamer.federated.server.selection import SelectionPolicy
 
+LONGEST_REFUSAL = 500  # characters
 
-class Rounds(KeptRounds, ABC):
+
+@dataclass
+class Reported:
+    """A report that was added, and the asks that wait to hear its fate."""
+
+    report: Report
+    stamp: Stamp
+    moment: float
+    tokens: list[int] = field(default_factory=list)
+
+    def hold(self, token: int) -> None:
+        self.tokens.append(token)
+        del self.tokens[:-MOST_ASKS]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A version that was made, for the record."""
+
+    version: int
+    moment: float
+    reports: Mapping[int, Report]  # by client
+    refused: Mapping[int, str] = field(default_factory=dict)  # why, by client, since the version before
+    staleness: Mapping[int, int] = field(default_factory=dict)  # versions made since it began, by client
+    epsilon: float | None = None  # what all versions so far tell of any one device; None: without privacy
+
+
+def told(done: Mapping[int, Reported], version: int) -> Iterator[Reply]:
+    """Receipts for all who wait to hear what became of their reports."""
+    for each in done.values():
+        for token in each.tokens:
+            yield Reply(token=token, answer=Receipt(version=version, about=encode(Fate())))
+
+
+def refusal(op: Ask, why: str, lineage: str = "") -> Answer:
+    """The answer to what is not done, of the kind that its asker waits for. lineage: of this server's versions."""
+    if isinstance(op, Pull):
+        task = Task(round=0, version=0, refused=why[:LONGEST_REFUSAL], lineage=lineage)
+        return Pulled(version=-1, about=encode(task))
+    return Receipt(version=NOT_COUNTED, about=encode(Fate(refused=why[:LONGEST_REFUSAL])))
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Too few of them, where `here` is below `wanted`."""
+
+    here: int
+    wanted: int
+    of: str = "devices that a round begins with"
+    then: str = "it begins with"  # what is done with fewer, after a while
+
+
+KEPT = ("model", "roster", "selection", "admission")  # by a journal, and what privacy spent
+
+
+class Rounds(ABC):
     """The state of a federation beside its model, and how it reacts to events."""
 
     def __init__(
@@ -71,7 +132,6 @@ class Rounds(KeptRounds, ABC):
         selection: SelectionPolicy,
         admission: ContributionLimits | None = None,
         config: RoundConfig | None = None,
-        journal: RoundsJournal | None = None,
         on_commit: Callable[[Committed], Any] = lambda committed: None,
         return_seconds: float = 60.0,
     ) -> None:
@@ -79,20 +139,29 @@ class Rounds(KeptRounds, ABC):
         told of each version once it is journaled; of one that was made just before a kill perhaps never.
         return_seconds: after a restart, until devices that are not heard of again count as gone."""
         self.model, self.clients, self.rounds = model, clients, rounds
-        self.privacy = RoundsPrivacy(model, clients, selection, admission)
-        self.selection = self.privacy.selection
+        self.guard = guard_for(model.strategy, model.compressor, model.state, clients)  # None: without privacy
+        self.selection, limits = selection, admission or ContributionLimits()
+        if self.guard is not None:
+            self.selection = private_selection(self.guard, selection)
+            if not self.guard.privacy.on_device:  # one device's contribution must not decide whether another's counts
+                limits = replace(limits, largest_ratio=None)
+        elif selection.draws_each:
+            raise RecipeError(
+                f"{type(selection).__name__} draws each device by a coin, perhaps none, of which no mean can be made. "
+                "Leave the selection out, or write privacy=CentralPrivacy(...), which divides by how many are expected."
+            )
         self.cohort = model.strategy.cohort(clients)
-        self.admission = ContributionAdmission(self.privacy.limits, model.strategy)
+        self.admission = ContributionAdmission(limits, model.strategy)
         self.config = config_by_round(config)
-        self.journal: RoundsJournal = journal or NoRoundsJournal()
+        self.journal: RoundsJournal | None = None
         self.on_commit, self._return_seconds = on_commit, return_seconds
-        self.on_made: Callable[[Committed], Any] = lambda committed: None  # as on_commit, before it is journaled
+        self.on_made: Callable[[Committed], Any] | None = None  # as on_commit, before it is journaled
         self.roster, self.uploads = Roster(), Uploads()
         self.reported: dict[int, Reported] = {}
         self.refused: dict[int, str] = {}  # by client, since the last version
         self.attempts = Attempts(clients)
         self.deadline = inf  # at which something is to be done though nothing has happened
-        self.sum = self.privacy.new_sum()
+        self.sum = self._new_sum()
         self.drew_nobody = False  # a cohort without a device was drawn, of which a version is made: of noise alone
         self.secure_task: SecureTask | None = None  # how this round's contributions are masked
 
@@ -102,7 +171,14 @@ class Rounds(KeptRounds, ABC):
 
     @property
     def finished(self) -> bool:
-        return self.model.version >= self.rounds or (self.privacy.exhausted and not self.assigned)
+        if self.model.version >= self.rounds:
+            return True
+        return self.guard is not None and self.guard.exhausted and not self.roster.assigned
+
+    @property
+    def why_exhausted(self) -> str:
+        """Why no round begins any more, where the privacy budget is spent."""
+        return self.guard.why if self.guard is not None and self.guard.exhausted else ""
 
     @property
     def due(self) -> float:
@@ -117,7 +193,7 @@ class Rounds(KeptRounds, ABC):
     @property
     def gathered(self) -> Gathered | None:
         """Of what is waited for; None while devices train."""
-        return Gathered.devices(len(self.roster.ready), self.wanted) if self.is_between_rounds() else None
+        return Gathered(len(self.roster.ready), self.wanted) if self.is_between_rounds() else None
 
     @abstractmethod
     def assign(self, moment: float) -> list[int]:
@@ -168,7 +244,10 @@ class Rounds(KeptRounds, ABC):
                 yield from self._asked(sender.number, token, pull)
             case Arrived(token=token, sender=sender, op=Push() as push):
                 self.roster.hear(sender.number)
-                answer = self._pushed(sender.number, push, token, event.moment)
+                try:
+                    answer = self._receive(sender.number, push, token, event.moment)
+                except MalformedError as error:
+                    answer = self._refuse(sender.number, push, str(error))
                 if answer is not None:
                     yield Reply(token=token, answer=answer)
             case Arrived(token=token, op=op):
@@ -185,7 +264,8 @@ class Rounds(KeptRounds, ABC):
 
     def settle(self, moment: float) -> Iterator[Reply]:
         """Make what is due: versions, receipts, assignments."""
-        self.roster.count_missing(moment)
+        if moment >= self.roster.unheard_until:
+            self.roster.count_missing()
         while self.reported and not self.finished and (self.admission.compares(self.sum) or self.is_complete(moment)):
             yield from self._compare() if self.sum.held else self._commit(moment)
         if not self.finished and self.is_hopeless(moment):
@@ -200,29 +280,23 @@ class Rounds(KeptRounds, ABC):
             yield from self._dismiss()
             return
         if chosen:
-            self._note({client: self.assigned[client] for client in chosen})
+            self._note(chosen)
         for client in chosen:
             yield from self._give_task(client)
 
     # Pushes.
 
-    def _pushed(self, client: int, push: Push, token: int, moment: float) -> Answer | None:
-        try:
-            return self._receive(client, push, token, moment)
-        except MalformedError as error:
-            return self._refuse(client, push, str(error))
-
     def _refuse(self, client: int, push: Push, why: str) -> Answer:
         """Nothing of a contribution is used, and its sender is not waited for."""
         why = printable(f"client {client} was refused in round {push.stamp.step}: {why}")
-        if client in self.assigned and client not in self.reported:
+        if client in self.roster.assigned and client not in self.reported:
             self.refused[client] = why
             self.attempts.refused(client, why)
             self._drop([client])
         return refusal(push, why)
 
-    def _receive(self, client: int, push: Push, token: int, moment: float) -> Receipt | None:
-        stamp, assignment = push.stamp, self.assigned.get(client)
+    def _receive(self, client: int, push: Push, token: int, moment: float) -> Answer | None:
+        stamp, assignment = push.stamp, self.roster.assigned.get(client)
         if stamp.worker != client:
             raise MalformedError(f"it sent a contribution of client {stamp.worker}")
         if assignment is None or stamp.step < assignment.round:
@@ -241,21 +315,19 @@ class Rounds(KeptRounds, ABC):
             return Receipt(version=FATE_UNKNOWN)
         if push.key != REPORT:
             return self.other_push(client, push, token)
-        report = self.admission.report(push.about, Peer(CLIENT, client), self.model.state.fingerprint())
+        report = self.admission.report(push.about, Peer(CLIENT, client), self.model.state.fingerprint)
         if not report.samples:
             self.attempts.empty(client)
             self._drop([client])
             return Receipt(version=NOT_COUNTED, about=encode(Fate(refused="it had nothing to train on")))
-        missing = self.uploads.missing(client, stamp, report.parts)
-        if missing:
+        if report.parts and (missing := self.uploads.missing(client, stamp, report.parts)):
             return Receipt(version=FATE_UNKNOWN, about=encode(Fate(missing=missing)))
         if not self.staleness_allowed(assignment, self.model.version - stamp.known):
             self._drop([client])
             return self._answered_before(client, stamp)
-        payload = self.uploads.payload(client, report) if report.parts else push.payload
+        payload = self.uploads.take(client, report) if report.parts else push.payload
         self.admission.check_size(payload, self.most_bytes(assignment))
         self.take(client, stamp, report, payload)
-        self.uploads.drop(client)
         self.roster.report(client)
         self.reported[client] = Reported(report, stamp, moment, [token])
         return None
@@ -305,33 +377,37 @@ class Rounds(KeptRounds, ABC):
             return
         done, self.reported = self.reported, {}
         for client, each in done.items():
-            self.selection.heard(client, each.report, each.moment - self.assigned[client].moment)
-            self.roster.counted[client] = self.assigned[client].round, version
+            self.selection.heard(client, each.report, each.moment - self.roster.assigned[client].moment)
+            self.roster.counted[client] = self.roster.assigned[client].round, version
         self._end(done)
         self.attempts.counted(done)
-        epsilon = self.privacy.committed(done, self.sum)
-        self.sum = self.privacy.new_sum()
+        if self.guard is not None:
+            self.guard.committed(done, self.sum.share_below())
+        self.sum = self._new_sum()
         self.roster.advance()
         self.open_anew(moment)
         refused, self.refused = self.refused, {}
         reports = {client: each.report for client, each in done.items()}
         staleness = {client: before - each.stamp.known for client, each in done.items()}
+        epsilon = None if self.guard is None else self.guard.epsilon
         committed = Committed(version, moment, reports, refused, staleness, epsilon)
-        self.on_made(committed)
-        self.journal.committed(self)
+        if self.on_made is not None:
+            self.on_made(committed)
+        if self.journal is not None:
+            self.journal.committed(self)
         self.on_commit(committed)
         yield from told(done, version)
 
     def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
         """Forget what was reported: nothing of it counts, and its devices hear so."""
-        self.attempts.given_up(self.next_round, why, len(self.reported))
+        self.attempts.given_up(self.roster.next_round, why, len(self.reported))
         done, self.reported = self.reported, {}
-        before = [*self.assigned]
+        before = [*self.roster.assigned]
         self._end(done)
-        self.sum = self.privacy.new_sum()
+        self.sum = self._new_sum()
         self.roster.advance()
         self.open_anew(moment)
-        self._note(ended=[client for client in before if client not in self.assigned])
+        self._note(ended=[client for client in before if client not in self.roster.assigned])
         yield from told(done, NOT_COUNTED)
 
     def _drop(self, clients: Iterable[int]) -> None:
@@ -345,43 +421,44 @@ class Rounds(KeptRounds, ABC):
             self.roster.end([client])
             self.uploads.drop(client)
 
-    def _note(self, assigned: Mapping[int, Assignment] | None = None, ended: Sequence[int] = ()) -> None:
-        self.privacy.given(assigned or {})
-        self.journal.changed(RosterChange(self.next_round, self.roster.given, assigned or {}, ended))
+    def _note(self, given: Sequence[int] = (), ended: Sequence[int] = ()) -> None:
+        """Account for and journal tasks that were given, or ended, before their devices hear of it."""
+        roster = self.roster
+        if self.guard is not None:
+            self.guard.given(given)
+        if self.journal is not None:
+            assigned = {client: roster.assigned[client] for client in given}
+            self.journal.changed(RosterChange(roster.next_round, roster.given, assigned, ended))
 
     # Tasks.
 
     def _asked(self, client: int, token: int, pull: Pull) -> Iterator[Reply]:
-        if pull.at_least > self.next_round + 1:
+        if pull.at_least > self.roster.next_round + 1:
             why = f"client {client} remembers round {pull.at_least - 1} of another federation: give it a new directory"
             yield Reply(token=token, answer=refusal(pull, why, self.model.lineage))  # one of another past begins anew
             return
         self.roster.ask(client, token, pull)
-        assignment = self.assigned.get(client)
+        assignment = self.roster.assigned.get(client)
         if assignment is not None and client not in self.reported:
             if assignment.round < self.roster.first_round(client):  # it knows that its part does not count
                 self._drop([client])
             else:
                 yield from self._give_task(client)
 
-    def give(self, client: int, moment: float) -> None:
-        """Assign the next task to a device that is ready."""
-        self.roster.give(client, self.model.version, moment)
-
     def _give_task(self, client: int) -> Iterator[Reply]:
         """Tell a device of its assignment, as often as it asks. Who asks again begins anew, from this version."""
-        assignment, version = self.assigned[client], self.model.version
+        assignment, version = self.roster.assigned[client], self.model.version
         self.uploads.drop(client)
         if assignment.version != version:
             assignment = self.roster.assigned[client] = replace(assignment, version=version)
-            self._note({client: assignment})
+            self._note([client])
         for token, pull in self.roster.take_asks(client).items():
             pulled = self.model.pulled_since(pull.known)
             task = Task(
                 round=assignment.round,
                 version=version,
                 chain=pulled.about,
-                config=self.config(assignment.round),
+                config={} if self.config is None else self.config(assignment.round),
                 seed=rng.address(self.model.seed, "task", client, assignment.round) >> 11,
                 secure=self.secure_task,
                 lineage=self.model.lineage,
@@ -391,10 +468,63 @@ class Rounds(KeptRounds, ABC):
     def _dismiss(self) -> Iterator[Reply]:
         """The federation has ended: nobody trains any more, and whoever asks hears so."""
         done, self.reported = self.reported, {}
-        if self.assigned:
-            self._drop(self.assigned)
-        over = Task(round=self.next_round, version=self.model.version, finished=True)
+        if self.roster.assigned:
+            self._drop(self.roster.assigned)
+        over = Task(round=self.roster.next_round, version=self.model.version, finished=True)
         for client in [*self.roster.waiting]:
             for token in self.roster.take_asks(client):
                 yield Reply(token=token, answer=Pulled(version=self.model.version, about=encode(over)))
         yield from told(done, NOT_COUNTED)
+
+    # State that a journal keeps.
+
+    @property
+    def next_round(self) -> int:
+        return self.roster.next_round
+
+    @property
+    def must_be_journaled(self) -> bool:
+        """Whether a server that forgets rounds does harm: it would spend the same privacy again."""
+        return self.guard is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        privacy = {} if self.guard is None else self.guard.state_dict()
+        return {"identity": self._identity(), "privacy": privacy, **{n: getattr(self, n).state_dict() for n in KEPT}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises CheckpointError for the state of another federation."""
+        refuse_others(state["identity"], self._identity())
+        for name in KEPT:
+            getattr(self, name).load_state_dict(state[name])
+        if self.guard is not None:
+            self.guard.load_state_dict(state["privacy"])
+        self.sum = self._new_sum()
+
+    def change(self, change: RosterChange) -> None:
+        """Make a change again."""
+        self.roster.change(change)
+        if self.guard is not None:
+            self.guard.given(change.assigned)
+
+    def begin_anew(self) -> None:
+        """Continue from this version with a new lineage: later versions are lost, and devices may hold them."""
+        self.model.begin_anew()
+        self.roster.forget_tasks()
+
+    def _identity(self) -> dict[str, Any]:
+        return {"clients": self.clients} | self.model.identity()
+
+    def _new_sum(self) -> ContributionSum:
+        if self.guard is not None:
+            return private_sum(self.guard)
+        return sum_for(self.model.strategy.aggregator)
+
+
+def serve(rounds: Rounds) -> PeerScript:
+    """Serve for ever: also after the last round, devices may come and ask whether there is something to do."""
+    event: PeerEvent = yield Await(until=-inf)
+    rounds.begin(event.moment)
+    while True:
+        yield from rounds.react(event)
+        due = rounds.due
+        event = yield Await(until=due if due < inf else None)

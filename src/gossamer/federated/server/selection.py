@@ -40,13 +40,19 @@ class SelectionPolicy(Protocol):
         """A device had not reported so many seconds after it was chosen, when its round ended."""
         return None
 
+    @property
+    def remembers(self) -> str:
+        """The field that holds what is known of devices, by device; empty: nothing is."""
+        return ""
+
     def state_dict(self) -> dict[str, Any]:
         """What it remembers of devices."""
-        return {}
+        return {self.remembers: dict(getattr(self, self.remembers))} if self.remembers else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`; from nothing, where it is another policy's."""
-        return None
+        if self.remembers:
+            setattr(self, self.remembers, dict(state.get(self.remembers, {})))
 
 
 @dataclass(frozen=True)
@@ -74,11 +80,9 @@ class LeastTrained(SelectionPolicy):
     def heard(self, client: int, report: Report, seconds: float) -> None:
         self.counted[client] = self.counted.get(client, 0) + 1
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"counted": dict(self.counted)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.counted = dict(state.get("counted", {}))
+    @property
+    def remembers(self) -> str:
+        return "counted"
 
 
 @dataclass
@@ -117,11 +121,9 @@ class PowerOfChoice(SelectionPolicy):
         if self.metric in report.metrics:
             self.told[client] = float(report.metrics[self.metric]), report.samples
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"told": dict(self.told)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.told = {client: (loss, samples) for client, (loss, samples) in state.get("told", {}).items()}
+    @property
+    def remembers(self) -> str:
+        return "told"
 
 
 @dataclass
@@ -157,11 +159,9 @@ class WithinDeadline(SelectionPolicy):
     def missed(self, client: int, seconds: float) -> None:
         self.seconds[client] = max(seconds, self.seconds.get(client, 0.0))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": dict(self.seconds)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seconds = dict(state.get("seconds", {}))
+    @property
+    def remembers(self) -> str:
+        return "seconds"
 
 
 def within_deadline(seed: int, deadline_seconds: float) -> SelectionPolicy:

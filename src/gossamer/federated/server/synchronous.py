@@ -39,6 +39,7 @@ class SynchronousRounds(Rounds):
         require(over_selection >= 0, f"over_selection is a share, 0 or more, not {over_selection}")
         require(late in ("drop", "count"), f'late is "drop" or "count", not {late!r}')
         require(late_versions >= 1, f"late_versions is 1 or more, not {late_versions}")
+        self._draws_each = self.selection.draws_each
         self._check_privacy(over_selection, fewest, late)
         self._check_late(late)
         self._over_selection = over_selection
@@ -52,22 +53,22 @@ class SynchronousRounds(Rounds):
 
     def begin(self, moment: float) -> None:
         super().begin(moment)
-        self._open = {client for client, each in self.assigned.items() if each.round == self.next_round}
+        self._open = {client for client, each in self.roster.assigned.items() if each.round == self.roster.next_round}
         self._is_open = bool(self._open)
-        self._enough = len(self._open) if self.selection.draws_each else self.cohort
+        self._enough = len(self._open) if self._draws_each else self.cohort
         self.deadline = moment + (self._round_seconds if self._is_open else self._gather_seconds)
 
     def _check_privacy(self, over_selection: float, fewest: int, late: Late) -> None:
         """A device that was drawn by a coin counts in the version of that draw or in none, whoever else was drawn."""
-        if self.privacy.guard is None:
+        if self.guard is None:
             return
-        term = self.privacy.guard.privacy
+        term = self.guard.privacy
         if late == "count":
             raise RecipeError(
                 'late="count" makes a device a part of a version that it was not drawn for, and '
                 f'{term!r} accounts for those that were. Write late="drop".'
             )
-        if self.selection.draws_each and (over_selection or fewest > 1):
+        if self._draws_each and (over_selection or fewest > 1):
             raise RecipeError(
                 f"With over_selection or fewest, whether a device counts depends on the others, and "
                 f"{term!r} accounts for devices that are drawn one by one. Leave both out, or write "
@@ -88,7 +89,7 @@ class SynchronousRounds(Rounds):
         if self._is_impatient:
             return self._fewest
         gone = len(self.roster.away) + len(self.roster.training) + len(self.reported)  # they cannot be chosen
-        most = self.clients if self.selection.draws_each else self._most
+        most = self.clients if self._draws_each else self._most
         return max(self._fewest, min(most, self.clients - gone))
 
     def assign(self, moment: float) -> list[int]:
@@ -99,12 +100,12 @@ class SynchronousRounds(Rounds):
         ready = self.roster.ready
         if len(ready) < self.wanted:
             return []
-        chosen = self.selection.choose(ready, min(self._most, len(ready)), self.next_round)
+        chosen = self.selection.choose(ready, min(self._most, len(ready)), self.roster.next_round)
         for client in chosen:
-            self.give(client, moment)
+            self.roster.give(client, self.model.version, moment)
         self._open, self._is_open, self._is_impatient = set(chosen), True, False
         self.drew_nobody = not chosen
-        self._enough = len(chosen) if self.selection.draws_each else self.cohort
+        self._enough = len(chosen) if self._draws_each else self.cohort
         self.deadline = moment + self._round_seconds
         return chosen
 
@@ -122,17 +123,17 @@ class SynchronousRounds(Rounds):
         return self._is_open and (moment >= self.deadline or self._open.isdisjoint(self.roster.training))
 
     def staleness_allowed(self, assignment: Assignment, staleness: int) -> bool:
-        return assignment.round == self.next_round or staleness <= self._late_versions
+        return assignment.round == self.roster.next_round or staleness <= self._late_versions
 
     def weight(self, work: LocalWork, staleness: int) -> float:
-        return super().weight(work, staleness) / sqrt(1 + staleness)
+        return self.model.strategy.weight(work, staleness) / sqrt(1 + staleness)
 
     def open_anew(self, moment: float) -> None:
         version = self.model.version
-        late = [client for client in self.assigned if client in self._open]
+        late = [client for client in self.roster.assigned if client in self._open]
         for client in late:
-            self.selection.missed(client, moment - self.assigned[client].moment)
-        over = [client for client, each in self.assigned.items() if version - each.version > self._late_versions]
-        self._end(over if self._late_versions else [*self.assigned])
+            self.selection.missed(client, moment - self.roster.assigned[client].moment)
+        over = [client for client, each in self.roster.assigned.items() if version - each.version > self._late_versions]
+        self._end(over if self._late_versions else [*self.roster.assigned])
         self._open, self._is_open, self.drew_nobody = set(), False, False
         self.deadline = moment + self._gather_seconds

@@ -13,8 +13,7 @@ from dataclasses import replace
 import torch
 
 from gossamer.base.ops import Payload
-from gossamer.federated.client.directory_store import DirectoryStore
-from gossamer.federated.client.store import ClientState, ClientStore
+from gossamer.federated.client.store import ClientState, ClientStore, DirectoryStore
 
 
 class DeviceStates:
@@ -50,11 +49,12 @@ class DeviceStates:
         own = DirectoryStore(self._directory, client).load()
         return replace(kept, residuals=own.residuals, memory=own.memory)
 
-    def save(self, client: int, state: ClientState, anew: bool) -> None:
-        """anew: residuals or memory are others than those that lie there. Raises CheckpointError for a full disk."""
+    def save(self, client: int, state: ClientState, last: ClientState) -> None:
+        """last: the state before; unchanged residuals are not written. Raises CheckpointError for a full disk."""
         small = state
         if self._directory is not None:
-            if anew and (client in self._written or any(state.residuals) or state.memory):
+            changed = state.residuals is not last.residuals or state.memory is not last.memory
+            if changed and (client in self._written or any(state.residuals) or state.memory):
                 self._written.add(client)
                 DirectoryStore(self._directory, client, durable=False).save(replace(state, replica=()))
             small = replace(state, residuals=(), memory={})
@@ -90,15 +90,12 @@ class _Own(ClientStore):
     """One device's."""
 
     def __init__(self, states: DeviceStates, client: int) -> None:
-        self._states, self._client = states, client
-        self._last = ClientState()
+        self._states, self._client, self._last = states, client, ClientState()
 
     def load(self) -> ClientState:
         self._last = self._states.load(self._client)
         return self._last
 
     def save(self, state: ClientState) -> None:
-        last, self._last = self._last, state
-        self._states.save(
-            self._client, state, anew=state.residuals is not last.residuals or state.memory is not last.memory
-        )
+        self._states.save(self._client, state, self._last)
+        self._last = state

@@ -35,11 +35,9 @@ from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, 
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.messages import CLIENT, TASK
 from gossamer.federated.population import DeviceProfile
-from gossamer.federated.population.device_profile import DAY_SECONDS
-from gossamer.federated.server.rounds import Rounds
-from gossamer.federated.server.script import serve
+from gossamer.federated.population.profiles import DAY_SECONDS, presence
+from gossamer.federated.server.rounds import Rounds, serve
 from gossamer.federated.virtual.device_states import DeviceStates
-from gossamer.federated.virtual.hours import presence
 from gossamer.federated.virtual.training import DeviceTraining
 
 FAILURE_SECONDS = 600.0  # after which a device that failed comes back

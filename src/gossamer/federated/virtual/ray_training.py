@@ -18,7 +18,7 @@ from gossamer.federated.client.functions import ClientFunction
 from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.training import DeviceTraining
-from gossamer.federated.virtual.training_choice import training_of
+from gossamer.federated.virtual.vectorized_training import training_of
 
 
 class RayTraining(DeviceTraining):

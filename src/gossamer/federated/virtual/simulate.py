@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,23 +18,84 @@ from gossamer.base import rng
 from gossamer.errors import require
 from gossamer.federated.client.functions import ClientFunction
 from gossamer.federated.client.script import ClientRecipe
-from gossamer.federated.evaluator import Evaluator
+from gossamer.federated.evaluation import Evaluator, StopCondition
+from gossamer.federated.federation import RoundConfig, recipe_terms
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.population import DeviceProfile
-from gossamer.federated.recipe_terms import recipe_terms
-from gossamer.federated.round_config import RoundConfig
-from gossamer.federated.round_record import RoundRecord
-from gossamer.federated.secure.roster import SimulatedRoster
-from gossamer.federated.server.contributions.reports import Committed
+from gossamer.federated.round_record import RoundRecord, record_of
+from gossamer.federated.secure_aggregation.identities import SimulatedRoster
 from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.stop_condition import StopCondition
+from gossamer.federated.server.rounds import Committed
 from gossamer.federated.virtual.device_states import DeviceStates
 from gossamer.federated.virtual.engine import VirtualFederation
-from gossamer.federated.virtual.federated_run import FederatedRun
-from gossamer.federated.virtual.seeding import generators_kept, seed_everything
-from gossamer.federated.virtual.training import DeviceTraining
-from gossamer.federated.virtual.training_choice import training_of
+from gossamer.federated.virtual.training import DeviceTraining, generators_kept, seed_everything
+from gossamer.federated.virtual.vectorized_training import training_of
+
+
+@dataclass(kw_only=True)
+class FederatedRun:
+    """A federation that has ended, or goes on."""
+
+    recipe: str
+    clients: int
+    model: nn.Module  # with the parameters of the last version
+    training: str = ""  # how devices were trained
+    rounds: list[RoundRecord] = field(default_factory=list)
+    ended: str = "running"  # finished, reached (until), exhausted (a privacy budget), interrupted
+    why: str = ""  # it ended, where that was before all rounds were made and nobody interrupted it
+    failures: dict[int, str] = field(default_factory=dict)  # by client: why it gave up for good
+
+    @property
+    def seconds(self) -> float:
+        """Real ones."""
+        return sum(each.seconds for each in self.rounds)
+
+    @property
+    def virtual_seconds(self) -> float:
+        return (self.rounds[-1].virtual_seconds or 0.0) if self.rounds else 0.0
+
+    @property
+    def up_bytes(self) -> int:
+        return sum(each.up_bytes for each in self.rounds)
+
+    @property
+    def down_bytes(self) -> int:
+        return sum(each.down_bytes for each in self.rounds)
+
+    @property
+    def metrics(self) -> dict[str, list[float | None]]:
+        """By name, over the rounds."""
+        names = {name: None for each in self.rounds for name in each.metrics}
+        return {name: [each.metrics.get(name) for each in self.rounds] for name in names}
+
+    def bytes_by_client(self) -> dict[int, tuple[int, int]]:
+        """Up and down of every device that was ever chosen."""
+        up: Counter[int] = Counter()
+        down: Counter[int] = Counter()
+        for each in self.rounds:
+            up.update(each.up_bytes_by_client)
+            down.update(each.down_bytes_by_client)
+        return {client: (up[client], down[client]) for client in sorted(up | down)}
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return record_of(
+            self.rounds,
+            recipe=self.recipe,
+            clients=self.clients,
+            ended=self.ended,
+            why=self.why,
+            training=self.training,
+            seconds_per_round=self.seconds / max(len(self.rounds), 1),
+            virtual_seconds=self.virtual_seconds,
+            by_client={
+                str(client): {"up_bytes": up, "down_bytes": down}
+                for client, (up, down) in self.bytes_by_client().items()
+            },
+            failures={str(client): why for client, why in self.failures.items()},
+        )
+
 
 Profiles = Sequence[DeviceProfile] | Callable[[int], DeviceProfile] | None
 OnRound = Callable[[RoundRecord], object]
@@ -158,7 +221,7 @@ class Simulation:
                 self.result.ended = "finished" if len(self.result.rounds) == self._rounds.rounds else "exhausted"
                 if self._until is not None:
                     self._until.check_told([each.all_metrics for each in self.result.rounds])
-                self.result.why = self._rounds.privacy.why if self.result.ended == "exhausted" else ""
+                self.result.why = self._rounds.why_exhausted if self.result.ended == "exhausted" else ""
         except KeyboardInterrupt:
             self.result.ended = "interrupted"
         finally:

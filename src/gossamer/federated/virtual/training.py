@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+import numpy
+import torch
 from torch import Tensor, nn
 
 from gossamer.algorithms.strategies.federated import FederatedStrategy
 from gossamer.events import notice
 from gossamer.federated.client.functions import ClientFunction
+from gossamer.federated.client.local_training import Trainer
 from gossamer.federated.client.script import Train, Trained
-from gossamer.federated.client.trainer import Trainer
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.virtual.seeding import seed_everything
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators, which a user's function may draw from."""
+    torch.manual_seed(seed % 2**63)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave the global generators afterwards as they were before."""
+    kept = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept[0])
+        random.setstate(kept[1])
+        numpy.random.set_state(kept[2])
 
 
 class DeviceTraining(Protocol):
@@ -26,13 +47,16 @@ class DeviceTraining(Protocol):
 
     def fewest_steps(self, op: Train) -> int:
         """Steps that it takes at least, known before it was trained."""
+        return 0
 
     @property
     def most_together(self) -> int | None:
         """How many in one call, whose results depend on each other by rounding; None: each is by itself."""
+        return None
 
     def forget(self, op: Train) -> None:
         """It is not to be trained after all."""
+        return None
 
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
         """In the order of the ops. What the user's function raises carries a note with the device and the round."""
@@ -58,26 +82,15 @@ class OneByOne(DeviceTraining):
     def description(self) -> str:
         return f"one after another{self._why and f' ({self._why})'}"
 
-    def fewest_steps(self, op: Train) -> int:
-        return 0
-
-    @property
-    def most_together(self) -> int | None:
-        return None
-
-    def forget(self, op: Train) -> None: ...
-
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
         for op in ops:
-            yield self._trained(op)
-
-    def _trained(self, op: Train) -> Trained:
-        seed_everything(op.task.seed)
-        self._model.zero_grad(set_to_none=True)  # gradients of the device before, for loops that clear them late
-        for buffer, first in self._counters:
-            buffer.copy_(first)
-        with device_named(op):
-            return self._trainer(op)
+            seed_everything(op.task.seed)
+            self._model.zero_grad(set_to_none=True)  # gradients of the device before, for loops that clear them late
+            for buffer, first in self._counters:
+                buffer.copy_(first)
+            with device_named(op):
+                trained = self._trainer(op)
+            yield trained
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """Vectorized training: many devices' steps of SGD in one vmapped call.
 
 Devices are rows of one matrix. Again and again the most common shape of a next batch is taken, and all devices whose
-next batch has it step together, so nothing is padded and every device takes exactly its own steps.
-"""
+next batch has it step together, so nothing is padded and every device takes exactly its own steps."""
 
 from __future__ import annotations
 
@@ -18,14 +17,11 @@ from torch.func import functional_call, grad_and_value, vmap
 from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
 from gossamer.base.layout import Slot
 from gossamer.errors import LoopError
-from gossamer.federated.client.functions import StepsFunction, checked_steps
+from gossamer.federated.client.functions import STEPS, ClientFunction, SGDSteps, StepsFunction, checked_steps
+from gossamer.federated.client.local_training import TrainingCheck, round_of
 from gossamer.federated.client.script import Train, Trained
-from gossamer.federated.client.sgd_steps import SGDSteps
-from gossamer.federated.client.trainer import round_of
-from gossamer.federated.client.training_check import TrainingCheck
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.virtual.seeding import seed_everything
-from gossamer.federated.virtual.training import DeviceTraining, device_named
+from gossamer.federated.virtual.training import DeviceTraining, OneByOne, device_named, seed_everything
 
 MOST_TOGETHER = 64  # more save little time, and need more memory
 
@@ -255,3 +251,13 @@ def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
 
 def _stacked(members: Sequence[_Member], kind: str, key: str, device: torch.device) -> Tensor:
     return torch.stack([getattr(member.op, kind)[key] for member in members]).to(device)
+
+
+def training_of(
+    function: ClientFunction, model: nn.Module, state: ModelState, strategy: FederatedStrategy
+) -> DeviceTraining:
+    steps = getattr(function, STEPS, None)
+    if steps is None:
+        return OneByOne(model, state, strategy, function)
+    why = why_not_vectorized(model, state)
+    return OneByOne(model, state, strategy, function, why) if why else ManyAtOnce(model, state, strategy, steps)

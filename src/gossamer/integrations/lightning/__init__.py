@@ -3,14 +3,11 @@
     trainer = lightning.Trainer(strategy=GossamerStrategy("DiLoCo(period=50)"))
     fabric = lightning.Fabric(strategy=GossamerFabricStrategy("TopK(density=0.01)"))
 
-trainer_strategy.py    GossamerStrategy: attaches a LightningModule before its first batch
-fabric_strategy.py     GossamerFabricStrategy: attaches what fabric.setup is given
-joined_strategy.py     what both have: options of attach, this worker's rank and device, collective calls
-launched_job.py        ranks as gossamer run, torchrun, mpirun or srun gave them
-collectives.py         reduce, all_gather, broadcast and barrier, on the group of the open session
-agreed_model.py        what workers that train apart have in common, in checkpoints and when fit is over
-session_files.py       each rank's part of a checkpoint, in a directory beside Lightning's file
-recipe_limits.py       recipes that a loop of Lightning's would train wrongly, and what to write
+trainer_strategy.py  GossamerStrategy: attaches a LightningModule before its first batch, or refuses the recipe
+fabric_strategy.py   GossamerFabricStrategy: attaches what fabric.setup is given
+joined_strategy.py   what both have: the job that a launcher started, this worker's rank and device, collective calls
+collectives.py       reduce, all_gather, broadcast and barrier, on the group of the open session
+session_files.py     each rank's part of a checkpoint beside Lightning's file, and the model that workers agree on
 """
 
 from gossamer.integrations.library_versions import require_library

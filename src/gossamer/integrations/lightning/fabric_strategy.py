@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.integrations.lightning import collectives, session_files
-from gossamer.integrations.lightning.agreed_model import agreed_state, close_agreed
 from gossamer.integrations.lightning.joined_strategy import JoinedStrategy
+from gossamer.integrations.lightning.session_files import agreed_state, close_agreed
 from gossamer.train.session.session import Session
 
 

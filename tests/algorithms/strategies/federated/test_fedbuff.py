@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from gossamer.algorithms.strategies.federated import FedBuff, LocalWork
-from gossamer.federated.server.contributions.contribution_sum import sum_for
+from gossamer.federated.server.aggregation import sum_for
 
 WORK = LocalWork(samples=100, steps=7)
 
 
 def after(strategy: FedBuff, contributions: list[tuple[float, int]], samples: int = 100) -> float:
     """The parameter that was 1, after a version of contributions (what was learned, age)."""
-    total = sum_for(strategy)
+    total = sum_for(strategy.aggregator)
     for value, age in contributions:
         work = LocalWork(samples=samples, steps=1)
         total.add([torch.tensor([value], dtype=torch.float64)], strategy.weight(work, age), 1)

@@ -126,7 +126,7 @@ def test_bounds_of_integer_noise_hold_and_are_near(variance: float, order: float
     """In one dimension, against the divergence itself."""
     from decimal import Decimal
 
-    from gossamer.federated.privacy.integer_noise import _discrete_gaussian, _skellam
+    from gossamer.federated.privacy.noise import _discrete_gaussian, _skellam
 
     for rule, bound in (
         (_skellam, skellam_divergence(order, 2.0, 2.0, variance)),

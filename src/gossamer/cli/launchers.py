@@ -1,0 +1,151 @@
+"""Launchers of a run: with a fixed number of workers, with servers, elastic; and the checks of their options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import click
+
+from gossamer.cli.emulation import PORT, Emulation
+from gossamer.cli.options import Machines
+from gossamer.comm.environment import interfaces
+from gossamer.launch.elastic_run import coordinate_run, launch_members
+from gossamer.launch.failure import Outcome
+from gossamer.launch.fixed_run import launch
+from gossamer.launch.job import LOOPBACK, MOST_WORKERS, Elasticity, Job, Serving, WorkerRange
+from gossamer.launch.rendezvous import Met, nobody_asks
+from gossamer.launch.served_run import launch_peers
+from gossamer.observe.live import LiveView
+from gossamer.observe.telemetry import MachineDesk
+from gossamer.plan.emulation import EmulationPlan
+from gossamer.plan.emulation.namespaces import DIRECTORY
+
+Start = Callable[..., Outcome]
+ONE_MACHINE = (
+    "--servers starts servers and workers on one machine, and {option} is for several. Leave out {option}; or leave "
+    "out --servers, so that every worker holds a part of the parameters: gossamer run --nnodes N --rendezvous "
+    "HOST:PORT SCRIPT"
+)
+
+
+def read_serving(servers: int, machines: Machines) -> Serving | None:
+    """The dedicated servers of a run, if it has any."""
+    if servers == 0:
+        return None
+    for option, given in (("--nnodes", machines.nodes > 1), ("--rendezvous", machines.rendezvous is not None)):
+        if given:
+            raise click.UsageError(ONE_MACHINE.format(option=option))
+    return Serving(servers=servers)
+
+
+def starter(job: Job, serving: Serving | None, emulation: Emulation, met: Met = nobody_asks) -> Start:
+    """The launcher of this job, on the emulation's hosts. Takes the remaining arguments of `launch`."""
+    if serving is None:
+        return partial(launch, emulation.place(job), met=met)
+    return partial(launch_peers, emulation.place(job), place_servers(job, serving, emulation))
+
+
+def place_servers(job: Job, serving: Serving, emulation: Emulation) -> Serving:
+    """The same servers on the lab's hosts after the workers'. The first host has the store, too.
+
+    So the loss of a worker's host is the loss of a worker and no more.
+    """
+    if emulation.testbed is None:
+        return serving
+    hosts = emulation.testbed.hosts[job.workers :]
+    return replace(
+        serving,
+        endpoints=tuple(f"{host.address}:{PORT + 1}" for host in hosts),
+        store_endpoint=f"{hosts[0].address}:{PORT}",
+        network=DIRECTORY / hosts[0].namespace,
+    )
+
+
+NO_TOKEN = (
+    "--join takes the run's token, by which its workers know each other: copy the file that the first launcher names "
+    "(mode 0600), and add --token-file FILE."
+)
+JOINED_RANGE = (
+    "--join adds workers to a run whose range is set already: write how many to start here, such as --workers "
+    "{initial}; `gossamer resize` changes the range."
+)
+NO_MEETING = (
+    "{option} is for a fixed number of machines, which begin and end together. Machines of an elastic run come and go: "
+    "start the first with --workers {workers} --listen HOST:PORT, and the others with --join HOST:PORT."
+)
+SERVERS = (
+    "--servers is for a fixed number of workers, which are lost and come back one by one without more, and {elastic} "
+    "is for recipes in lock step. Leave out one of the two."
+)
+EMULATED = "--network emulates all hosts on this machine, and nobody from outside reaches them: leave out {option}."
+PACED = (
+    "--network can only be approximate here ({reason}), and what workers of an elastic run say to each other is not "
+    "slowed then. Leave out --network, or run as root."
+)
+
+
+def read_elasticity(
+    workers: int | WorkerRange,
+    machines: Machines,
+    *,
+    join: tuple[str, int] | None,
+    listen: tuple[str, int] | None,
+    token_file: Path | None,
+    servers: int,
+    network_text: str | None,
+) -> Elasticity | None:
+    """How workers of this run come and go; None where their number is fixed. Raises UsageError for what contradicts."""
+    if join is None and isinstance(workers, int):
+        if listen is not None:
+            raise click.UsageError("--listen is where an elastic run is joined: add --workers MIN:MAX, such as 2:8.")
+        return None
+    elastic = f"--workers {workers}" if join is None else "--join"
+    if servers:
+        raise click.UsageError(SERVERS.format(elastic=elastic))
+    if network_text is not None and (join or listen):
+        raise click.UsageError(EMULATED.format(option="--join" if join else "--listen"))
+    for option, given in (("--nnodes", machines.nodes > 1), ("--rendezvous", machines.rendezvous is not None)):
+        if given:
+            count = workers if isinstance(workers, WorkerRange) else f"1:{max(workers * machines.nodes, 1)}:{workers}"
+            raise click.UsageError(NO_MEETING.format(option=option, workers=count))
+    if join is None:
+        assert isinstance(workers, WorkerRange)
+        return Elasticity(range=workers, listen=listen or (_address(machines.interface), 0))
+    if listen is not None:
+        raise click.UsageError("--join goes to a coordinator that listens elsewhere: leave out --listen.")
+    if isinstance(workers, WorkerRange):
+        raise click.UsageError(JOINED_RANGE.format(initial=workers.initial))
+    if token_file is None:
+        raise click.UsageError(NO_TOKEN)
+    return Elasticity(range=WorkerRange(least=1, most=MOST_WORKERS, initial=workers), listen=None, coordinator=join)
+
+
+def elastic_starter(
+    job: Job, elasticity: Elasticity, emulation: Emulation, live: LiveView, others: MachineDesk | None
+) -> Start:
+    """The launcher of this job, on the emulation's hosts, with its coordinator on the first. The live view follows
+    workers that come later, too; `others` hears other machines' launchers. Takes the remaining arguments of `launch`.
+    """
+    if emulation.testbed is not None:
+        first = emulation.testbed.hosts[0]
+        elasticity = replace(elasticity, listen=(first.address, PORT), network=DIRECTORY / first.namespace)
+    coordinate = partial(coordinate_run, beside=None if others is None else others.answers)
+    return partial(launch_members, emulation.place(job), elasticity, staffed=live.staff, coordinate=coordinate)
+
+
+def check_emulation(elasticity: Elasticity | None, planned: EmulationPlan | None) -> None:
+    """Refuse an emulation that would slow nothing. Raises UsageError."""
+    if elasticity is not None and planned is not None and planned.emulation == "paced":
+        raise click.UsageError(PACED.format(reason=planned.reason))
+
+
+def _address(interface: str | None) -> str:
+    if interface is None:
+        return LOOPBACK
+    address = interfaces().get(interface)
+    if address is None:
+        raise click.UsageError(f"{interface} has no IPv4 address to listen at. Name another: --interface NAME")
+    return address

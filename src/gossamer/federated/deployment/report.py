@@ -1,0 +1,149 @@
+"""Report: progress lines while a federation runs, and the record of all rounds as JSON."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from gossamer.base.json_text import read_json
+from gossamer.base.units import bytes_text
+from gossamer.federated.deployment.files import replace_file
+from gossamer.federated.round_record import RoundRecord, record_of
+from gossamer.federated.server.rounds import Committed, Rounds
+
+Line = Callable[[str], None]
+
+
+class RoundReport:
+    """Collects rounds. path: of their lines on disk, which a restarted server goes on with.
+
+    The line of a version is on disk before the version is journaled, and once more when it was evaluated; of two lines
+    of one version the later counts. So every version that a journal has is in the report, however its server ends.
+    Lines of later versions are of a server that was killed before it journaled them, and are left out.
+    """
+
+    def __init__(
+        self,
+        planned: int,
+        say: Line,
+        path: Path | None = None,
+        *,
+        names_clients: bool = True,
+        made: int | None = None,
+    ) -> None:
+        """planned: rounds. names_clients: whether it may be known who took part. made: versions that the journal has;
+        None: all that are in the file."""
+        self._planned, self._say, self._path, self._names_clients = planned, say, path, names_clients
+        self._lock = threading.Lock()  # rounds are made in one thread, and evaluated in another
+        found = _read(path) if path is not None and path.is_file() else {}
+        self._records = {version: each for version, each in found.items() if made is None or version <= made}
+        self._bytes_before, self._began = (0, 0), monotonic()
+
+    @property
+    def rounds(self) -> list[RoundRecord]:
+        with self._lock:
+            return [self._records[version] for version in sorted(self._records)]
+
+    def round_made(self, committed: Committed, present: int, traffic: tuple[int, int]) -> RoundRecord:
+        """traffic: bytes up and down so far."""
+        now = monotonic()
+        up, down = (here - before for here, before in zip(traffic, self._bytes_before, strict=True))
+        seconds = round(now - self._began, 3)
+        self._bytes_before, self._began = traffic, now
+        return RoundRecord.of(
+            committed,
+            names_clients=self._names_clients,
+            seconds=seconds,
+            present=present,
+            up_bytes=up,
+            down_bytes=down,
+        )
+
+    def write(self, record: RoundRecord) -> None:
+        """Say a round's line and keep it. Raises OSError where that cannot be written."""
+        self._say(line(record, self._planned))
+        self.keep(record)
+
+    def keep(self, record: RoundRecord) -> None:
+        """Keep a round, in place of what is known of it. Raises OSError where that cannot be written."""
+        with self._lock:
+            if self._records.get(record.version) == record:
+                return
+            self._records[record.version] = record
+            if self._path is None:
+                return
+            with self._path.open("a") as file:
+                file.write("\n" + json.dumps(record.as_json(), allow_nan=False))  # a line of before may be torn
+
+    def record(self, path: Path, **about: Any) -> None:
+        """about: the federation. Raises CheckpointError where it cannot be written."""
+        replace_file(path, json.dumps(record_of(self.rounds, **about), indent=1, allow_nan=False) + "\n")
+
+
+def line(record: RoundRecord, planned: int) -> str:
+    """One round in a line."""
+    parts = [
+        f"round {record.version}/{planned}",
+        f"{record.seconds:.1f} s",
+        f"{record.counted} of {record.present} devices",
+        *([f"{record.refused_count} refused"] if record.refused_count else []),
+        f"up {bytes_text(record.up_bytes)}",
+        f"down {bytes_text(record.down_bytes)}",
+        *([] if record.epsilon is None else [f"epsilon {record.epsilon:.4g}"]),
+        *(f"{key} {value:.4g}" for key, value in (record.metrics or record.train_metrics).items()),
+    ]
+    return "  ".join(parts)
+
+
+def _read(path: Path) -> dict[int, RoundRecord]:
+    """By version. Whole lines only: the last may be torn; of two of one version the later counts."""
+    found: dict[int, RoundRecord] = {}
+    for text in path.read_text().splitlines():
+        try:
+            record = RoundRecord.read(read_json(text))
+        except (ValueError, msgspec.ValidationError):
+            continue
+        found[record.version] = record
+    return found
+
+
+FIRST_SECONDS, EVERY_SECONDS = 5.0, 60.0  # of waiting, until it is said, and said again though nothing changed
+
+
+class Gathering:
+    """Who is waited for. `look` is called often, by any one thread."""
+
+    def __init__(self, rounds: Rounds, say: Line, gather_seconds: float = inf) -> None:
+        self._rounds, self._say, self._gather_seconds = rounds, say, gather_seconds
+        self._since = self._said_at = inf
+        self._said = ""
+
+    def look(self, moment: float | None = None) -> None:
+        """moment: in seconds, of a clock that only goes forward."""
+        now = monotonic() if moment is None else moment
+        text = self._text()
+        if not text:
+            self._since = self._said_at = inf
+            self._said = ""
+            return
+        self._since = min(self._since, now)
+        is_new = text != self._said and now >= self._since + FIRST_SECONDS
+        if is_new or now >= self._said_at + EVERY_SECONDS:
+            self._say(text)
+            self._said, self._said_at = text, now
+
+    def _text(self) -> str:
+        found = None if self._rounds.finished else self._rounds.gathered
+        if found is None or found.here >= found.wanted:
+            return ""
+        patience = ""
+        if self._gather_seconds < inf and found.wanted > 1:
+            patience = f"; after {self._gather_seconds:g} s {found.then} those that are"
+        return f"{found.here} of {found.wanted} {found.of} are here{patience}"

@@ -1,0 +1,211 @@
+"""Privacy guard: what a server keeps from round to round for privacy: the clip norm, epsilon spent, when it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import exp
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy, Privacy
+from gossamer.algorithms.strategies.federated.privacy.terms import remembers
+from gossamer.errors import AttachError, RecipeError, require
+from gossamer.federated.model_state import ModelState
+from gossamer.federated.privacy.noise import RandomBits, SystemBits, uniforms
+from gossamer.federated.server.selection import SelectionPolicy, Uniform
+
+
+class PoissonSelection(SelectionPolicy):
+    """Each device that is there is chosen with probability `rate`: some rounds have more of them, some fewer, or none.
+
+    The coins are the operating system's, not a seed's: sampling hides a device only from who cannot guess them.
+    """
+
+    def __init__(self, rate: float, bits: RandomBits | None = None) -> None:
+        require(0 < rate <= 1, f"rate is the chance of a device in a round, above 0 and at most 1, not {rate}")
+        self.rate = rate
+        self._bits = bits or SystemBits()
+
+    @property
+    def draws_each(self) -> bool:
+        return True
+
+    def choose(self, available: Sequence[int], count: int, index: int) -> list[int]:
+        """Of `available`; how many are wanted does not matter."""
+        coins = uniforms(self._bits, len(available))
+        return [client for client, coin in zip(available, coins, strict=True) if coin <= self.rate]
+
+
+def next_clip(clip: float, share_below: float, quantile: float, rate: float) -> float:
+    """S exp(-rate (share - quantile)). share_below: of the norms that were at most S, with noise, so perhaps none.
+
+    source: Andrew et al. 2021, NeurIPS
+    """
+    return clip * exp(-rate * (min(max(share_below, 0.0), 1.0) - quantile))
+
+
+class PrivacyGuard:
+    """Counts what a federation's versions tell of a device.
+
+    Where sampling counts, every version costs every device as much as a draw by a coin. Where it does not, a version
+    costs the devices that it was made of (or a task those that are given it, where the server is not to know what they
+    send), and what is told is the most that any one has spent.
+    source: of the latter, Feldman & Zrnic 2021, NeurIPS
+    """
+
+    def __init__(
+        self,
+        privacy: Privacy,
+        *,
+        cohort: int,
+        clients: int,
+        feedback: bool,
+        fewest: int | None = None,
+        blank: Sequence[Tensor] = (),
+        integer_bits: int = 32,
+        bits: RandomBits | None = None,
+    ) -> None:
+        """cohort: devices in a round, as expected. fewest: that a sum has at least, where devices share the noise.
+        blank: tensors like a contribution's, perhaps on meta. Raises ValueError for a budget that no round keeps."""
+        require(
+            privacy.delta * clients < 1,
+            f"delta={privacy.delta} of {clients} clients is a whole device whose data may be told as it is: write "
+            f"delta={0.1 / clients:.0e}",
+        )
+        self.privacy, self.cohort, self.clients, self.feedback = privacy, cohort, clients, feedback
+        self.bits = bits or SystemBits()
+        self.amplified = privacy.amplifies(cohort, clients, feedback=feedback)
+        self.clip = self._first_clip()
+        self.rounds = 0
+        self._parts: Counter[int] = Counter()  # by device: the versions that it is in
+        self.blank = tuple(blank)
+        self._about = {"entries": max(sum(each.numel() for each in blank), 1), "bits": integer_bits}
+        self._summed = fewest if fewest is not None and isinstance(privacy, DistributedPrivacy) else cohort
+        self._spent: dict[int, float] = {}
+        first = 0.0 if privacy.budget is None else self._epsilon(1)
+        require(
+            privacy.budget is None or first <= privacy.budget,
+            f"the first round already costs epsilon {first:.3g}, and the budget is {privacy.budget}: write "
+            "a larger noise or budget",
+        )
+
+    def _first_clip(self) -> float | None:
+        if not isinstance(self.privacy, CentralPrivacy):
+            return None
+        return self.privacy.first_clip if self.privacy.clip is None else self.privacy.clip
+
+    @property
+    def on_server(self) -> bool:
+        """Whether the server clips and adds noise."""
+        return self.clip is not None
+
+    @property
+    def spent_rounds(self) -> int:
+        """How many rounds the device that spent most has spent."""
+        return self.rounds if self.amplified else max(self._parts.values(), default=0)
+
+    @property
+    def epsilon(self) -> float:
+        """What all versions so far tell of any one device, at the privacy's delta."""
+        return self._epsilon(self.spent_rounds)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether one more round could cost more than the budget."""
+        budget = self.privacy.budget
+        return budget is not None and self._epsilon(self.spent_rounds + 1) > budget
+
+    @property
+    def why(self) -> str:
+        """Why no round begins any more."""
+        after = self._epsilon(self.spent_rounds + 1)
+        return (
+            f"the privacy budget is spent: epsilon is {self.epsilon:.4g} after {self.rounds} rounds, at "
+            f"delta={self.privacy.delta:g}, and one more could make it {after:.4g}, above {self.privacy.budget:g}"
+        )
+
+    def given(self, clients: Iterable[int]) -> None:
+        """These devices were given tasks, and what they send is read by those that it is to be private from."""
+        if self.privacy.spent_by_tasks:
+            self._parts.update(list(clients))
+
+    def committed(self, clients: Iterable[int], share_below: float | None = None) -> None:
+        """A version was made of these devices' contributions. share_below: of norms up to the clip, with noise."""
+        self.rounds += 1
+        if not self.amplified and not self.privacy.spent_by_tasks:
+            self._parts.update(list(clients))
+        privacy = self.privacy
+        if isinstance(privacy, CentralPrivacy) and privacy.clip is None and share_below is not None:
+            assert self.clip is not None
+            self.clip = next_clip(self.clip, share_below, privacy.quantile, privacy.clip_rate)
+
+    def _epsilon(self, rounds: int) -> float:
+        if rounds == 0:
+            return 0.0
+        if rounds not in self._spent:
+            self._spent[rounds] = self.privacy.epsilon_after(
+                rounds, self._summed, self.clients, feedback=self.feedback, **self._about
+            )
+        return self._spent[rounds]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a server that was killed goes on from: losing it would spend the budget twice."""
+        parts = torch.tensor([*self._parts.items()], dtype=torch.int64).reshape(-1, 2)
+        return {"rounds": self.rounds, "clip": self.clip, "parts": parts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rounds, self.clip = int(state["rounds"]), state["clip"]
+        self._parts = Counter(dict(state["parts"].tolist()))
+
+
+def guard_for(
+    strategy: FederatedStrategy, compressor: Compressor, state: ModelState, clients: int
+) -> PrivacyGuard | None:
+    """The guard of a strategy with privacy. Raises AttachError for a model that noise would break."""
+    privacy, secure = strategy.privacy, strategy.secure
+    if privacy is None:
+        return None
+    buffers = state.layout.names[state.parameters :]
+    if buffers:
+        raise AttachError(
+            f"The model averages {buffers[0]!r} along with its parameters, and noise would make of a variance a "
+            "negative number. Use GroupNorm or LayerNorm instead of BatchNorm, or track_running_stats=False."
+        )
+    cohort = strategy.cohort(clients)
+    fewest = None if secure is None else DistributedPrivacy.survivors(secure.threshold, cohort)
+    return PrivacyGuard(
+        privacy,
+        cohort=cohort,
+        clients=clients,
+        feedback=remembers(strategy, compressor, state.layout),
+        fewest=fewest,
+        blank=[torch.empty(state.layout.numel, dtype=state.dtype, device="meta")] * strategy.contribution_count,
+        integer_bits=32 if secure is None else secure.bits,
+    )
+
+
+def private_selection(guard: PrivacyGuard, selection: SelectionPolicy) -> SelectionPolicy:
+    """The selection under which the guard counts rightly. Raises RecipeError for one that goes by what devices tell."""
+    rate = guard.cohort / guard.clients
+    if isinstance(selection, PoissonSelection):
+        if not guard.on_server:
+            raise RecipeError(
+                f"{guard.privacy!r} counts every device that takes part, and divides by how many there are, of which "
+                "coins may draw none. Leave the selection out."
+            )
+        if selection.rate > rate:
+            raise RecipeError(
+                f"PoissonSelection draws devices at a rate of {selection.rate}, and {guard.privacy!r} counts with "
+                f"{rate:.4g}, the strategy's fraction. Leave the selection out: the fraction's rate is used."
+            )
+        return selection
+    if not isinstance(selection, Uniform):
+        raise RecipeError(
+            f"{type(selection).__name__} chooses devices by what they told of their data or their speed, which no "
+            f"noise hides, and {guard.privacy!r} counts versions only. Choose by Uniform()."
+        )
+    return PoissonSelection(rate, guard.bits) if guard.amplified else selection

@@ -1,0 +1,117 @@
+"""Aggregation: contributions added as they come to FedAvg's weighted mean, or kept for a robust aggregator.
+
+Sums under privacy, with noise, are in `privacy/mechanisms`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.algorithms.strategies.federated import Aggregator, CohortSummary
+
+Sizes = tuple[float, ...]  # of a contribution, by what is compared with others'
+
+
+class HeldContribution(NamedTuple):
+    """A contribution that is to be compared with others before it is added."""
+
+    blocks: tuple[Tensor, ...]
+    weight: float
+    steps: int
+    sizes: Sizes
+
+
+class ContributionSum(ABC):
+    """What came of a cohort so far."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.held: dict[int, HeldContribution] = {}  # by client, in the order of arrival
+        self._weight, self._steps, self._square_steps = 0.0, 0.0, 0.0
+
+    def add(self, blocks: Sequence[Tensor], weight: float, steps: int) -> None:
+        """blocks: (n,) each, which may be kept or overwritten. weight: above 0."""
+        self._add(blocks, weight)
+        self.count += 1
+        self._weight += weight
+        self._steps += weight * steps
+        self._square_steps += weight * steps**2
+
+    def add_total(self, sums: Sequence[Tensor], weight: float, steps: float, count: int) -> None:
+        """Add what `count` contributions came to elsewhere. sums: (n,) each, of contributions times weights; weight:
+        theirs together; steps: the sum of theirs times weights. Raises TypeError where single ones must be seen."""
+        self._add_sums(sums)
+        self.count += count
+        self._weight += weight
+        self._steps += steps
+
+    def _add_sums(self, sums: Sequence[Tensor]) -> None:
+        raise TypeError("an aggregator that compares contributions cannot take their sum")
+
+    def summary(self, clients: int) -> CohortSummary:
+        return CohortSummary(
+            contributions=self.count,
+            clients=clients,
+            steps=self._steps / self._weight,
+            square_steps=self._square_steps / self._weight,
+            mean_weight=self._weight / self.count,
+        )
+
+    def share_below(self) -> float | None:
+        """The share of contributions whose norm was at most the clip, with noise; None where none is clipped."""
+        return None
+
+    @abstractmethod
+    def _add(self, blocks: Sequence[Tensor], weight: float) -> None: ...
+
+    @abstractmethod
+    def means(self) -> tuple[Tensor, ...]:
+        """One contribution of all: (n,) each. There is at least one."""
+
+
+class WeightedSum(ContributionSum):
+    """FedAvg's mean: sum(w_k x_k) / sum(w_k), added in the order of arrival. Memory: one contribution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sums: tuple[Tensor, ...] = ()
+
+    def _add(self, blocks: Sequence[Tensor], weight: float) -> None:
+        if not self._sums:
+            self._sums = tuple(torch.zeros_like(block) for block in blocks)
+        for into, block in zip(self._sums, blocks, strict=True):
+            into.add_(block, alpha=weight)
+
+    def _add_sums(self, sums: Sequence[Tensor]) -> None:
+        self._add(sums, 1.0)
+
+    def means(self) -> tuple[Tensor, ...]:
+        return tuple(each / self._weight for each in self._sums)
+
+
+class KeptContributions(ContributionSum):
+    """All contributions, for an aggregator that compares them. Memory: as many contributions as come."""
+
+    def __init__(self, aggregator: Aggregator) -> None:
+        super().__init__()
+        self._aggregator = aggregator
+        self._kept: list[tuple[Tensor, ...]] = []
+        self._weights: list[float] = []
+
+    def _add(self, blocks: Sequence[Tensor], weight: float) -> None:
+        self._kept.append(tuple(blocks))
+        self._weights.append(weight)
+
+    def means(self) -> tuple[Tensor, ...]:
+        weights = torch.tensor(self._weights, dtype=torch.float64)
+        return tuple(self._aggregator.combine(torch.stack(blocks), weights) for blocks in zip(*self._kept, strict=True))
+
+
+def sum_for(aggregator: Aggregator) -> ContributionSum:
+    """The sum of contributions that an aggregator needs."""
+    return WeightedSum() if aggregator.is_linear else KeptContributions(aggregator)

@@ -1,0 +1,123 @@
+"""Options of elastic runs: what is read, and what is refused with the line to write instead."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import click
+import pytest
+from support.command_line import refusal
+
+from gossamer.cli.emulation import PORT, Emulation
+from gossamer.cli.launchers import check_emulation, elastic_starter, read_elasticity
+from gossamer.cli.options import Machines, WorkerCount, read_address
+from gossamer.launch.job import Elasticity, Job, WorkerRange, loopback, read_worker_range
+from gossamer.observe.live import LiveView
+from gossamer.observe.telemetry import MachineDesk
+from gossamer.plan.emulation import EmulationPlan
+from gossamer.plan.emulation.namespaces import DIRECTORY
+
+ONE = Machines(None, 1, 0, None)
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("raise SystemExit('was started')")
+    Path("token").write_bytes(os.urandom(32))
+    Path("token").chmod(0o600)
+
+
+def test_a_plain_number_of_workers_stays_a_fixed_job() -> None:
+    assert WorkerCount().convert("4", None, None) == 4
+    assert WorkerCount().convert(2, None, None) == 2
+    fixed = read_elasticity(4, ONE, join=None, listen=None, token_file=None, servers=2, network_text="1gbit")
+    assert fixed is None
+
+
+def test_a_range_listens_on_loopback_unless_an_interface_or_an_address_is_named() -> None:
+    workers = WorkerCount().convert("2:8", None, None)
+    assert workers == WorkerRange(least=2, most=8, initial=8)
+    for machines, listen, expected in (
+        (ONE, None, ("127.0.0.1", 0)),
+        (Machines(loopback(), 1, 0, None), None, ("127.0.0.1", 0)),
+        (ONE, ("10.0.0.1", 29600), ("10.0.0.1", 29600)),
+    ):
+        found = read_elasticity(
+            workers, machines, join=None, listen=listen, token_file=None, servers=0, network_text=None
+        )
+        assert found is not None
+        assert (found.listen, found.coordinator, found.range) == (expected, None, workers)
+
+
+def test_who_joins_has_a_coordinator_elsewhere() -> None:
+    found = read_elasticity(
+        3, ONE, join=("10.0.0.1", 29600), listen=None, token_file=Path("token"), servers=0, network_text=None
+    )
+    assert found is not None
+    assert (found.coordinator, found.listen, found.range.initial) == (("10.0.0.1", 29600), None, 3)
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:", ":80", "a:b", "a:70000", "a:" + "9" * 5000, "a:²"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="Write HOST:PORT"):
+        read_address(text)
+    assert read_address("[::1]:80") == ("::1", 80)
+
+
+JOIN = ("--join", "10.0.0.1:29600")
+TOKEN = ("--token-file", "token")
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (("--workers", "8:2"), "write 2:8"),
+        (("--workers", "0:2"), "at least 1 worker"),
+        (("--workers", "2:"), "such as 2:8"),
+        (("--workers", "0"), "0 is not in the range x>=1"),
+        (JOIN, "add --token-file FILE"),
+        ((*JOIN, *TOKEN, "--workers", "2:4"), "such as --workers 4"),
+        ((*JOIN, *TOKEN, "--servers", "1"), "--servers is for a fixed number of workers"),
+        ((*JOIN, *TOKEN, "--network", "1gbit"), "nobody from outside reaches them: leave out --join"),
+        (("--workers", "2:4", "--listen", "10.0.0.1:1", "--network", "1gbit"), "leave out --listen"),
+        ((*JOIN, *TOKEN, "--listen", "10.0.0.1:1"), "leave out --listen"),
+        ((*JOIN, *TOKEN, "--nnodes", "2", "--rendezvous", "a:1"), "and the others with --join HOST:PORT"),
+        (("--join", "10.0.0.1", *TOKEN), "Write HOST:PORT"),
+        ((*JOIN, "--token-file", "none"), "Make one"),
+        (("--workers", "2:4", "--servers", "1"), "without more, and --workers 2:4 is for recipes in lock step"),
+        (("--workers", "2:4", "--rendezvous", "a:1"), "start the first with --workers 2:4 --listen HOST:PORT"),
+        (("--listen", "10.0.0.1:1"), "add --workers MIN:MAX"),
+        (("--workers", "2:4", "--fault", "kill(4, at=1)"), "there is no 4; 4 workers count from 0 to 3"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_starts(options: tuple[str, ...], hint: str) -> None:
+    said = refusal("run", *options, "train.py")
+    assert hint in " ".join(said.split())
+    assert "was started" not in said
+    assert not Path("runs").exists()
+
+
+def test_on_emulated_hosts_the_coordinator_is_on_the_first_and_workers_meet_nowhere_else(tmp_path: Path) -> None:
+    hosts = [SimpleNamespace(address=f"10.77.0.{k}", namespace=f"lab-{k}", interface="eth0") for k in (1, 2)]
+    testbed = SimpleNamespace(hosts=hosts, prefix=lambda number: ("enter", number), header_bytes=14)
+    emulation = Emulation(testbed=testbed)  # type: ignore[arg-type]
+    elasticity = Elasticity(range=read_worker_range("1:2"))
+    job = Job(script=Path("train.py"), logs=tmp_path / "logs")
+    start = elastic_starter(job, elasticity, emulation, LiveView(tmp_path, ()), MachineDesk())
+    placed, elastic = start.args  # type: ignore[attr-defined]
+    assert (placed.prefix, placed.interface) == (("enter", "${local_rank}"), "eth0")
+    assert (elastic.listen, elastic.network) == (("10.77.0.1", PORT), DIRECTORY / "lab-1")
+    plain = elastic_starter(job, elasticity, Emulation(), LiveView(tmp_path, ()), MachineDesk())
+    assert plain.args[1] == elasticity  # type: ignore[attr-defined]
+
+
+def test_an_emulation_that_would_slow_nothing_is_refused() -> None:
+    paced, real = EmulationPlan(emulation="paced", reason="no right"), EmulationPlan(emulation="kernel")
+    elasticity = Elasticity(range=read_worker_range("1:2"))
+    with pytest.raises(click.UsageError, match=r"approximate here \(no right\)"):
+        check_emulation(elasticity, paced)
+    for harmless in ((elasticity, real), (elasticity, None), (None, paced)):
+        check_emulation(*harmless)
