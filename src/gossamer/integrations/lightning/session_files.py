@@ -25,7 +25,7 @@ def agreed_state(session: Session, state_dict: Callable[[], Mapping[str, Any]]) 
     """What `state_dict` gives of the model that the workers agree on. Every rank calls it."""
     if not trains_apart(session):
         return dict(state_dict())
-    with session.merged(session.model):
+    with session.averaged_parameters(session.model):
         return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state_dict().items()}
 
 
