@@ -1,4 +1,4 @@
-"""Step report: what each rank reports at a step's end, all-gathered, so that all decide alike whether to commit."""
+"""Step report: what each rank reports at the end of a step, and the decision that all ranks derive from all reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ from torch import Tensor
 from gossamer.base.ops import AllGather
 
 NOBODY, SHORT_OF_MEMORY = -1, -2
-HEAD = Struct("<dqqqiBB")  # weight, settings, steps, sample, first non-finite, presence, wishes: alike on every machine
+HEAD = Struct("<dqqqiBB")  # of a report, alike on every machine
+FIELDS = np.dtype(  # the same
+    [
+        ("weight", "<f8"),
+        ("settings", "<i8"),
+        ("steps", "<i8"),
+        ("sample", "<i8"),
+        ("first_nonfinite", "<i4"),
+        ("presence", "u1"),
+        ("wishes", "u1"),
+    ]
+)
 STOP, LOOK, LAP = 1, 2, 4  # wishes; above them the lap
 LAPS = 64
 
@@ -75,90 +86,25 @@ class StepReport:
     lap: int = 0  # its position in its data, in half epochs, modulo LAPS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepDecision:
-    """The decision that follows from all reports, the same on every rank."""
+    """What follows from all reports, the same on every rank. "Active" ranks had data."""
 
-    reports: tuple[StepReport, ...]
-
-    @property
-    def weight(self) -> float:
-        return sum(report.weight for report in self.reports)
-
-    @property
-    def active(self) -> tuple[int, ...]:
-        """The ranks that had data."""
-        return tuple(rank for rank, report in enumerate(self.reports) if report.presence == Presence.TRAINING)
-
-    @property
-    def all_trained(self) -> bool:
-        """Whether every rank had data, and goes on to its optimizer's step."""
-        return len(self.active) == len(self.reports)
-
-    @property
-    def presences(self) -> tuple[Presence, ...]:
-        return tuple(report.presence for report in self.reports)
-
-    @property
-    def stop(self) -> bool:
-        return any(report.stop for report in self.reports)
-
-    @property
-    def look(self) -> bool:
-        return any(report.look for report in self.reports)
-
-    @property
-    def nonfinite(self) -> tuple[tuple[int, int], ...]:
-        """(rank, place of a tensor) for every rank that met a number that is not finite."""
-        return tuple(
-            (rank, report.first_nonfinite) for rank, report in enumerate(self.reports) if report.first_nonfinite >= 0
-        )
-
-    @property
-    def short(self) -> bool:
-        """Whether memory ran out on some rank, so that nobody makes the step."""
-        return any(report.first_nonfinite == SHORT_OF_MEMORY for report in self.reports)
-
-    @property
-    def alike(self) -> bool:
-        return len({report.settings for report in self.reports if report.presence == Presence.TRAINING}) <= 1
-
-    @property
-    def steps(self) -> Mapping[int, int]:
-        """How many steps each rank that had data has made, by rank."""
-        return {rank: self.reports[rank].steps for rank in self.active}
-
-    @property
-    def in_step(self) -> bool:
-        """Whether they have made equally many: else what they sent does not belong together, and nobody uses it."""
-        return len(set(self.steps.values())) <= 1
-
-    @property
-    def parted(self) -> tuple[int, ...]:
-        """The ranks that had data, where their parameters are not the same, as far as they have looked."""
-        alike = len({self.reports[rank].sample for rank in self.active}) <= 1
-        return () if alike or not self.in_step else self.active
-
-    @property
-    def apart_in_data(self) -> Mapping[int, float]:
-        """How far each rank that had data is ahead of the first, in epochs, where that is more than half of one."""
-        laps = {rank: self.reports[rank].lap for rank in self.active}
-        first = next(iter(laps.values()), 0)
-        ahead = {rank: (lap - first + LAPS // 2) % LAPS - LAPS // 2 for rank, lap in laps.items()}
-        apart = any(abs(more) >= 2 for more in ahead.values())
-        return {rank: more / 2 for rank, more in ahead.items()} if apart else {}
-
-    @property
-    def used(self) -> Flags:
-        """The parameters that have a gradient on some rank."""
-        flags: Flags = np.any([report.used for report in self.reports], axis=0)
-        return flags
-
-    @property
-    def moved(self) -> Flags:
-        """The modules whose buffers changed on some rank."""
-        flags: Flags = np.any([report.moved for report in self.reports], axis=0)
-        return flags
+    weight: float  # of all batches
+    presences: tuple[Presence, ...]  # by rank
+    active: tuple[int, ...]
+    all_trained: bool  # every rank is active, and goes on to its optimizer's step
+    stop: bool  # the run ends
+    look: bool  # some rank wants all to tell what they measured
+    nonfinite: tuple[tuple[int, int], ...]  # (rank, place of a tensor) of numbers that are not finite
+    short: bool  # memory ran out on some rank, so no rank makes the step
+    alike: bool  # active ranks have the same optimizer settings
+    steps: Mapping[int, int]  # that each active rank has made
+    in_step: bool  # equally many on all of them: else their gradients do not belong together, and no rank uses them
+    parted: tuple[int, ...]  # the active ranks, where the checksums of their parameters differ
+    apart_in_data: Mapping[int, float]  # see `_apart`
+    used: Flags  # parameters that have a gradient on some rank
+    moved: Flags  # modules whose buffers changed on some rank
 
 
 def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
@@ -168,11 +114,11 @@ def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
 
 def exchange_reports(report: StepReport) -> Generator[AllGather, Any, StepDecision]:
     """All-gather the reports."""
-    heard = yield AllGather((_encode(report),))
-    return StepDecision(tuple(_decode(text, len(report.used), len(report.moved)) for (text,) in heard))
+    heard = yield AllGather((encode(report),))
+    return decide([text for (text,) in heard], len(report.used), len(report.moved))
 
 
-def _encode(report: StepReport) -> Tensor:
+def encode(report: StepReport) -> Tensor:
     head = HEAD.pack(
         report.weight,
         report.settings,
@@ -182,31 +128,46 @@ def _encode(report: StepReport) -> Tensor:
         report.presence,
         STOP * report.stop | LOOK * report.look | LAP * (report.lap % LAPS),
     )
-    bits = (np.packbits(flags).tobytes() for flags in (report.used, report.moved))
+    bits = np.packbits(report.used).tobytes(), np.packbits(report.moved).tobytes()
     return torch.frombuffer(bytearray(b"".join((head, *bits))), dtype=torch.uint8)
 
 
-def _decode(text: Tensor, parameters: int, buffers: int) -> StepReport:
-    raw = text.numpy()
-    weight, settings, steps, sample, first_nonfinite, presence, wishes = HEAD.unpack(raw[: HEAD.size].tobytes())
+def decide(texts: Sequence[Tensor], parameters: int, buffers: int) -> StepDecision:
+    """Decode all ranks' reports at once. texts: by rank, as `encode` made them of so many flags."""
+    raw = torch.stack([*texts]).numpy()
     split = HEAD.size + -(-parameters // 8)
-    return StepReport(
-        weight=weight,
-        presence=Presence(presence),
-        settings=settings,
-        steps=steps,
-        sample=sample,
-        first_nonfinite=first_nonfinite,
-        used=_bits(raw[HEAD.size : split], parameters),
-        moved=_bits(raw[split:], buffers),
+    heads = raw[:, : HEAD.size].copy().view(FIELDS)[:, 0]
+    presence, first, wishes = heads["presence"], heads["first_nonfinite"], int(np.bitwise_or.reduce(heads["wishes"]))
+    trained, found = presence == Presence.TRAINING, first >= 0
+    active = tuple(np.flatnonzero(trained).tolist())
+    steps = dict(zip(active, heads["steps"][trained].tolist(), strict=True))
+    in_step, settings = len({*steps.values()}) <= 1, {*heads["settings"][trained].tolist()}
+    samples, laps = {*heads["sample"][trained].tolist()}, (heads["wishes"][trained] // LAP).tolist()
+    return StepDecision(
+        weight=sum(heads["weight"].tolist()),  # in the order of ranks, or the bits would be others
+        presences=tuple(map(Presence, presence.tolist())),
+        active=active,
+        all_trained=len(active) == len(texts),
         stop=bool(wishes & STOP),
         look=bool(wishes & LOOK),
-        lap=wishes // LAP,
+        nonfinite=tuple(zip(np.flatnonzero(found).tolist(), first[found].tolist(), strict=True)),
+        short=bool((first == SHORT_OF_MEMORY).any()),
+        alike=len(settings) <= 1,
+        steps=steps,
+        in_step=in_step,
+        parted=active if in_step and len(samples) > 1 else (),
+        apart_in_data=_apart(dict(zip(active, laps, strict=True))) if len({*laps}) > 1 else {},
+        used=np.logical_or.reduce(np.unpackbits(raw[:, HEAD.size : split], axis=1, count=parameters), axis=0),
+        moved=np.logical_or.reduce(np.unpackbits(raw[:, split:], axis=1, count=buffers), axis=0),
     )
 
 
-def _bits(raw: npt.NDArray[np.uint8], count: int) -> Flags:
-    return np.unpackbits(raw, count=count).astype(bool)
+def _apart(laps: Mapping[int, int]) -> Mapping[int, float]:
+    """How far each rank is ahead of the first, in epochs, where that is more than half of one."""
+    first = next(iter(laps.values()))
+    ahead = {rank: (lap - first + LAPS // 2) % LAPS - LAPS // 2 for rank, lap in laps.items()}
+    apart = any(abs(more) >= 2 for more in ahead.values())
+    return {rank: more / 2 for rank, more in ahead.items()} if apart else {}
 
 
 def gather_first_batches(batch: int, weight: float) -> Generator[AllGather, Any, Sequence[tuple[int, float]]]:
