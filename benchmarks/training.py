@@ -16,8 +16,8 @@ from gossamer.base.ops import CollectiveOp
 from gossamer.base.runner import simulate
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import NotFinite
+from gossamer.train.engine.bucket import Bucket
 from gossamer.train.moments.take_over import take_over
-from gossamer.train.reducer.bucket import Bucket
 
 POINTS = 24  # of a curve
 

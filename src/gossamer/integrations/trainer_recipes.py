@@ -9,8 +9,8 @@ from accelerate.data_loader import DataLoaderDispatcher
 from gossamer import events
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.errors import AttachError
+from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import RULES, ownership
-from gossamer.train.reducer.parameter_views import trainable
 from gossamer.train.session.session import Session
 
 

@@ -23,7 +23,7 @@ from gossamer.integrations.trainer_recipes import (
     tell_of_dispatching,
     trains_apart,
 )
-from gossamer.train.reducer.parameter_views import copy_parameters, state_of
+from gossamer.train.engine.parameter_views import copy_parameters, state_of
 from gossamer.train.session.attach import attach
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session import Session

@@ -11,7 +11,7 @@ import torch
 from support.virtual_workers import Worker, batch, cluster, loss_of, network, notices, parameters
 from torch import Tensor, nn
 
-from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.engine.bucket import Bucket
 
 RECIPES = [
     "Dense()",

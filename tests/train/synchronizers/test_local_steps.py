@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import unchanged
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.report import unchanged
 from gossamer.train.synchronizers.base import LoopControls, LoopState
 from gossamer.train.synchronizers.local_steps import LocalSteps, StepPhase
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.comm.environment import device_for, here
 from gossamer.integrations.lightning import collectives
 from gossamer.integrations.lightning.launched_job import LaunchedEnvironment, launched_job
-from gossamer.train.reducer.parameter_check import Verify
+from gossamer.train.engine.parameter_check import Verify
 from gossamer.train.session.attach import attach
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.reporting import RecordOption

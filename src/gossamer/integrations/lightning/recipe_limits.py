@@ -5,8 +5,8 @@ from __future__ import annotations
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GradientStage, ServerStage
 from gossamer.errors import AttachError
+from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import RULES, ownership
-from gossamer.train.reducer.parameter_views import trainable
 from gossamer.train.session.session import Session
 
 

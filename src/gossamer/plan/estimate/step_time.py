@@ -29,7 +29,7 @@ from gossamer.plan.estimate.calibration import ForecastInterval, network_class, 
 from gossamer.plan.estimate.schedule_simulator import STEPS_UNTIL_STEADY, PerStep, Trip, run_sites, run_turns
 from gossamer.plan.estimate.step_simulator import AnswerTimes, BucketJob, run_step
 from gossamer.plan.estimate.workload_profile import ENOUGH_STEPS, BucketProfile, OtherLoad, WorkloadProfile
-from gossamer.train.reducer.participation import POLL_BYTES
+from gossamer.train.engine.participation import POLL_BYTES
 from gossamer.train.traffic.op_trace import trace_ops
 from gossamer.train.traffic.traffic import mean_neighbors, neighbor_payload
 

@@ -23,11 +23,11 @@ from gossamer.comm.replay import ReplayTransport, ScriptSeconds, TimedCompressor
 from gossamer.comm.runtime.comm_streams import CommStreams
 from gossamer.comm.runtime.comm_thread import CommThread, Work
 from gossamer.comm.runtime.transaction import Transaction
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.frozen_parameters import FrozenParameters
-from gossamer.train.reducer.parameter_check import ParameterCheck
-from gossamer.train.reducer.pending_reduction import StepContext
-from gossamer.train.reducer.weight_copies import WeightCopies
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.frozen_parameters import FrozenParameters
+from gossamer.train.engine.parameter_check import ParameterCheck
+from gossamer.train.engine.reduction import StepContext
+from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.synchronizers.base import LoopState, Synchronizer
 from gossamer.train.synchronizers.stages import Fragments, StageSequence
 

@@ -33,7 +33,7 @@ from gossamer.plan.profiling.gradient_statistics import GradientStatistics
 from gossamer.plan.profiling.load_meter import mean_load
 from gossamer.plan.profiling.payload_growth import FEW, MOST_DECODED, grown, heard_bytes
 from gossamer.plan.profiling.profiler import AT_ONCE, results, statistics_file
-from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.engine.bucket import Bucket
 from gossamer.train.traffic.op_trace import trace_ops
 
 ENOUGH_BATCHES = 16  # whose gradients tell how a model's are made

@@ -14,8 +14,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.plan.rehearsal.model_shapes import Gradient
+from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.reducer.parameter_views import trainable
 
 VARIANTS = 4  # steps after which a gradient is the same again
 SPREAD = 2**20  # entries; gradients begin anywhere in the first so many of the pool

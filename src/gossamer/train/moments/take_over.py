@@ -13,6 +13,7 @@ from gossamer.base.transport import Transport
 from gossamer.comm.elastic.transport import elastic
 from gossamer.errors import AttachError
 from gossamer.events import notice
+from gossamer.train.engine.bucket import slot_of
 from gossamer.train.moments.frozen_variance import FrozenVariance, RowVariance
 from gossamer.train.moments.moving_variance import AgreedVariance, MomentumVariance
 from gossamer.train.moments.sign import SignDescent
@@ -20,7 +21,6 @@ from gossamer.train.moments.transfer import KeepMomentum, Momentum, MomentumTran
 from gossamer.train.moments.velocity import SGDMomentumTransfer
 from gossamer.train.moments.whole_step import WholeStep
 from gossamer.train.moments.window import WindowedMoments
-from gossamer.train.reducer.bucket import slot_of
 
 RULES: dict[UpdateRule, type[MomentumTransfer]] = {
     UpdateRule.VELOCITY: SGDMomentumTransfer,

@@ -16,12 +16,11 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.errors import AttachError, GossamerError, LoopError, MismatchError
+from gossamer.train.engine.model_buffers import ModelBuffers
+from gossamer.train.engine.parameter_views import trainable
+from gossamer.train.engine.report import Presence, by_value
 from gossamer.train.moments.frozen_variance import FrozenVariance
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.reducer.model_buffers import ModelBuffers
-from gossamer.train.reducer.optimizer_settings import by_value
-from gossamer.train.reducer.parameter_views import trainable
-from gossamer.train.reducer.step_report import Presence
 from gossamer.train.session.foreign_optimizers import listed
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.startup_checks import hand_out

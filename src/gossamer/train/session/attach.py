@@ -13,7 +13,7 @@ from gossamer.base.kernels.library import missing_kernels
 from gossamer.comm.elastic.joined_run import is_elastic, join_run
 from gossamer.errors import AttachError
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.reducer.parameter_check import Verify
+from gossamer.train.engine.parameter_check import Verify
 from gossamer.train.session.device_check import check_devices
 from gossamer.train.session.global_batch import refuse_small_batch, with_global_batch
 from gossamer.train.session.gradient_guards import Scaler, scaler_of_parts, within_wrapper

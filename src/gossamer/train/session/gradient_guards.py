@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from gossamer.errors import AttachError, LoopError, NonFiniteError, require
 from gossamer.events import Skipped, emit
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.reducer.sparse_gradients import entries
+from gossamer.train.engine.sparse_gradients import entries
 from gossamer.train.session.scalars import number_in
 
 MAX_SKIPPED_STEPS = 5  # in a row, without a GradScaler, which needs more to find its scale

@@ -23,12 +23,12 @@ from gossamer.algorithms.strategies import (
 )
 from gossamer.base.transport import Transport
 from gossamer.train import checkpoint
-from gossamer.train.reducer.averaged_state import averaged_bytes, averaged_keys
-from gossamer.train.reducer.bucket import Bucket, layouts
-from gossamer.train.reducer.frozen_parameters import FrozenParameters, flags_bytes
-from gossamer.train.reducer.model_buffers import ModelBuffers, moving_bytes
-from gossamer.train.reducer.parameter_views import state_of, trainable
-from gossamer.train.reducer.step_report import control_bytes
+from gossamer.train.engine.averaged_state import averaged_bytes, averaged_keys
+from gossamer.train.engine.bucket import Bucket, layouts
+from gossamer.train.engine.frozen_parameters import FrozenParameters, flags_bytes
+from gossamer.train.engine.model_buffers import ModelBuffers, moving_bytes
+from gossamer.train.engine.parameter_views import state_of, trainable
+from gossamer.train.engine.report import control_bytes
 from gossamer.train.session.tensor_hash import tensor_hashes
 from gossamer.train.sharding.local_shards import local_part
 from gossamer.train.synchronizers.base import Synchronizer

@@ -9,12 +9,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gossamer.base.transport import Transport
-from gossamer.train.reducer.model_buffers import ModelBuffers
-from gossamer.train.reducer.parameter_check import ParameterCheck
-from gossamer.train.reducer.parameter_views import sparse_names
-from gossamer.train.reducer.pending_reduction import StepContext
-from gossamer.train.reducer.tensor_sampler import TensorSampler
-from gossamer.train.reducer.weight_copies import WeightCopies
+from gossamer.train.engine.model_buffers import ModelBuffers
+from gossamer.train.engine.parameter_check import ParameterCheck
+from gossamer.train.engine.parameter_views import sparse_names
+from gossamer.train.engine.reduction import StepContext
+from gossamer.train.engine.tensor_sampler import TensorSampler
+from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.session.first_batch import FirstBatch
 from gossamer.train.session.group_changes import ShardedWorld
 from gossamer.train.session.loop_scaler import LoopScaler

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.errors import LoopError
-from gossamer.train.reducer.backward_hooks import BackwardMonitor
+from gossamer.train.engine.torch_hooks import BackwardMonitor
 from gossamer.train.session.foreign_optimizers import acts_around_steps
 from gossamer.train.session.tensor_hash import tensor_hashes
 

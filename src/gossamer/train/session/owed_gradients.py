@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gossamer.train.reducer.unsent_gradients import Owed
+from gossamer.train.engine.unsent_gradients import Owed
 from gossamer.train.synchronizers.base import Synchronizer
 
 KEY = "owed_gradient"  # in checkpoints, beside what compressors remember

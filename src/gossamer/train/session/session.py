@@ -22,10 +22,9 @@ from gossamer.comm.runtime import open_sessions
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import Stopped
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.reducer.model_buffers import ModelBuffers
-from gossamer.train.reducer.optimizer_settings import settings, with_weights
-from gossamer.train.reducer.parameter_check import ParameterCheck, Verify, check_verify
-from gossamer.train.reducer.step_report import Presence
+from gossamer.train.engine.model_buffers import ModelBuffers
+from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
+from gossamer.train.engine.report import Presence, settings, with_weights
 from gossamer.train.session import lifecycle_events, recipe_switch, session_checkpoint, uneven_inputs
 from gossamer.train.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.train.session.ddp_guard import guard_against_ddp

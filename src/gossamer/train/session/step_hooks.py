@@ -14,8 +14,8 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.graph_capture import refuse_capture
 from gossamer.errors import LoopError
+from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.moments.take_over import take_over
-from gossamer.train.reducer.parameter_check import ParameterCheck
 from gossamer.train.session import step_spans
 from gossamer.train.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook, WeakParameters
 from gossamer.train.session.gradient_guards import GradientClip, StepGuards, has_closure, scaler_of_parts

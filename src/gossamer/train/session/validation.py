@@ -16,8 +16,8 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import EveryStep, GradientStage, ServerStage, Stage
 from gossamer.comm.runtime.open_sessions import OpenSession, open_sessions
 from gossamer.errors import AttachError
+from gossamer.train.engine.parameter_views import refuse_no_module, sparse_names, trainable
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.reducer.parameter_views import refuse_no_module, sparse_names, trainable
 from gossamer.train.session.ddp_guard import KEEP_DDP
 from gossamer.train.sharding.local_shards import is_sharded
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from gossamer.errors import LayoutError
-from gossamer.train.reducer.backward_hooks import BackwardMonitor
-from gossamer.train.reducer.parameter_views import trainable
+from gossamer.train.engine.parameter_views import trainable
+from gossamer.train.engine.torch_hooks import BackwardMonitor
 
 
 class WholeParameters:

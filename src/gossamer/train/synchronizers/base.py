@@ -16,14 +16,14 @@ from gossamer.base.aggregation import NO_MOMENTS, AggregationContext, Moments
 from gossamer.base.transport import Transport
 from gossamer.comm.environment.roll_call import RollCall
 from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.frozen_parameters import FrozenParameters
-from gossamer.train.reducer.parameter_check import ParameterCheck
-from gossamer.train.reducer.pending_reduction import StepContext
-from gossamer.train.reducer.step_report import Agreement, Presence, unchanged
-from gossamer.train.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
-from gossamer.train.reducer.tensor_sampler import TensorSampler
-from gossamer.train.reducer.weight_copies import WeightCopies
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.frozen_parameters import FrozenParameters
+from gossamer.train.engine.parameter_check import ParameterCheck
+from gossamer.train.engine.reduction import StepContext
+from gossamer.train.engine.report import Agreement, Presence, unchanged
+from gossamer.train.engine.report import NonFiniteOrigin as NonFiniteOrigin
+from gossamer.train.engine.tensor_sampler import TensorSampler
+from gossamer.train.engine.weight_copies import WeightCopies
 
 NamedState = dict[str, dict[str, Tensor]]
 

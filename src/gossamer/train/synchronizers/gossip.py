@@ -21,11 +21,11 @@ from gossamer.base.runner import run_script
 from gossamer.comm.runtime.comm_streams import use_on_current_stream
 from gossamer.errors import GossamerError
 from gossamer.train.checkpoint.state import AGREED_KEY
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket, copy_state, state_by_name
-from gossamer.train.reducer.frozen_parameters import gather_moved
-from gossamer.train.reducer.reduction import sum_costs
-from gossamer.train.reducer.step_report import Presence, gather_first_batches
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket, copy_state, state_by_name
+from gossamer.train.engine.frozen_parameters import gather_moved
+from gossamer.train.engine.reduction import sum_costs
+from gossamer.train.engine.report import Presence, gather_first_batches
 from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer
 from gossamer.train.synchronizers.gossip_round import MixedTensors, NeighborGraph, RoundHeader, gossip_round
 from gossamer.train.synchronizers.local_steps import LocalSteps

@@ -26,18 +26,57 @@ from gossamer.base.tracing.record_format import SpanKind
 from gossamer.comm.runtime.pipeline_tuner import PipelineTuner
 from gossamer.errors import LoopError
 from gossamer.events import notice
-from gossamer.train.reducer.accumulation import SUM, GradientAccumulator, kept_gradients
-from gossamer.train.reducer.backward_hooks import OutermostBackward
-from gossamer.train.reducer.bucket import Bucket, copy_state, refuse_late_part
-from gossamer.train.reducer.kept_inputs import KeptInputs
-from gossamer.train.reducer.model_buffers import BufferVersions
-from gossamer.train.reducer.participation import refuse_apart
-from gossamer.train.reducer.pending_reduction import PendingReduction
-from gossamer.train.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer, unsampled
-from gossamer.train.reducer.sparse_gradients import SparseGradients
-from gossamer.train.reducer.step_report import Presence, StepDecision, StepReport
-from gossamer.train.synchronizers.admission_gate import AdmissionGate
+from gossamer.train.engine.bucket import (
+    NO_INPUT,
+    SUM,
+    Bucket,
+    BucketInput,
+    GradientAccumulator,
+    KeptInputs,
+    copy_state,
+    kept_gradients,
+    refuse_late_part,
+)
+from gossamer.train.engine.model_buffers import BufferVersions
+from gossamer.train.engine.participation import refuse_apart
+from gossamer.train.engine.reduction import (
+    PendingReduction,
+    StepReduction,
+    StepTrailer,
+    unsampled,
+)
+from gossamer.train.engine.report import Presence, StepDecision, StepReport
+from gossamer.train.engine.sparse_gradients import SparseGradients
+from gossamer.train.engine.torch_hooks import OutermostBackward
 from gossamer.train.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
+
+
+class AdmissionGate:
+    """Newcomers wait until a step is over, and all passes of the next one are dealt out among who makes them.
+
+    They would otherwise come into the exchange that ends a step, with passes of their own on top of all that it has.
+    gates: whether several passes make a step.
+    """
+
+    def __init__(self, context: SyncContext, *, gates: bool) -> None:
+        self._context, self.gates = context, gates
+        self.awaited = False  # alike on all ranks, after the same exchange
+
+    def note(self) -> None:
+        """An exchange is over: whether newcomers waited when it began."""
+        self.awaited = self.gates and self._context.comm_thread.is_awaited
+
+    def joined(self) -> None:
+        """This worker is a newcomer: it makes the exchange by which it was let in, with those who let it in."""
+        self.awaited = self.gates
+
+    def let_in(self, *, admits: bool = True) -> None:
+        """Let in who is awaited: all ranks come here before their next exchange. admits: whether this one trains."""
+        if self.awaited:
+            self.awaited = False
+            go_on = partial(self._context.transport.all_gather_text, "go on")
+            self._context.comm_thread.exchange(go_on, admits=admits).wait()
+
 
 MANY_DROPPED = 10
 AT_ONCE = GradientStage(0)

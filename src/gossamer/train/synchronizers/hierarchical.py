@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.algorithms.strategies import PeriodicSchedule
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.sparse_gradients import SparseGradients
-from gossamer.train.reducer.step_report import Presence
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.report import Presence
+from gossamer.train.engine.sparse_gradients import SparseGradients
 from gossamer.train.synchronizers.base import LoopControls, NonFiniteOrigin, StepCosts, SyncContext, Synchronizer
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
 from gossamer.train.synchronizers.round_task import RoundTask

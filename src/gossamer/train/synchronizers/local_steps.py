@@ -10,10 +10,10 @@ from enum import Enum, auto
 from gossamer.base.tracing import active
 from gossamer.base.tracing.record_format import SpanKind
 from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.train.reducer.backward_hooks import BackwardMonitor, drop_gradients, nonfinite_gradient
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.silenced_gradients import SilencedGradients
-from gossamer.train.reducer.step_report import unchanged
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.report import unchanged
+from gossamer.train.engine.silenced_gradients import SilencedGradients
+from gossamer.train.engine.torch_hooks import BackwardMonitor, drop_gradients, nonfinite_gradient
 from gossamer.train.synchronizers.base import LoopControls, LoopState
 
 

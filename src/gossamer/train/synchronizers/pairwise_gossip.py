@@ -30,10 +30,10 @@ from gossamer.comm.environment.survivor_calls import session_calls
 from gossamer.comm.environment.worker_registry import claim_end, mark_end, mark_training
 from gossamer.comm.runtime.peer_thread import PeerThread
 from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.parameter_views import copy_parameters
-from gossamer.train.reducer.step_report import Presence
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.parameter_views import copy_parameters
+from gossamer.train.engine.report import Presence
 from gossamer.train.synchronizers.base import SyncContext, Synchronizer
 from gossamer.train.synchronizers.local_steps import LocalSteps
 from gossamer.train.synchronizers.peer_endpoints import Tell, close_now, connect_workers, reconnect_worker, relocate

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from gossamer.algorithms.strategies import AGREED, FROM, RESET, AveragingStrategy, Memory
 from gossamer.base.layout import FlatTensors
 from gossamer.train.checkpoint.state import MERGING_PREFIX
-from gossamer.train.reducer.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import Presence
+from gossamer.train.engine.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.report import Presence
 from gossamer.train.synchronizers.base import LoopState, NamedState
 from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
 from gossamer.train.synchronizers.round_task import RoundTask, taken_along

@@ -25,11 +25,11 @@ from gossamer.comm.environment.run_settings import dedicated_servers
 from gossamer.comm.environment.survivor_calls import session_calls
 from gossamer.comm.runtime.peer_thread import PeerThread, run_peer_script
 from gossamer.errors import AttachError, CheckpointError, LoopError, PeerLost
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.report import Presence
 from gossamer.train.parameter_server.client.client import Client, RunTotals, StepResult
 from gossamer.train.parameter_server.client.partition import servers_for
 from gossamer.train.parameter_server.client.shard_client import ShardClient
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import Presence
 from gossamer.train.synchronizers.base import LoopState, NamedState, SyncContext, Synchronizer
 from gossamer.train.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
 

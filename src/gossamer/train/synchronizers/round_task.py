@@ -9,9 +9,9 @@ from types import MappingProxyType
 import numpy as np
 from torch import Tensor
 
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import Flags, Presence
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.report import Flags, Presence
 from gossamer.train.synchronizers.base import NamedState
 from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
 

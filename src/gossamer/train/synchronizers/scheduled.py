@@ -19,13 +19,12 @@ from gossamer.base import rng
 from gossamer.base.runner import ScriptCost
 from gossamer.comm.runtime.comm_streams import use_on_current_stream
 from gossamer.errors import GossamerError, PeerLost
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket, copy_state, state_by_name
-from gossamer.train.reducer.device_failures import undone
-from gossamer.train.reducer.kept_inputs import KeptInputs
-from gossamer.train.reducer.participation import Participants, ParticipationPoll
-from gossamer.train.reducer.reduction import StepTrailer, sum_costs, unsampled
-from gossamer.train.reducer.step_report import Presence, StepReport
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket, KeptInputs, copy_state, state_by_name
+from gossamer.train.engine.device_failures import undone
+from gossamer.train.engine.participation import Participants, ParticipationPoll
+from gossamer.train.engine.reduction import StepTrailer, sum_costs, unsampled
+from gossamer.train.engine.report import Presence, StepReport
 from gossamer.train.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
 from gossamer.train.synchronizers.exact_mean import ExactMean
 from gossamer.train.synchronizers.in_flight import (

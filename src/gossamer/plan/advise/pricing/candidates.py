@@ -23,7 +23,7 @@ from gossamer.plan.profiling.gradient_statistics import (
     RANKS,
     GradientStatistics,
 )
-from gossamer.train.reducer.bucketing import assign_fragments
+from gossamer.train.engine.bucket import assign_fragments
 
 DENSE = "Dense()"
 ACCUMULATES = (2, 4, 8)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gossamer.train.reducer.weight_copies import WeightCopies
+from gossamer.train.engine.weight_copies import WeightCopies
 
 Rule = Callable[[Iterable[Parameter]], Optimizer]
 

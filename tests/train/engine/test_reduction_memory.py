@@ -16,8 +16,8 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.aggregation import AggregationContext, AggregationResult
 from gossamer.base.ops import AllReduceMean, Coalesced, CollectiveOp, Payload
 from gossamer.base.transport import Transport
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.reduction import NO_INPUT, StepReduction, without_own
+from gossamer.train.engine.bucket import NO_INPUT, Bucket
+from gossamer.train.engine.reduction import StepReduction, without_own
 
 WORLD, SIDE = 4, 256
 BUCKET_BYTES = 4 * SIDE * SIDE

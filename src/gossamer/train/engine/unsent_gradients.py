@@ -13,7 +13,7 @@ from gossamer.algorithms.compressors.hierarchical import Hierarchical, place_of
 from gossamer.algorithms.compressors.sharded import settle
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import accumulation_dtype
-from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.engine.bucket import Bucket
 
 Owed = dict[str, Tensor]  # by parameter name, in its shape
 

@@ -22,8 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from gossamer.base.kernels import all_finite
 from gossamer.base.tracing import active
 from gossamer.comm.runtime.graph_capture import refuse_capture
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.sparse_gradients import entries
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.sparse_gradients import entries
 
 
 class OutermostBackward:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.train.reducer.step_report import LAPS, SHORT_OF_MEMORY, Presence, StepDecision, StepReport, decide, encode
+from gossamer.train.engine.report import LAPS, SHORT_OF_MEMORY, Presence, StepDecision, StepReport, decide, encode
 
 NO_FLAGS = np.zeros(0, dtype=bool)
 

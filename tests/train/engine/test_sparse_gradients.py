@@ -12,9 +12,9 @@ from torch.nn import Parameter
 from gossamer.base.ops import AllGather, payload_bytes
 from gossamer.base.runner import price, simulate
 from gossamer.errors import LayoutError, LoopError
-from gossamer.train.reducer import sparse_gradients as module
-from gossamer.train.reducer.parameter_views import sparse_names
-from gossamer.train.reducer.sparse_gradients import Rows, SparseGradients, entries, mean_rows
+from gossamer.train.engine import sparse_gradients as module
+from gossamer.train.engine.parameter_views import sparse_names
+from gossamer.train.engine.sparse_gradients import Rows, SparseGradients, entries, mean_rows
 
 TABLE = Parameter(torch.zeros(6, 2))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gossamer.comm.runtime.comm_thread import CommThread, Work
-from gossamer.train.reducer.sparse_gradients import entries
+from gossamer.train.engine.sparse_gradients import entries
 
 
 def silence(gradients: Sequence[Tensor]) -> Tensor:

@@ -15,8 +15,8 @@ from gossamer.algorithms.compressors import Dense
 from gossamer.algorithms.strategies import EveryStep
 from gossamer.base.aggregation import AggregationContext
 from gossamer.errors import LayoutError
-from gossamer.train.reducer import bucket as module
-from gossamer.train.reducer.bucket import EARLY_BYTES, Bucket
+from gossamer.train.engine import bucket as module
+from gossamer.train.engine.bucket import EARLY_BYTES, Bucket
 
 LARGE = EARLY_BYTES // 4
 STEPS, WORLD = 3, 2

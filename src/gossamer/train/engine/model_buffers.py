@@ -1,6 +1,6 @@
 """Model buffers: BatchNorm's statistics and the like, by the module that holds them.
 
-Where parameters are averaged, train/reducer/averaged_state averages them along, with the frozen parameters that the
+Where parameters are averaged, train/engine/averaged_state averages them along, with the frozen parameters that the
 script changes.
 """
 
@@ -12,9 +12,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from gossamer.base.kernels import all_finite
-from gossamer.train.reducer.frozen_parameters import FrozenParameters
-from gossamer.train.reducer.parameter_views import plain_name
-from gossamer.train.reducer.step_report import Flags
+from gossamer.train.engine.frozen_parameters import FrozenParameters
+from gossamer.train.engine.parameter_views import plain_name
+from gossamer.train.engine.report import Flags
 
 
 class ModelBuffers:

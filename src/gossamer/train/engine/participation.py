@@ -15,8 +15,8 @@ from gossamer.base.runner import ScriptCost, run_script
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import LoopError
-from gossamer.train.reducer.frozen_parameters import FrozenParameters, pack_flags, unpack_flags
-from gossamer.train.reducer.step_report import Flags, Presence
+from gossamer.train.engine.frozen_parameters import FrozenParameters, pack_flags, unpack_flags
+from gossamer.train.engine.report import Flags, Presence
 
 NO_FLAGS = np.zeros(0, dtype=bool)
 

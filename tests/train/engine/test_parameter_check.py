@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import LoopError, MismatchError
 from gossamer.events import Parted
-from gossamer.train.reducer.parameter_check import EVERY_STEPS, PARTS, ParameterCheck, check_verify
+from gossamer.train.engine.parameter_check import EVERY_STEPS, PARTS, ParameterCheck, check_verify
 from gossamer.train.session.session_checkpoint import compare_parameters
 
 RECIPES = [

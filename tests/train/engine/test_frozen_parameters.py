@@ -8,7 +8,7 @@ import torch
 from support.virtual_workers import notices
 from torch import Tensor, nn
 
-from gossamer.train.reducer.frozen_parameters import ENTRIES, FrozenParameters, flags_bytes, pack_flags, unpack_flags
+from gossamer.train.engine.frozen_parameters import ENTRIES, FrozenParameters, flags_bytes, pack_flags, unpack_flags
 
 
 def model_of(*shapes: tuple[int, ...]) -> nn.ParameterList:

@@ -26,11 +26,10 @@ from gossamer.comm.runtime.comm_thread import CommThread, Work
 from gossamer.comm.runtime.pipeline import Pipeline
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import PeerLost
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.bucketing import assign_buckets
-from gossamer.train.reducer.parameter_check import ParameterCheck
-from gossamer.train.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own
-from gossamer.train.reducer.step_report import Presence, StepReport, exchange_reports
+from gossamer.train.engine.bucket import NO_INPUT, Bucket, assign_buckets
+from gossamer.train.engine.parameter_check import ParameterCheck
+from gossamer.train.engine.reduction import StepReduction, StepTrailer, with_own
+from gossamer.train.engine.report import Presence, StepReport, exchange_reports
 
 RECIPES = [
     "Dense()",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gossamer.train.reducer.kept_inputs import KeptInputs
+from gossamer.train.engine.bucket import KeptInputs
 
 
 def test_copies_are_put_back_as_often_as_asked_for() -> None:

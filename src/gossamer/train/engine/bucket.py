@@ -1,8 +1,11 @@
-"""Bucket: a flat buffer of gradients of one device and dtype, in an order that is the same on every rank."""
+"""Buckets: flat buffers of gradients of one device and dtype, laid out alike on every rank; and what goes into them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +17,7 @@ from gossamer.algorithms.compressors.sharded import is_unsent
 from gossamer.base.aggregation import AggregationContext, State
 from gossamer.base.kernels import scratch_like
 from gossamer.base.layout import FlatTensors, Layout, Slot, dense_stride, dtype_name
-from gossamer.errors import LayoutError, LoopError
+from gossamer.errors import AttachError, LayoutError, LoopError
 
 EARLY_BYTES = 2**16  # of a gradient whose copy takes longer than the call; on a GPU one launch copies many
 
@@ -272,3 +275,169 @@ def refuse_late_part(bucket: Bucket, name: str, sent: Sequence[Bucket]) -> None:
             "and in every pass before this one it came whole. Call torch.utils.checkpoint.checkpoint(..., "
             "use_reentrant=False), or checkpoint the same segments in every step."
         )
+
+
+@dataclass(frozen=True)
+class BucketInput:
+    """Is put into a bucket just before it leaves: share * pairs + sums_share * sums."""
+
+    pairs: Sequence[tuple[Tensor, Tensor]] = ()  # (place in the bucket, gradient that does not lie there yet)
+    share: float = 1.0
+    sums: Tensor | None = None  # of the backward passes before
+    sums_share: float = 1.0
+
+    def put(self, flat: Tensor) -> None:
+        if self.pairs:
+            views, gradients = zip(*self.pairs, strict=True)
+            torch._foreach_copy_(views, gradients)
+        if self.sums is not None:
+            flat.mul_(self.share).add_(self.sums, alpha=self.sums_share)
+
+
+NO_INPUT = BucketInput()
+
+
+SUM = "accumulated"
+
+
+class GradientAccumulator:
+    """Sums of weighted gradients over the backward passes of one reduction before its last."""
+
+    def __init__(self, buckets: Sequence[Bucket], accumulate: int | Callable[[], int]) -> None:
+        """accumulate: backward passes of a reduction; of the one that is due, where their number changes."""
+        self._buckets = buckets
+        self._accumulate = accumulate if callable(accumulate) else lambda: accumulate
+        sums = callable(accumulate) or accumulate > 1
+        self._flats = [torch.zeros_like(bucket.flat) for bucket in buckets] if sums else []
+        self.clear()
+
+    def clear(self) -> None:
+        self.made = 0  # backward passes that are in the sums
+        self.weight = 0.0  # of all their samples
+        self.used: set[str] = set()  # parameters that had a gradient
+
+    @property
+    def complete(self) -> bool:
+        """Whether the next pass is the one that is sent."""
+        return self.made >= self._accumulate() - 1
+
+    @torch.no_grad()
+    def add(self, weight: float, scale: float) -> None:
+        """Take the gradients away from the parameters, so that no optimizer uses them yet."""
+        for bucket, flat in zip(self._buckets, self._flats, strict=True):
+            if not self.made:
+                flat.zero_()
+            for slot in bucket.layout:
+                parameter = bucket.parameters[slot.name]
+                if parameter.grad is not None:
+                    slot.view(flat).add_(parameter.grad, alpha=weight / scale)
+                    self.used.add(slot.name)
+                    parameter.grad = None
+        self.made, self.weight = self.made + 1, self.weight + weight
+
+    def join(self, place: int, pairs: Sequence[tuple[Tensor, Tensor]], weight: float, scale: float) -> BucketInput:
+        """The input that makes a bucket, by place, the mean over all samples of all passes."""
+        if not self.made:
+            return BucketInput(pairs)
+        total = self.weight + weight or 1.0
+        return BucketInput(pairs, weight / total, self._flats[place], scale / total)
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """The sums by parameter name, as views."""
+        for bucket, flat in zip(self._buckets, self._flats, strict=False):
+            for slot in bucket.layout:
+                yield slot.name, slot.view(flat)
+
+    def progress(self) -> dict[str, Any]:
+        return {"made": self.made, "weight": self.weight, "used": sorted(self.used)}
+
+    def resume(self, progress: Mapping[str, Any]) -> None:
+        self.made, self.weight, self.used = progress["made"], progress["weight"], set(progress["used"])
+
+
+@contextmanager
+def kept_gradients(parameters: Iterable[Parameter]) -> Iterator[None]:
+    """Keep gradients that an optimizer has not used yet over a reduction within the block."""
+    kept = [(p, None if p.grad is None else p.grad.clone()) for p in parameters]
+    yield
+    for parameter, gradient in kept:
+        parameter.grad = gradient
+
+
+class KeptInputs:
+    """What went in, by the place in a reduction: where it lay, while nothing is written there; else as a copy, in
+    memory that serves one reduction after the other.
+
+    buckets: those whose means are written elsewhere from now on, so that their inputs stay where they are.
+    """
+
+    def __init__(self, buckets: Iterable[Bucket] = ()) -> None:
+        for bucket in buckets:
+            bucket.keep_inputs()
+        self._copies: dict[int, Tensor] = {}
+        self._copied: set[int] = set()  # places of the reduction under way
+        self._there: set[int] = set()  # likewise, where what went in still lies
+
+    def clear(self) -> None:
+        """Another reduction begins."""
+        self._copied.clear()
+        self._there.clear()
+
+    def trust(self, place: int) -> None:
+        """What goes in at a place stays where it is: whoever is going to write there has to `keep` it before."""
+        self._there.add(place)
+
+    def keep(self, place: int, flat: Tensor) -> None:
+        """Copy what goes in at a place; the first time, since it may be overwritten by the mean."""
+        self._there.discard(place)
+        if self.restores(place, flat):
+            return
+        copy = self._copies.get(place)
+        if copy is None or copy.shape != flat.shape or copy.dtype != flat.dtype:
+            copy = self._copies[place] = torch.empty_like(flat)
+        copy.copy_(flat)
+        self._copied.add(place)
+
+    def restores(self, place: int, flat: Tensor) -> bool:
+        """Put back what went in at a place, if it was kept; whether it was."""
+        if place in self._copied:
+            flat.copy_(self._copies[place])
+        return place in self._copied or place in self._there
+
+
+BUCKET_BYTES = 25 * 2**20
+
+
+def assign_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES) -> list[dict[str, Parameter]]:
+    """Which parameters share a bucket: in reverse order, since gradients appear roughly from the last to the first.
+
+    A bucket holds one device and dtype and ends when it reaches `bucket_bytes`; larger tensors are not split.
+    """
+    done: list[dict[str, Parameter]] = []
+    filling: dict[tuple[torch.device, torch.dtype], dict[str, Parameter]] = {}
+    for name, parameter in reversed(list(parameters.items())):
+        kind = (parameter.device, parameter.dtype)
+        bucket = filling.setdefault(kind, {})
+        bucket[name] = parameter
+        if sum(p.nbytes for p in bucket.values()) >= bucket_bytes:
+            done.append(filling.pop(kind))
+    return done + list(filling.values())
+
+
+def assign_fragments(parameters: Mapping[str, Parameter], count: int) -> list[dict[str, Parameter]]:
+    """So many parts of about equal bytes: from the largest tensor on, each goes to the smallest part so far.
+
+    In the parameters' own order within each part. Raises AttachError where there are fewer tensors than parts.
+    """
+    if len(parameters) < count:
+        raise AttachError(
+            f"{len(parameters)} tensors do not make {count} fragments, and a turn without any would be for nothing: "
+            f"write fragments={len(parameters)} at most."
+        )
+    places: dict[str, int] = {}
+    filled = [0] * count
+    for name, parameter in sorted(parameters.items(), key=lambda item: -item[1].nbytes):
+        place = filled.index(min(filled))
+        places[name] = place
+        filled[place] += parameter.nbytes
+    return [{name: p for name, p in parameters.items() if places[name] == place} for place in range(count)]

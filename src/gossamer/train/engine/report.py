@@ -12,8 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from gossamer.base.ops import AllGather
+from gossamer.errors import MismatchError
+from gossamer.events import notice
 
 NOBODY, SHORT_OF_MEMORY = -1, -2
 HEAD = Struct("<dqqqiBB")  # of a report, alike on every machine
@@ -80,7 +83,7 @@ class StepReport:
     used: Flags  # by place: parameters that have a gradient
     moved: Flags  # by place: modules whose buffers changed
     first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite, or SHORT_OF_MEMORY
-    sample: int = 0  # a hash of a part of the parameters; see gossamer.train.reducer.parameter_check
+    sample: int = 0  # a hash of a part of the parameters; see gossamer.train.engine.parameter_check
     stop: bool = False  # this rank was asked to end the run
     look: bool = False  # it wants all to tell what they measured, since its steps have become slow
     lap: int = 0  # its position in its data, in half epochs, modulo LAPS
@@ -194,3 +197,64 @@ def gather_standings(weight: float, steps: int) -> Generator[AllGather, Any, Sta
     heard = yield AllGather((torch.tensor([weight, steps], dtype=torch.float64, device="cpu"),))
     weights, made = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
     return Standings(float(sum(weights)), tuple(map(int, made)))
+
+
+def by_value(values: Sequence[str]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ", ".join(
+        f"{value!r} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for value, who in ranks.items()
+    )
+
+
+def settings(optimizer: Optimizer) -> str:
+    """The optimizer's hyperparameters as text, group by group: learning rates, momenta, decays."""
+    groups = [
+        {key: value for key, value in group.items() if isinstance(value, (bool, int, float, tuple, Tensor))}
+        for group in optimizer.param_groups
+    ]
+    return "; ".join(
+        ", ".join(f"{key}={float(value) if isinstance(value, Tensor) else value!r}" for key, value in group.items())
+        for group in groups
+    )
+
+
+def with_weights(settings: str, *, said: bool) -> str:
+    """The same, and whether the loop says how much its batches count, which is compared along."""
+    return f"{settings}\nsession.weight(...) was {'' if said else 'not '}called"
+
+
+def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Sequence[int], rank: int) -> None:
+    """Raise MismatchError where the members that began a run differ; else on the newcomers alone that differ from them.
+
+    texts: of `with_weights`, by rank. joined: whether a rank came later. active: the ranks that train. rank: this one.
+    """
+    began = [each for each in active if not joined[each]] or list(active[:1])
+    if len({texts[each] for each in began}) > 1:
+        compare_settings(texts)
+    odd = [each for each in active if texts[each] != texts[began[0]]]
+    if rank in odd:
+        compare_settings([texts[began[0]] if each not in odd else texts[each] for each in range(len(texts))])
+    if odd and rank == began[0]:
+        notice(
+            f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} joined this run with other settings of the "
+            f"optimizer and must not go on: {by_value([text.rsplit(chr(10), 1)[0] for text in texts])}. The others do"
+        )
+
+
+def compare_settings(texts: Sequence[str]) -> None:
+    """Raise MismatchError for the texts of `with_weights` by rank, which differ."""
+    settings, weights = zip(*(text.rsplit("\n", 1) for text in texts), strict=True)
+    if len({*weights}) > 1:
+        raise MismatchError(
+            "a rank's batch counts for one until its weight is said, so beside numbers of samples it would count for "
+            f"nearly nothing: {by_value(weights)}. Write session.weight(len(batch)) before backward() on every rank, "
+            "or on none."
+        )
+    raise MismatchError(
+        "the ranks would take different steps from the same gradient, so their parameters would drift apart: the "
+        f"optimizer's settings are {by_value(settings)}. Step learning-rate schedulers equally often on every rank; "
+        "where ranks have different numbers of batches, once an epoch instead of once a batch. In an elastic run, "
+        "track them, or a newcomer's begin anew: session.track(scheduler=scheduler)."
+    )

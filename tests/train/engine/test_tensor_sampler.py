@@ -20,9 +20,9 @@ from gossamer.base.aggregation import AggregationContext, AggregationResult
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.runner import simulate
 from gossamer.events import TensorCost, TensorsTold
-from gossamer.train.reducer import reduction, tensor_sampler
-from gossamer.train.reducer.bucketing import assign_buckets
-from gossamer.train.reducer.tensor_sampler import TensorSampler, apportioned
+from gossamer.train.engine import reduction, tensor_sampler
+from gossamer.train.engine.bucket import assign_buckets
+from gossamer.train.engine.tensor_sampler import TensorSampler, apportioned
 
 SHAPES = {"first.weight": (6, 8), "first.bias": (6,), "second.weight": (4, 6)}
 LAYOUT = Layout.of(SHAPES)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from gossamer.algorithms.strategies import MomentRounds
 from gossamer.base.layout import accumulation_dtype
 from gossamer.errors import AttachError
-from gossamer.train.reducer.model_buffers import is_counter
+from gossamer.train.engine.model_buffers import is_counter
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gossamer.train.reducer.model_buffers import BufferVersions, ModelBuffers
+from gossamer.train.engine.model_buffers import BufferVersions, ModelBuffers
 
 
 def test_a_buffer_that_is_replaced_twice_in_a_step_has_moved() -> None:

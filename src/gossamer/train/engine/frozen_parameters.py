@@ -16,8 +16,8 @@ from torch.nn import Parameter
 
 from gossamer.base.ops import AllGather
 from gossamer.events import notice
-from gossamer.train.reducer.parameter_views import state_places
-from gossamer.train.reducer.step_report import Flags
+from gossamer.train.engine.parameter_views import state_places
+from gossamer.train.engine.report import Flags
 
 ENTRIES = 64  # of each parameter, that are compared with those at attach
 FLAGS_PER_NUMBER = 48  # a float64 is exact below 2^53

@@ -16,8 +16,8 @@ from torch.nn.functional import mse_loss
 from gossamer import events
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import NonFiniteError
-from gossamer.train.reducer import silenced_gradients
-from gossamer.train.reducer.silenced_gradients import SilencedGradients, silence
+from gossamer.train.engine import silenced_gradients
+from gossamer.train.engine.silenced_gradients import SilencedGradients, silence
 
 
 def gradients(*values: float) -> list[Tensor]:
