@@ -20,9 +20,9 @@ class Loop:
 
     def __init__(self, *, in_backward: bool = False) -> None:
         self.parameter, self.controls = Parameter(torch.ones(2)), LoopControls()
-        self.counted, self.ended, self.guarded = 0, list[Any](), list[Any]()
+        self.counted, self.ended, self.judged = 0, list[Any](), list[Any]()
         state = SimpleNamespace(
-            agree=unchanged, ended=lambda *said: self.ended.append(said), guarded=self.guarded.append
+            agree=unchanged, ended=lambda *said: self.ended.append(said), judged=lambda *said: self.judged.append(said)
         )
         bucket = SimpleNamespace(parameters={"w": self.parameter})
         self.local = LocalSteps(
@@ -75,5 +75,5 @@ def test_gradients_that_are_not_finite_are_dropped_and_the_step_reports_them_onc
     loop.local.report()
     loop.local.report()
     assert loop.parameter.grad is None
-    assert loop.guarded == [(3, "w")]
+    assert loop.judged == [("pass", (3, "w"))]
     assert loop.ended == [(True, {"waiting_seconds": 0.0, "bytes_sent": 5}), (False, {"waiting_seconds": 0.0})]

@@ -18,7 +18,7 @@ from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import AveragingStage, GossipStage, Stage
 from gossamer.algorithms.topologies import Ring
-from gossamer.base.aggregation import STEADY, Moments
+from gossamer.base.aggregation import STEADY
 from gossamer.comm.replay import ReplayTransport, ScriptSeconds, TimedCompressor
 from gossamer.comm.runtime.comm_streams import CommStreams
 from gossamer.comm.runtime.comm_thread import CommThread, Work
@@ -105,19 +105,16 @@ def _loop() -> LoopState:
 
     unchecked = ParameterCheck(nn.Module(), {}, "off", rank=0)
     return LoopState(
-        step_context=lambda: StepContext(1.0, "", Moments(), 0),
+        now=lambda: StepContext(scale=1.0),
         scale=lambda: 1.0,
-        settings=lambda: "",
         buffers=lambda: (),
         averaged=dict,
         frozen=FrozenParameters(nn.Module()),
         copies=WeightCopies(),
-        batch=lambda: 0,
         warn=ignore,
         ended=ignore,
         judged=ignore,
-        check=lambda: unchecked,
-        guarded=ignore,
+        check=unchecked,
     )
 
 

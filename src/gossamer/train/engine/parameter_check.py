@@ -23,6 +23,7 @@ from gossamer.base.kernels.crc import crc32
 from gossamer.base.layout import dense_stride
 from gossamer.errors import LoopError, MismatchError, require
 from gossamer.events import Parted, emit, notice
+from gossamer.train.engine.extension import Extension
 
 Verify = Literal["warn", "stop", "off"]
 
@@ -45,7 +46,7 @@ def check_verify(verify: str, every: int | None = None) -> None:
     )
 
 
-class ParameterCheck:
+class ParameterCheck(Extension):
     """Compares parameters and steps of the ranks that train in lock step.
 
     verify: "warn" notices the first difference and lets training go on, "stop" raises MismatchError on every rank,
@@ -62,12 +63,16 @@ class ParameterCheck:
         first_rank: int = 0,
         every: int | None = None,
     ) -> None:
-        self._model, self._parameters, self._verify = model, parameters, verify
+        self._model, self._verify, self._every = model, verify, every
         self._rank, self._first_rank = rank, first_rank
+        self.hold(parameters)
+
+    def hold(self, parameters: Mapping[str, Parameter]) -> None:
+        """From now on these are the parameters; nothing was said of them yet."""
+        self._parameters = parameters
         self._numel = sum(parameter.numel() for parameter in parameters.values())
-        self._holders = _holders(model, parameters)
+        self._holders = _holders(self._model, parameters)
         self._told: set[str] = set()
-        self._every = every
         self._alike: dict[int, int] = {}  # the last step at which all ranks' reports had the same of a part
 
     @property
@@ -198,11 +203,11 @@ class ParameterCheck:
 
     # -- this rank alone -----------------------------------------------------------------------------------------------
 
-    def look(self, step: int) -> None:
-        """Before the optimizer's step, look for a parameter that the model has not any more. Raises LoopError where
+    def before_exchange(self, steps: int) -> None:
+        """Look for a parameter that the model has not any more. Raises LoopError where
         differences end the run."""
-        turn, rest = divmod(step, EVERY_STEPS)
-        if rest or self._verify == "off":
+        turn, rest = divmod(steps, EVERY_STEPS)
+        if rest:
             return
         for name, holder, leaf in self._holders[turn % PARTS :: PARTS]:
             if holder.get(leaf) is not self._parameters[name]:

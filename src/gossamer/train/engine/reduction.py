@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.compressors.base import aggregate_finite
 from gossamer.base import flight_recorder
-from gossamer.base.aggregation import AggregationContext, AggregationResult, Moments, State
+from gossamer.base.aggregation import NO_MOMENTS, AggregationContext, AggregationResult, Moments, State
 from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import within_range
 from gossamer.base.layout import FlatTensors, Layout, Slot, first_nonfinite
@@ -342,13 +342,13 @@ def nonfinite_tensor(bucket: Reducible, flat: Tensor) -> str:
 
 @dataclass(frozen=True)
 class StepContext:
-    """The training loop at the first gradient of a backward pass."""
+    """The training loop at the first gradient of a backward pass, or where a sync round leaves."""
 
-    scale: float | None  # the factor that a GradScaler put into the gradients, None without one
-    settings: str  # the optimizer's hyperparameters
-    moments: Moments  # what the compressor applies of the optimizer's
-    first_batch: int  # a hash of this rank's
-    agree: Agreement = unchanged  # on what was not finite, with ranks that hold other parts of the model
+    scale: float | None = None  # the factor that a GradScaler put into the gradients, None without one
+    settings: str = ""  # the optimizer's hyperparameters
+    moments: Moments = NO_MOMENTS  # what the compressor applies of the optimizer's
+    first_batch: int = 0  # a hash of this rank's
+    lap: int = 0  # this rank's position in its data, in half epochs
 
     def scale_of(self, bucket: Bucket) -> float:
         """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
@@ -364,6 +364,7 @@ class PendingReduction:
     sparse: SparseGradients
     comm_thread: CommThread
     taken: StepContext
+    agree: Agreement = unchanged  # on what was not finite, with ranks that hold other parts of the model
     admits: bool = True  # whether newcomers may be let in before it
     sent: int = 0  # how many buckets have left
     committed: bool = False
@@ -429,7 +430,7 @@ class PendingReduction:
     def commit(self, decision: StepDecision) -> NonFiniteOrigin | None:
         """Show the optimizer the means and remember what compressors remember; or skip the step, and return what was
         not finite."""
-        blame, weight = self.taken.agree(self.reduction.blame(decision, self.buckets)), decision.weight
+        blame, weight = self.agree(self.reduction.blame(decision, self.buckets)), decision.weight
         agreed = blame is None and not decision.short and decision.in_step
         self.committed = agreed and weight > 0 and bool(decision.active)
         if decision.short:

@@ -17,7 +17,7 @@ from gossamer.train.engine.bucket import slot_of
 from gossamer.train.moments.frozen_variance import FrozenVariance, RowVariance
 from gossamer.train.moments.moving_variance import AgreedVariance, MomentumVariance
 from gossamer.train.moments.sign import SignDescent
-from gossamer.train.moments.transfer import KeepMomentum, Momentum, MomentumTransfer
+from gossamer.train.moments.transfer import MomentumTransfer
 from gossamer.train.moments.velocity import SGDMomentumTransfer
 from gossamer.train.moments.whole_step import WholeStep
 from gossamer.train.moments.window import WindowedMoments
@@ -51,14 +51,14 @@ def take_over(
     parameters: Mapping[str, Parameter],
     transport: Transport,
     clip_norm: float | None,
-) -> Momentum:
-    """Let the compressor apply the momentum that it owns; a world of one that stays one is plain training.
+) -> MomentumTransfer | None:
+    """Let the compressor apply the momentum that it owns. None where it owns none, or the world stays one worker.
 
     Raises AttachError where the optimizer has no such momentum, or would not work with it any more.
     """
     owned = {} if _stays_alone(transport) else ownership(compressor, parameters)
     if not owned:
-        return KeepMomentum()
+        return None
     owner, *others = set(owned.values())
     if others:
         raise AttachError(

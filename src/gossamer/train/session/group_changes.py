@@ -24,6 +24,7 @@ from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import GossamerError, LoopError
 from gossamer.train import checkpoint
 from gossamer.train.checkpoint.state import Stateful
+from gossamer.train.engine.extension import Extension, Extensions
 from gossamer.train.session.preemption import PreemptionHandler
 from gossamer.train.session.residual_report import ResidualReport, norm_of
 from gossamer.train.session.schedule_functions import explained
@@ -92,13 +93,19 @@ class ChangingSession(Protocol):
     def ask_to_stop(self) -> None: ...
 
 
-class GroupChanges:
+class GroupChanges(Extension):
     """One session's part in changes of its group: a Trainee of gossamer.comm.elastic.
 
     group: None for a fixed one, in which nothing changes. session: a proxy, or it would never be collected.
     """
 
-    def __init__(self, group: ElasticTransport | None, session: ChangingSession, comm_thread: CommThread) -> None:
+    def __init__(
+        self,
+        group: ElasticTransport | None,
+        session: ChangingSession,
+        comm_thread: CommThread,
+        extensions: Extensions,
+    ) -> None:
         self._group, self._session, self._comm_thread = group, session, comm_thread
         self._untold: list[WorldChange] = []
         self._listeners: list[Callable[[WorldChange], None]] = []
@@ -109,6 +116,7 @@ class GroupChanges:
         if group is not None:
             group.serve(self)
             group.on_over = self._look
+            extensions.add(self)
 
     @property
     def joins(self) -> bool:
@@ -138,7 +146,7 @@ class GroupChanges:
         if self._group is not None:
             self._group.leave()
 
-    def leave_if_asked(self) -> None:
+    def pass_began(self) -> None:
         """Between two steps: raise Stopped where this worker was asked to leave."""
         self._preemption.look()
 
@@ -153,11 +161,10 @@ class GroupChanges:
             with suppress(GossamerError):  # who goes on hears that this worker has left
                 self._comm_thread.exchange(self._group.farewell).wait()
 
-    def tell(self) -> None:
+    def after_step(self) -> None:
         """Tell the loop's callbacks of changes since the last call, on the training thread."""
-        if self._group is not None:
-            self._session._world.note_trained()
-            self._residual.look(self._session._synchronizer)
+        self._session._world.note_trained()
+        self._residual.look(self._session._synchronizer)
         if self.handed_over:
             self._session._tracked.compare_rates()
         self.handed_over = False

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -39,27 +39,26 @@ def without_unsent(state: NamedState) -> NamedState:
 StepCosts = Mapping[str, float]  # by the names of events.StepEnded
 
 
+# An exchange; a backward pass whose gradients stay here; the same some steps later
+JudgedAt = Literal["exchange", "pass", "earlier pass"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoopState:
     """The training loop as synchronizers see it: what they ask it at a moment, and what they report to it."""
 
-    step_context: Callable[[], StepContext]  # all that a step's reduction of gradients must know at its beginning
-    scale: Callable[[], float | None]  # the factor that a GradScaler put into the gradients, None without one
-    settings: Callable[[], str]  # the optimizer's hyperparameters as text
+    now: Callable[[], StepContext]  # the loop's values, read once a step or round
+    scale: Callable[[], float | None]  # its `scale` alone
     buffers: Callable[[], Sequence[Sequence[Tensor]]]  # the model's, by module
     averaged: Callable[[], Mapping[str, Tensor]]  # what is averaged along where parameters are: see ModelBuffers
     frozen: FrozenParameters  # of the model
     copies: WeightCopies  # that the optimizer keeps of parameters, which must move with them
-    batch: Callable[[], int]  # a hash of this rank's first batch
     warn: Callable[[Sequence[tuple[int, float]]], None]  # takes all ranks' (hash, weight)
     ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and what it took
-    judged: Callable[[NonFiniteOrigin | None], None]  # an exchange ended: what was not finite in it, if anything
-    check: Callable[[], ParameterCheck]  # of parameters and steps, among all ranks in lock step
-    guarded: Callable[[NonFiniteOrigin | None], None]  # the same of a backward pass whose gradients stay here
-    guarded_late: Callable[[NonFiniteOrigin | None], None] = lambda _: None  # the same of a pass some steps ago
+    judged: Callable[[JudgedAt, NonFiniteOrigin | None], None]  # what was not finite in what has ended, if anything
+    check: ParameterCheck  # of parameters and steps, among all ranks in lock step
     agree: Agreement = unchanged  # what was not finite, here or in another rank's part of the model
     agree_in_round: Agreement = unchanged  # the same on the communication thread
-    lap: Callable[[], int] = lambda: 0  # this rank's position in its data, in half epochs
     sparse: Callable[[], Collection[str]] = frozenset  # names of parameters whose gradients are sparse
     begins: Callable[[], None] = lambda: None  # a pass whose gradients travel; raises where there must be none any more
     tensors: TensorSampler | None = None  # measures what tensors cost
@@ -85,7 +84,7 @@ class SyncContext:
     def compare_parameters(self, ranks: Sequence[int], step: int) -> None:
         """Find out which tensors of which `ranks` differ, now that a step's reports have. On the training threads of
         all ranks, after the same step: another thread would see parameters that are being written."""
-        check = self.loop.check()
+        check = self.loop.check
         texts = self.comm_thread.exchange(partial(self.transport.all_gather_text, check.text())).wait()
         check.compare({rank: texts[rank] for rank in ranks}, f"at step {step}")
 

@@ -188,7 +188,7 @@ class GradientSynchronizer(Synchronizer):
 
     def _begin(self, weight: float, presence: Presence = Presence.TRAINING) -> PendingReduction:
         """See the loop as it is now; what must be known before the first bucket travels during backward."""
-        taken = self._loop.step_context()
+        taken = self._loop.now()
         if self._pending is not None:
             self._pending.taken = taken
             return self._pending
@@ -200,8 +200,10 @@ class GradientSynchronizer(Synchronizer):
         reduction.kept, reduction.sampler, reduction.since = self._kept, self._loop.tensors, context.since
         flight_recorder.current.buckets = len(self._buckets)
         admits = presence == Presence.TRAINING and not self._admission.gates
-        self._pending = PendingReduction(reduction, self._buckets, self._sparse, context.comm_thread, taken, admits)
-        self._pending.begin(self._loop.warn, self._trained, self._loop.check())
+        self._pending = PendingReduction(
+            reduction, self._buckets, self._sparse, context.comm_thread, taken, self._loop.agree, admits
+        )
+        self._pending.begin(self._loop.warn, self._trained, self._loop.check)
         return self._pending
 
     def _send(self, pending: PendingReduction, presence: Presence) -> None:
@@ -224,14 +226,14 @@ class GradientSynchronizer(Synchronizer):
         return self._sums.join(self._buckets.index(bucket), new, self.controls.weight, pending.taken.scale or 1.0)
 
     def _trailer(self, pending: PendingReduction, presence: Presence) -> StepTrailer:
-        training, check, settings = presence == Presence.TRAINING, self._loop.check(), pending.taken.settings
+        training, check, settings = presence == Presence.TRAINING, self._loop.check, pending.taken.settings
         report = StepReport(
             weight=pending.reduction.weight,
             presence=presence,
             settings=rng.address(settings),
             steps=self.step,
             stop=self.asked_to_stop,
-            lap=self._loop.lap(),
+            lap=pending.taken.lap,
             look=self.asked_to_look,
             used=np.array([name in self._sums.used or p.grad is not None for name, p in self._named()]) & training,
             moved=self._versions.moved() & training,
@@ -293,7 +295,7 @@ class GradientSynchronizer(Synchronizer):
         if decision.parted:
             self._context.compare_parameters(decision.parted, self.step)
         elif decision.presences[self._context.transport.rank] == Presence.TRAINING and decision.in_step:
-            self._loop.check().note_alike(self.step)
+            self._loop.check.note_alike(self.step)
         blame, self.reference = pending.commit(decision), pending.reduction.reference
         if decision.presences[self._context.transport.rank] == Presence.OUT_OF_DATA:
             self._passes -= max(0, self.step - pending.reduction.at.step)  # averages that the others have dropped
@@ -308,7 +310,7 @@ class GradientSynchronizer(Synchronizer):
             self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
             self._passes += 1
             self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
-            self._loop.judged(blame)
+            self._loop.judged("exchange", blame)
         pending.refuse_shortage()
         return decision
 
@@ -353,7 +355,7 @@ class GradientSynchronizer(Synchronizer):
     def before_step(self, *, closure: bool) -> None:
         if self.phase is GradientPhase.WAITING and not closure:
             if not any(part.has_new for part in self._parts):
-                self._loop.check().note_missing_pass()
+                self._loop.check.note_missing_pass()
             self._over()  # no gradient hook fired here: the others wait for this rank
         self.in_optimizer = True
         self.use()

@@ -109,12 +109,12 @@ class LocalSteps:
         if blame is not None:
             drop_gradients(self._buckets)
         self.add(blame is not None, {})
-        self._loop.guarded(blame)
+        self._loop.judged("pass", blame)
 
     def _tell_earlier(self, found: Iterable[str | None]) -> None:
         for name in found:
             self.add(name is not None, {})
-            self._loop.guarded_late(None if name is None else (self._rank, name))
+            self._loop.judged("earlier pass", None if name is None else (self._rank, name))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

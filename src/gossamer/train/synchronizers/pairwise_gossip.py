@@ -171,7 +171,7 @@ class PairwiseGossip(Synchronizer):
         """Begin an exchange, unless one is under way: then this sync round is left out."""
         self._collect()
         nonfinite = first_nonfinite(FlatTensors(self._partner.shown, self._layout))
-        self._loop.judged(None if nonfinite is None else (self._rank, nonfinite))
+        self._loop.judged("exchange", None if nonfinite is None else (self._rank, nonfinite))
         if nonfinite is not None or not all(map(self._partner.is_gone, self._talks)):
             return
         if (peer := self._partner.neighbor(self._topology, self._world, self._number)) is not None:

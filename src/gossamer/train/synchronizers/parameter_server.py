@@ -160,7 +160,7 @@ class ServerSynchronizer(Synchronizer):
             "bytes_pulled": result.bytes_received,
         }
         self._served_bytes = served
-        self._loop.guarded(None if result.finite else (self._rank, "gradients"))
+        self._loop.judged("pass", None if result.finite else (self._rank, "gradients"))
         self._loop.ended(not result.finite, costs)
 
     def _apply_pull(self) -> None:
