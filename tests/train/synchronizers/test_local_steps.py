@@ -10,8 +10,9 @@ import torch
 from torch.nn import Parameter
 
 from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.report import unchanged
-from gossamer.train.synchronizers.base import LoopControls, LoopState
+from gossamer.train.engine.torch_hooks import BackwardMonitor, LoopControls
 from gossamer.train.synchronizers.local_steps import LocalSteps, StepPhase
 
 
@@ -22,7 +23,10 @@ class Loop:
         self.parameter, self.controls = Parameter(torch.ones(2)), LoopControls()
         self.counted, self.ended, self.judged = 0, list[Any](), list[Any]()
         state = SimpleNamespace(
-            agree=unchanged, ended=lambda *said: self.ended.append(said), judged=lambda *said: self.judged.append(said)
+            gradients=BackwardMonitor,
+            agree=unchanged,
+            ended=lambda *said: self.ended.append(said),
+            judged=lambda *said: self.judged.append(said),
         )
         bucket = SimpleNamespace(parameters={"w": self.parameter})
         self.local = LocalSteps(

@@ -25,10 +25,10 @@ from gossamer.comm.runtime.comm_thread import CommThread, Work
 from gossamer.comm.runtime.transaction import Transaction
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.frozen_parameters import FrozenParameters
+from gossamer.train.engine.loop import LoopState, StepContext
 from gossamer.train.engine.parameter_check import ParameterCheck
-from gossamer.train.engine.reduction import StepContext
 from gossamer.train.engine.weight_copies import WeightCopies
-from gossamer.train.synchronizers.base import LoopState, Synchronizer
+from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.stages import Fragments, StageSequence
 
 EXCHANGES = 4  # the first is not counted

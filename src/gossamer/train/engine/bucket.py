@@ -29,6 +29,8 @@ class Bucket:
         self.layout = arrange(parameters, compressor)
         example = next(iter(parameters.values()))
         self.flat = torch.zeros(self.layout.numel, dtype=example.dtype, device=example.device)
+        self.packed = FlatTensors(self.flat, self.layout)
+        self.mean_buffer = self.flat  # where a mean may be written: over the gradients, unless these stay
         self.parameters = {slot.name: parameters[slot.name] for slot in self.layout}
         self.views = dict(self.packed.items())
         self.state: State = compressor.init(self.packed, at)
@@ -40,23 +42,17 @@ class Bucket:
         self.expect_all()
         self._shown = self.flat._version
 
-    @property
-    def packed(self) -> FlatTensors:
-        return FlatTensors(self.flat, self.layout)
-
-    @property
-    def mean_buffer(self) -> Tensor:
-        """Where a mean may be written: gradients are not needed once they were sent, unless they stay."""
-        return self._rooms[0] if self._rooms else self.flat
-
     def keep_inputs(self) -> None:
         """From now on means are written apart from what they are made of, which is needed to make them again; and a
         mean stays as it is until the next exchange is over, for ranks that miss it: optimizers see a copy."""
         self._rooms = self._rooms or [torch.empty_like(self.flat) for _ in range(2)]
+        self.mean_buffer = self._rooms[0]
 
     def exchanged(self) -> None:
         """An exchange is over; the next one's mean belongs into other memory."""
-        self._rooms.reverse()
+        if self._rooms:
+            self._rooms.reverse()
+            self.mean_buffer = self._rooms[0]
 
     def expect_all(self) -> None:
         """Another backward pass begins, or the next one is waited for."""

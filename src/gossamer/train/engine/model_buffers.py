@@ -93,9 +93,10 @@ class BufferVersions:
         """What changes from now on has moved."""
         self._noted = self._now()
 
-    def moved(self) -> Flags:
-        """By module."""
-        return np.array([new != old for new, old in zip(self._now(), self._noted, strict=True)], dtype=bool)
+    def look(self) -> tuple[Sequence[Sequence[Tensor]], Flags]:
+        """The buffers by module, and which modules' have moved."""
+        moved = [new != old for new, old in zip(self._now(), self._noted, strict=True)]
+        return self._buffers(), np.array(moved, dtype=bool)
 
     def _now(self) -> list[list[_Version]]:
         """Some of BatchNorm's buffers change without their version counters telling, others of the module do tell."""

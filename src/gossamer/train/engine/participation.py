@@ -16,9 +16,7 @@ from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import LoopError
 from gossamer.train.engine.frozen_parameters import FrozenParameters, pack_flags, unpack_flags
-from gossamer.train.engine.report import Flags, Presence
-
-NO_FLAGS = np.zeros(0, dtype=bool)
+from gossamer.train.engine.report import NO_FLAGS, Flags, Presence
 
 
 @dataclass(frozen=True)

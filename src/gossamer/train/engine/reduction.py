@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.compressors.base import aggregate_finite
 from gossamer.base import flight_recorder
-from gossamer.base.aggregation import NO_MOMENTS, AggregationContext, AggregationResult, Moments, State
+from gossamer.base.aggregation import AggregationContext, AggregationResult, State
 from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import within_range
 from gossamer.base.layout import FlatTensors, Layout, Slot, first_nonfinite
@@ -31,7 +31,8 @@ from gossamer.comm.runtime.pipeline import DEPTH, Pipeline
 from gossamer.comm.runtime.pipeline_tuner import PipelineTuner
 from gossamer.comm.runtime.transaction import Transaction
 from gossamer.train.engine.bucket import Bucket, BucketInput, KeptInputs
-from gossamer.train.engine.device_failures import named, shortage, undone
+from gossamer.train.engine.device_failures import named, shortage
+from gossamer.train.engine.loop import StepContext
 from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.engine.report import (
     NOBODY,
@@ -123,6 +124,7 @@ class StepReduction:
     first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here, or SHORT_OF_MEMORY
     shortage: str = ""  # where memory ran out here; after `close`, where it did on some ranks
     rows: Mapping[str, Rows] = field(default_factory=dict)  # means of sparse gradients, after `close_with_rows`
+    staged: list[AggregationResult] = field(init=False, default_factory=list)  # by bucket, after `close`
     _staged: dict[int, AggregationResult] = field(init=False, default_factory=dict)  # by the bucket's place
     _left: list[ScriptRun] = field(init=False, default_factory=list)
     _pipeline: Pipeline = field(init=False)
@@ -138,7 +140,7 @@ class StepReduction:
         """The reduction begins, or begins again, in the group as it is now: nothing has left, and nothing is staged."""
         self.at = replace(self.at, rank=self.transport.rank, world=self.transport.world)
         self.total, self.agreed_step, self.first_nonfinite = self._given_total, None, NOBODY
-        self._staged, self._left, self.rows, self.shortage = {}, [], {}, ""
+        self._staged, self.staged, self._left, self.rows, self.shortage = {}, [], [], {}, ""
         self._pipeline = Pipeline(self.window if self.tuner is None else self.tuner.window)
 
     def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
@@ -198,8 +200,12 @@ class StepReduction:
     def _close(self, closing: Script, trailer: StepTrailer) -> StepDecision:
         last = self._leave(coalesce([closing, self._conclude(trailer)]))
         self._pipeline.finish()
-        self._try(trailer.report.presence)
-        self.spent += [each.performed for each in self._left]
+        if self.tuner is not None:
+            self._try(self.tuner, trailer.report.presence)
+        for each in self._left:
+            self.spent.append(each.performed)
+        for place in sorted(self._staged):
+            self.staged.append(self._staged[place])
         _, decision = last.performed.result
         if not decision.alike:
             self._refuse_other_settings(trailer.settings, decision.active)
@@ -209,8 +215,8 @@ class StepReduction:
             trailer.check.agree_on_steps(decision.steps)
         if decision.apart_in_data:
             trailer.check.note_apart_in_data(decision.apart_in_data)
-        moved = [group for group, has_moved in zip(trailer.buffers, decision.moved, strict=True) if has_moved]
-        if moved:
+        if decision.moved.any():
+            moved = [group for group, has_moved in zip(trailer.buffers, decision.moved, strict=True) if has_moved]
             traveling = [buffer for group in moved for buffer in group]
             self.spent.append(broadcast(self.transport, traveling, source=decision.active[0]))
         return decision  # type: ignore[no-any-return]
@@ -224,21 +230,14 @@ class StepReduction:
             compare_settings(texts)
         refuse_newcomers(texts, [text[0] == "1" for text in told], active, self.transport.rank)
 
-    def _try(self, presence: Presence) -> None:
+    def _try(self, tuner: PipelineTuner, presence: Presence) -> None:
         """Note what this reduction took; ranks compare once a trial is over. No part of any step's bytes.
 
         A rank without data began to wait at any time, so its seconds say nothing.
         """
-        if self.tuner is None:
-            return
-        self.tuner.ended(time.perf_counter() - self._began if presence == Presence.TRAINING else None)
-        if self.tuner.over:
-            run_script(self.tuner.compare(), self.transport)
-
-    @property
-    def staged(self) -> list[AggregationResult]:
-        """Results by bucket, after `close`."""
-        return [self._staged[place] for place in sorted(self._staged)]
+        tuner.ended(time.perf_counter() - self._began if presence == Presence.TRAINING else None)
+        if tuner.over:
+            run_script(tuner.compare(), self.transport)
 
     def _leave(self, script: Script) -> ScriptRun:
         flight_recorder.current.step = self.at.step + 1
@@ -320,8 +319,13 @@ class StepReduction:
 
 def sum_costs(spent: Sequence[ScriptCost]) -> Mapping[str, float]:
     """By the names of events.StepEnded."""
-    parts = ("encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent")
-    return {part: sum(getattr(each, part) for each in spent) for part in parts}
+    found: dict[str, float] = {"encode_seconds": 0, "wire_seconds": 0, "decode_seconds": 0, "bytes_sent": 0}
+    for each in spent:
+        found["encode_seconds"] += each.encode_seconds
+        found["wire_seconds"] += each.wire_seconds
+        found["decode_seconds"] += each.decode_seconds
+        found["bytes_sent"] += each.bytes_sent
+    return found
 
 
 def _mean(flat: Tensor, factor: float) -> Generator[AllReduceMean, Any, None]:
@@ -338,21 +342,6 @@ def nonfinite_tensor(bucket: Reducible, flat: Tensor) -> str:
         first_nonfinite(FlatTensors(flat, bucket.layout))
         or max((slot for slot in bucket.layout if slot.numel), key=largest).name
     )
-
-
-@dataclass(frozen=True)
-class StepContext:
-    """The training loop at the first gradient of a backward pass, or where a sync round leaves."""
-
-    scale: float | None = None  # the factor that a GradScaler put into the gradients, None without one
-    settings: str = ""  # the optimizer's hyperparameters
-    moments: Moments = NO_MOMENTS  # what the compressor applies of the optimizer's
-    first_batch: int = 0  # a hash of this rank's
-    lap: int = 0  # this rank's position in its data, in half epochs
-
-    def scale_of(self, bucket: Bucket) -> float:
-        """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
-        return (self.scale or 1.0) if bucket.state else 1.0
 
 
 @dataclass
@@ -389,15 +378,20 @@ class PendingReduction:
             self._before.append(weigh)  # the group may be another by then; where it is not, no job is spent on it
 
     def _is_weighed(self, trained: Sequence[int]) -> bool:
-        return any(bucket.state for bucket in self.buckets) or set(trained) != set(self._members)
+        for bucket in self.buckets:
+            if bucket.state:
+                return True
+        return set(trained) != set(self._members)
 
     @property
     def _members(self) -> Sequence[int]:
         return self.comm_thread.members(self.reduction.transport.world)
 
     def _submit(self, part: Callable[[], Any], *, last: bool = False) -> Work[Any]:
-        before, self._before = self._before, []
-        return self.comm_thread.submit(partial(self._transaction.run, partial(_all, *before, part), last=last))
+        if self._before:
+            before, self._before = self._before, []
+            part = partial(_all, *before, part)
+        return self.comm_thread.submit(partial(self._transaction.run, part, last=last))
 
     def _weigh(self, trained: Sequence[int], check: ParameterCheck) -> None:
         if not self._is_weighed(trained):
@@ -424,8 +418,10 @@ class PendingReduction:
 
     def wait(self) -> StepDecision:
         """Once all buckets were sent: what all ranks decided together."""
-        *_, decision = [work.wait() for work in self._work]
-        return decision  # type: ignore[no-any-return]
+        decision: StepDecision
+        for work in self._work:
+            decision = work.wait()
+        return decision
 
     def commit(self, decision: StepDecision) -> NonFiniteOrigin | None:
         """Show the optimizer the means and remember what compressors remember; or skip the step, and return what was
@@ -455,11 +451,6 @@ class PendingReduction:
         else:
             self.sparse.clear()
         return blame
-
-    def refuse_shortage(self) -> None:
-        """Raise MemoryShortage, on every rank, where memory ran out on some."""
-        if self.reduction.shortage:
-            raise undone(self.reduction.shortage)
 
     def _withdraw(self) -> None:
         """Nobody makes the step: gradients are as they were, but for those that lie in buckets, which are gone."""

@@ -35,6 +35,7 @@ STOP, LOOK, LAP = 1, 2, 4  # wishes; above them the lap
 LAPS = 64
 
 Flags = npt.NDArray[np.bool_]
+NO_FLAGS: Flags = np.zeros(0, dtype=bool)
 NonFiniteOrigin = tuple[int | None, str]  # (rank, tensor); no rank where only the agreed mean was not finite
 
 Agreement = Callable[[NonFiniteOrigin | None], NonFiniteOrigin | None]
@@ -210,14 +211,14 @@ def by_value(values: Sequence[str]) -> str:
 
 def settings(optimizer: Optimizer) -> str:
     """The optimizer's hyperparameters as text, group by group: learning rates, momenta, decays."""
-    groups = [
-        {key: value for key, value in group.items() if isinstance(value, (bool, int, float, tuple, Tensor))}
-        for group in optimizer.param_groups
-    ]
-    return "; ".join(
-        ", ".join(f"{key}={float(value) if isinstance(value, Tensor) else value!r}" for key, value in group.items())
-        for group in groups
-    )
+    groups = []
+    for group in optimizer.param_groups:
+        numbers = []
+        for key, value in group.items():
+            if isinstance(value, (bool, int, float, tuple, Tensor)):
+                numbers.append(f"{key}={float(value) if isinstance(value, Tensor) else value!r}")
+        groups.append(", ".join(numbers))
+    return "; ".join(groups)
 
 
 def with_weights(settings: str, *, said: bool) -> str:

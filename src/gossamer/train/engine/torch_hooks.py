@@ -1,14 +1,12 @@
-"""Backward hooks: find out when a backward pass is over, and whether its gradients are finite.
-
-The hook of each gradient, which lets a full bucket leave during backward, is in gossamer.train.synchronizers.gradients.
-"""
+"""Torch hooks: autograd as a source of gradients, which tells when each is ready and when a backward pass is over."""
 
 from __future__ import annotations
 
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
-from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.base.kernels import all_finite
@@ -69,7 +66,8 @@ class OutermostBackward:
 
     def _await_end(self, now: _Pass) -> None:
         """Called in the outermost graph task."""
-        now.release()
+        for hook in now.hooks:
+            hook.remove()
         if not now.awaits_end:
             now.awaits_end = True
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, now))
@@ -95,10 +93,6 @@ class _Pass:
         another device's thread, or the outermost one, which is older than those within it."""
         return self.awaits_end or task < self._first_task
 
-    def release(self) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
 
 def outermost_function() -> Node | None:
     """The autograd function of the outermost graph whose backward runs a backward pass, in which the caller is; None
@@ -112,20 +106,49 @@ def outermost_function() -> Node | None:
     return found
 
 
-class BackwardMonitor:
-    """Calls `over` whenever a backward pass has reached some of the parameters and is over; `began` as it reaches the
-    first of them."""
+@dataclass
+class LoopControls:
+    """What the training loop says of its backward passes."""
+
+    weight: float = 1.0  # of this rank's batch
+    muted: bool = False  # backward passes add up and send nothing
+
+
+def _nothing() -> None:
+    """Nobody asked."""
+
+
+class BackwardMonitor(OutermostBackward):
+    """Autograd as a source of gradients: hooks call `began` at the first gradient of a backward pass that reaches some
+    of `parameters`, `ready` at each of them, and `over` when the pass is over. None of them while `controls` are muted.
+    """
 
     def __init__(
-        self, parameters: Iterable[Parameter], over: Callable[[], None], began: Callable[[], None] = lambda: None
+        self,
+        parameters: Mapping[str, Tensor],
+        over: Callable[[], None],
+        began: Callable[[], None] = _nothing,
+        ready: Callable[[str, Tensor], None] | None = None,
+        controls: LoopControls | None = None,
     ) -> None:
-        self._backward = OutermostBackward(began, over)
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._ready) for parameter in parameters]
+        super().__init__(began, over)
+        self._ready, self._controls = ready, controls or LoopControls()
+        hook = self._entered if ready is None else self._arrived
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(hook, name)) for name, parameter in parameters.items()
+        ]
 
-    def _ready(self, parameter: Tensor) -> None:
+    def _entered(self, name: str, parameter: Tensor) -> None:
         """Runs once per parameter, so it does as little as it can."""
-        if torch._C._current_graph_task_id() != self._backward.task:
-            self._backward.enter()
+        if not self._controls.muted and torch._C._current_graph_task_id() != self.task:
+            self.enter()
+
+    def _arrived(self, name: str, parameter: Tensor) -> None:
+        """Runs once per parameter, too."""
+        if self._controls.muted or (torch._C._current_graph_task_id() != self.task and not self.enter()):
+            return
+        assert self._ready is not None
+        self._ready(name, parameter)
 
     def close(self) -> None:
         for hook in self._hooks:

@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 from gossamer.base.aggregation import NO_MOMENTS
 from gossamer.base.transport import Transport
 from gossamer.train.engine.extension import Extensions
+from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
 from gossamer.train.engine.model_buffers import ModelBuffers
 from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.engine.parameter_views import sparse_names
-from gossamer.train.engine.reduction import StepContext
+from gossamer.train.engine.report import NonFiniteOrigin
 from gossamer.train.engine.tensor_sampler import TensorSampler
 from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.session.first_batch import FirstBatch
@@ -23,7 +24,6 @@ from gossamer.train.session.loop_scaler import LoopScaler
 from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.session_status import SessionStatus
 from gossamer.train.session.step_hooks import StepHooks
-from gossamer.train.synchronizers.base import JudgedAt, LoopState, NonFiniteOrigin
 
 
 class LoopingSession(Protocol):

@@ -8,7 +8,7 @@ pass; this ends with the first step of an optimizer, and with the first passes t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -40,10 +40,10 @@ class ManualUpdates(Extension):
         self._begun: list[str] | None = None  # checksums as a backward pass began
         self._after: list[str] | None = None  # and as one was over
 
-    def install(self, parameters: Iterable[Parameter]) -> None:
+    def install(self, parameters: Mapping[str, Parameter]) -> None:
         """Watch `parameters`; before others hook them, so that what is found is known to them."""
-        self._parameters = [*parameters]
-        self._monitor = BackwardMonitor(self._parameters, self._pass_over, self._pass_began)
+        self._parameters = [*parameters.values()]
+        self._monitor = BackwardMonitor(parameters, self._pass_over, self._pass_began)
         self._extensions.add(self)
 
     def before_exchange(self, steps: int) -> None:

@@ -23,9 +23,10 @@ from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import Stopped
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.extension import Extensions
+from gossamer.train.engine.loop import JudgedAt
 from gossamer.train.engine.model_buffers import ModelBuffers
 from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
-from gossamer.train.engine.report import Presence, settings, with_weights
+from gossamer.train.engine.report import NonFiniteOrigin, Presence, settings, with_weights
 from gossamer.train.session import lifecycle_events, recipe_switch, session_checkpoint, uneven_inputs
 from gossamer.train.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.train.session.ddp_guard import guard_against_ddp
@@ -46,7 +47,7 @@ from gossamer.train.session.step_hooks import StepHooks
 from gossamer.train.session.stop_blocks import StopBlocks
 from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.sharding.local_shards import WholeParameters
-from gossamer.train.synchronizers.base import JudgedAt, NonFiniteOrigin, Synchronizer
+from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.solo import SoloSynchronizer
 from gossamer.train.synchronizers.stages import StageSequence
 
@@ -108,7 +109,7 @@ class Session(LayoutChanges):
                 check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
                 self._buffers.see_constants()
             if not self._group.alone:
-                self._step_hooks.manual_updates.install(self._parameters.values())
+                self._step_hooks.manual_updates.install(self._parameters)
             self._synchronizer = self._stages.begin(self._parameters, fragments)
             self._synchronizer.muted = self._parts.staged
             self._changes.begin(fingerprint(optimizer=None, **self._about()))

@@ -16,8 +16,8 @@ from gossamer.base.transport import Transport
 from gossamer.base.units import bytes_text
 from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.train.auto.measurement import MOST_STEPS, StepSeconds
+from gossamer.train.engine.loop import StepCosts
 from gossamer.train.session.data_wait import DataWait
-from gossamer.train.synchronizers.base import StepCosts
 
 
 class SessionStatus:

@@ -50,7 +50,7 @@ class LocalShards(WholeParameters, Extension):
         self._model = model
         self.own = dict(own)
         self.parameters = {name: _leaf(parameter) for name, parameter in own.items()}
-        self._monitor = BackwardMonitor(self.own.values(), self._pass_over)
+        self._monitor = BackwardMonitor(self.own, self._pass_over)
 
     def _pass_over(self) -> None:
         fresh = self._take()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -17,13 +17,9 @@ from gossamer.base.transport import Transport
 from gossamer.comm.environment.roll_call import RollCall
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.train.engine.bucket import Bucket
-from gossamer.train.engine.frozen_parameters import FrozenParameters
-from gossamer.train.engine.parameter_check import ParameterCheck
-from gossamer.train.engine.reduction import StepContext
-from gossamer.train.engine.report import Agreement, Presence, unchanged
-from gossamer.train.engine.report import NonFiniteOrigin as NonFiniteOrigin
-from gossamer.train.engine.tensor_sampler import TensorSampler
-from gossamer.train.engine.weight_copies import WeightCopies
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.report import Presence
+from gossamer.train.engine.torch_hooks import LoopControls
 
 NamedState = dict[str, dict[str, Tensor]]
 
@@ -34,35 +30,6 @@ def without_unsent(state: NamedState) -> NamedState:
         name: {key: tensor for key, tensor in remembered.items() if not is_unsent(key)}
         for name, remembered in state.items()
     }
-
-
-StepCosts = Mapping[str, float]  # by the names of events.StepEnded
-
-
-# An exchange; a backward pass whose gradients stay here; the same some steps later
-JudgedAt = Literal["exchange", "pass", "earlier pass"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopState:
-    """The training loop as synchronizers see it: what they ask it at a moment, and what they report to it."""
-
-    now: Callable[[], StepContext]  # the loop's values, read once a step or round
-    scale: Callable[[], float | None]  # its `scale` alone
-    buffers: Callable[[], Sequence[Sequence[Tensor]]]  # the model's, by module
-    averaged: Callable[[], Mapping[str, Tensor]]  # what is averaged along where parameters are: see ModelBuffers
-    frozen: FrozenParameters  # of the model
-    copies: WeightCopies  # that the optimizer keeps of parameters, which must move with them
-    warn: Callable[[Sequence[tuple[int, float]]], None]  # takes all ranks' (hash, weight)
-    ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and what it took
-    judged: Callable[[JudgedAt, NonFiniteOrigin | None], None]  # what was not finite in what has ended, if anything
-    check: ParameterCheck  # of parameters and steps, among all ranks in lock step
-    agree: Agreement = unchanged  # what was not finite, here or in another rank's part of the model
-    agree_in_round: Agreement = unchanged  # the same on the communication thread
-    sparse: Callable[[], Collection[str]] = frozenset  # names of parameters whose gradients are sparse
-    begins: Callable[[], None] = lambda: None  # a pass whose gradients travel; raises where there must be none any more
-    tensors: TensorSampler | None = None  # measures what tensors cost
-    clips: bool = False  # whether gradients are clipped between backward and the optimizer's step
 
 
 @dataclass(frozen=True)
@@ -87,14 +54,6 @@ class SyncContext:
         check = self.loop.check
         texts = self.comm_thread.exchange(partial(self.transport.all_gather_text, check.text())).wait()
         check.compare({rank: texts[rank] for rank in ranks}, f"at step {step}")
-
-
-@dataclass
-class LoopControls:
-    """What the training loop says of its backward passes."""
-
-    weight: float = 1.0  # of this rank's batch
-    muted: bool = False  # backward passes add up and send nothing
 
 
 class Synchronizer(ABC):

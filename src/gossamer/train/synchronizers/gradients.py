@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -37,6 +36,7 @@ from gossamer.train.engine.bucket import (
     kept_gradients,
     refuse_late_part,
 )
+from gossamer.train.engine.device_failures import undone
 from gossamer.train.engine.model_buffers import BufferVersions
 from gossamer.train.engine.participation import refuse_apart
 from gossamer.train.engine.reduction import (
@@ -45,10 +45,10 @@ from gossamer.train.engine.reduction import (
     StepTrailer,
     unsampled,
 )
-from gossamer.train.engine.report import Presence, StepDecision, StepReport
+from gossamer.train.engine.report import NO_FLAGS, Presence, StepDecision, StepReport
 from gossamer.train.engine.sparse_gradients import SparseGradients
-from gossamer.train.engine.torch_hooks import OutermostBackward
-from gossamer.train.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
+from gossamer.train.engine.torch_hooks import LoopControls
+from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer, without_unsent
 
 
 class AdmissionGate:
@@ -112,22 +112,19 @@ class GradientSynchronizer(Synchronizer):
         self._sums = GradientAccumulator(buckets, self._due if stage.accumulates else 1)
         self.names = [name for part in self._parts for name in part.parameters]
         self._context, self._loop = context, context.loop
-        self._backward = OutermostBackward(self._pass_began, self._pass_ended)
         self._seen_pass = False  # whether a whole one showed which gradients come in parts
         self._pending: PendingReduction | None = None
         # What it tries follows from the number of exchanges, which newcomers have not made
         self._tuner = PipelineTuner() if context.comm_thread.is_fixed else None
-        self._versions = BufferVersions(context.loop.buffers)
+        self._versions = BufferVersions(context.loop.buffers) if context.loop.buffers() else None
         self._unused, self._dropped = 0, 0  # averages that add up and no optimizer has used; drops in a row
         self._seen: list[int] = []  # versions of some parameters when that average was shown
         self._trained: Sequence[int] = self._members  # who did in the exchange before
         self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, name))
-            for bucket in buckets
-            for name, parameter in bucket.parameters.items()
-        ]
-        self._hooks += [p.register_post_accumulate_grad_hook(self._sparse_ready) for p in sparse.parameters.values()]
+        self._bucket_of = {name: bucket for bucket in buckets for name in bucket.parameters}
+        self._watch = self._loop.gradients(
+            dict(self._named()), self._pass_ended, self._pass_began, self._ready, self.controls
+        )
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -152,10 +149,11 @@ class GradientSynchronizer(Synchronizer):
     def _due(self) -> int:
         return self._stage.passes((at := self._context.aggregation(self.step)).world, at.step)[at.rank]
 
-    def _ready(self, bucket: Bucket, name: str, parameter: Tensor) -> None:
-        """A gradient is there, or a part of it. Runs once per parameter, so it does as little as it can."""
-        backward = self._backward
-        if self.controls.muted or (torch._C._current_graph_task_id() != backward.task and not backward.enter()):
+    def _ready(self, name: str, parameter: Tensor) -> None:
+        """A gradient is there, or a part of it. Runs once per parameter, so it does as little as it can. Sparse ones
+        leave when the pass is over: few rows are worth no message of their own."""
+        bucket = self._bucket_of.get(name)
+        if bucket is None:
             return
         bucket.arrive(name)
         if self._pending is None:
@@ -168,11 +166,6 @@ class GradientSynchronizer(Synchronizer):
             while (sent := self._pending.sent) < len(self._buckets) and self._buckets[sent].complete:
                 self._send(self._pending, Presence.TRAINING)
 
-    def _sparse_ready(self, parameter: Tensor) -> None:
-        """Rows leave when the pass is over: few are worth no message of their own."""
-        if not self.controls.muted and torch._C._current_graph_task_id() != self._backward.task:
-            self._backward.enter()
-
     def _pass_began(self) -> None:
         self._loop.begins()
         if self._pending is not None and self._pending.sent:
@@ -182,7 +175,8 @@ class GradientSynchronizer(Synchronizer):
             )
         self._expect_all()
         self._drop_thrown_away()
-        self._admission.let_in()
+        if self._admission.awaited:
+            self._admission.let_in()
         if self._sums.complete:
             self._begin(self._sums.weight + self.controls.weight)
 
@@ -227,6 +221,7 @@ class GradientSynchronizer(Synchronizer):
 
     def _trailer(self, pending: PendingReduction, presence: Presence) -> StepTrailer:
         training, check, settings = presence == Presence.TRAINING, self._loop.check, pending.taken.settings
+        buffers, moved = ((), NO_FLAGS) if self._versions is None else self._versions.look()
         report = StepReport(
             weight=pending.reduction.weight,
             presence=presence,
@@ -236,9 +231,9 @@ class GradientSynchronizer(Synchronizer):
             lap=pending.taken.lap,
             look=self.asked_to_look,
             used=np.array([name in self._sums.used or p.grad is not None for name, p in self._named()]) & training,
-            moved=self._versions.moved() & training,
+            moved=moved & training,
         )
-        sample, buffers = partial(check.sample, self.step) if training else unsampled, self._loop.buffers()
+        sample = partial(check.sample, self.step) if training else unsampled
         return StepTrailer(report=report, settings=settings, check=check, buffers=buffers, sample=sample)
 
     def _named(self) -> Iterator[tuple[str, Parameter]]:
@@ -251,7 +246,8 @@ class GradientSynchronizer(Synchronizer):
         self._over()
 
     def _over(self) -> None:
-        self._admission.let_in()
+        if self._admission.awaited:
+            self._admission.let_in()
         if self._sums.complete:
             self.finish()
             return
@@ -269,7 +265,8 @@ class GradientSynchronizer(Synchronizer):
         """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide. A rank
         that is not training has no data and only takes part in the others' operations."""
         training = presence == Presence.TRAINING
-        self._admission.let_in(admits=False)  # still awaited: this rank has made no pass, and has no data
+        if self._admission.awaited:
+            self._admission.let_in(admits=False)  # this rank has made no pass, and has no data
         pending = self._pending or self._begin(self._sums.weight + self.controls.weight if training else 0.0, presence)
         for bucket in self._buckets[pending.sent :]:
             if not training:
@@ -301,17 +298,20 @@ class GradientSynchronizer(Synchronizer):
             self._passes -= max(0, self.step - pending.reduction.at.step)  # averages that the others have dropped
             self._unused = 0
         self.step = max(pending.reduction.at.step, *decision.steps.values(), 0) + pending.committed
-        self._versions.note()
+        if self._versions is not None:
+            self._versions.note()
         self._expect_all()
         if decision.active:
-            self._trained = [self._members[rank] for rank in decision.active]
+            members = self._members
+            self._trained = list(map(members.__getitem__, decision.active))
             self._unused = self._unused + 1 if pending.committed and not self.in_optimizer else 0
             self._seen = self._parameter_versions()
             self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
             self._passes += 1
             self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
             self._loop.judged("exchange", blame)
-        pending.refuse_shortage()
+        if pending.reduction.shortage:  # on every rank
+            raise undone(pending.reduction.shortage)
         return decision
 
     # -- averages that no optimizer uses -------------------------------------------------------------------------------
@@ -321,7 +321,9 @@ class GradientSynchronizer(Synchronizer):
 
     def _drop_thrown_away(self) -> None:
         """Discard an average that nothing used and whose gradients are gone: a generator's pass, a saliency map."""
-        parts = self._parts if self._left_unused() else ()
+        if not self._left_unused():
+            return
+        parts = self._parts
         if not any(part.still_shown for part in parts) or all(part.zeroed for part in parts):
             self._drop_unused()  # else this pass accumulates upon it
 
@@ -436,5 +438,4 @@ class GradientSynchronizer(Synchronizer):
     after_step = rest
 
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._watch.close()

@@ -13,8 +13,9 @@ from gossamer.base.layout import FlatTensors
 from gossamer.train.checkpoint.state import MERGING_PREFIX
 from gossamer.train.engine.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
 from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.report import Presence
-from gossamer.train.synchronizers.base import LoopState, NamedState
+from gossamer.train.synchronizers.base import NamedState
 from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
 from gossamer.train.synchronizers.round_task import RoundTask, taken_along
 

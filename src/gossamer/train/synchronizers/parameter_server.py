@@ -26,11 +26,12 @@ from gossamer.comm.environment.survivor_calls import session_calls
 from gossamer.comm.runtime.peer_thread import PeerThread, run_peer_script
 from gossamer.errors import AttachError, CheckpointError, LoopError, PeerLost
 from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.report import Presence
 from gossamer.train.parameter_server.client.client import Client, RunTotals, StepResult
 from gossamer.train.parameter_server.client.partition import servers_for
 from gossamer.train.parameter_server.client.shard_client import ShardClient
-from gossamer.train.synchronizers.base import LoopState, NamedState, SyncContext, Synchronizer
+from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer
 from gossamer.train.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
 
 WIDEST_BYTES = 8

@@ -22,10 +22,12 @@ from gossamer.errors import GossamerError, PeerLost
 from gossamer.train.engine.averaged_state import AveragedState
 from gossamer.train.engine.bucket import Bucket, KeptInputs, copy_state, state_by_name
 from gossamer.train.engine.device_failures import undone
+from gossamer.train.engine.loop import StepContext
 from gossamer.train.engine.participation import Participants, ParticipationPoll
-from gossamer.train.engine.reduction import StepContext, StepTrailer, sum_costs, unsampled
-from gossamer.train.engine.report import Presence, StepReport
-from gossamer.train.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
+from gossamer.train.engine.reduction import StepTrailer, sum_costs, unsampled
+from gossamer.train.engine.report import NO_FLAGS, Presence, StepReport
+from gossamer.train.engine.torch_hooks import LoopControls
+from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer, without_unsent
 from gossamer.train.synchronizers.exact_mean import ExactMean
 from gossamer.train.synchronizers.in_flight import (
     Fragment,
@@ -36,7 +38,7 @@ from gossamer.train.synchronizers.in_flight import (
     read_result,
 )
 from gossamer.train.synchronizers.local_steps import LocalSteps
-from gossamer.train.synchronizers.round_task import NO_FLAGS, RoundTask
+from gossamer.train.synchronizers.round_task import RoundTask
 
 LAG_STEPS = 16  # after as many it is looked at again
 

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import StepCosts
 from gossamer.train.engine.report import Presence
-from gossamer.train.synchronizers.base import NamedState, StepCosts, Synchronizer
+from gossamer.train.synchronizers.base import NamedState, Synchronizer
 
 
 class SoloSynchronizer(Synchronizer):

@@ -25,8 +25,9 @@ from gossamer.base.aggregation import AggregationContext
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.train.engine.bucket import Bucket, assign_buckets, assign_fragments, layout_text
+from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.sparse_gradients import SparseGradients
-from gossamer.train.synchronizers.base import LoopState, SyncContext, Synchronizer
+from gossamer.train.synchronizers.base import SyncContext, Synchronizer
 from gossamer.train.synchronizers.delayed_gradients import DelayedGradients
 from gossamer.train.synchronizers.gossip import GossipAveraging
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
