@@ -32,7 +32,7 @@ class FrozenParameters:
     on all of them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
         self._model = model
         self._averaged: tuple[str, ...] = ()
         self._noted: Tensor | None = None
@@ -40,7 +40,7 @@ class FrozenParameters:
 
     def see_model(self) -> None:
         """Find the frozen parameters that the model has now, and compare with them from now on."""
-        places = state_places(self._model).items()
+        places = () if self._model is None else state_places(self._model).items()
         self._holders = {name: place for name, place in places if _can_be_averaged(place[0][place[1]])}
         self._places = {name: _places(parameter) for name, parameter in self._now().items()}
         self._averaged = tuple(name for name in self._averaged if name in self._holders)

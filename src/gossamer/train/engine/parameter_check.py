@@ -56,7 +56,7 @@ class ParameterCheck(Extension):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         parameters: Mapping[str, Parameter],
         verify: Verify,
         rank: int,
@@ -247,13 +247,13 @@ class ParameterCheck(Extension):
 
 
 def _holders(
-    model: nn.Module, parameters: Mapping[str, Parameter]
+    model: nn.Module | None, parameters: Mapping[str, Parameter]
 ) -> list[tuple[str, Mapping[str, Parameter | None], str]]:
     """(name, the dictionary of the module that holds it, its name there) of every parameter."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     return [
         (names.pop(id(parameter)), module._parameters, leaf)
-        for module in model.modules()
+        for module in (() if model is None else model.modules())
         for leaf, parameter in module._parameters.items()
         if id(parameter) in names
     ]

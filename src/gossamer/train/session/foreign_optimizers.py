@@ -182,8 +182,8 @@ class ForeignOptimizerGuard:
                 f"Their gradients are not averaged, so each rank would train its own. {ADD}"
             )
         self._strangers.add(*unknown)
-        sessions = open_sessions()
-        nowhere = [p for p in unknown if not any(_names(session.model, [p]) for session in sessions)]
+        models = [session.model for session in open_sessions() if session.model is not None]
+        nowhere = [p for p in unknown if not any(_names(model, [p]) for model in models)]
         here = self._says and threading.get_ident() == self._thread  # other threads step other ranks' modules
         if nowhere and here and other not in _told:
             _told.add(other)

@@ -73,7 +73,8 @@ def merge_state(
     parts = [optimizer, *scalers]
     held = f"{optimizer_digest(optimizer)} {[scaler.state_dict() for scaler in scalers]}"
     if len(set(group.all_gather_text(held))) > 1:
-        group.together(lambda: uneven_inputs.take_over(model, parts, 0, group))
+        tensors = [*model.parameters(), *model.buffers()]
+        group.together(lambda: uneven_inputs.take_over(tensors, parts, 0, group))
     return nbytes
 
 

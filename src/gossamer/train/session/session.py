@@ -225,7 +225,8 @@ class Session(LayoutChanges):
     def _catch_up(self, missed: int) -> None:
         beside = (*self._loop_scaler.parts.values(), *self._tracked.schedulers())
         parts = [self._parts.optimizer_state(self.optimizer), *beside]
-        self._group.together(partial(uneven_inputs.catch_up, self.model, parts, missed, self._group))
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        self._group.together(partial(uneven_inputs.catch_up, tensors, parts, missed, self._group))
 
     @contextmanager
     def merged(self, model: nn.Module) -> Iterator[nn.Module]:
@@ -390,7 +391,8 @@ class Session(LayoutChanges):
                 self._synchronizer.end_run()
                 self._changes.farewell()
             self._synchronizer.close()
-            closed = lifecycle_events.ended(self.model, self.steps, self._synchronizer, how)
+            held = lifecycle_events.held(self.model)
+            closed = lifecycle_events.ended(held, self.steps, self._synchronizer, how)
             events.emit(self._parts.whole(closed, self._transport))
             self._leave()
 

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.strategies import AGREED, FROM, RESET, AveragingStrategy, Memory
 from gossamer.base.layout import FlatTensors
+from gossamer.errors import AttachError
 from gossamer.train.checkpoint.state import MERGING_PREFIX
 from gossamer.train.engine.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
 from gossamer.train.engine.bucket import Bucket
@@ -31,7 +32,7 @@ class ParameterAveraging(RoundTask):
         self,
         strategy: AveragingStrategy,
         fragments: Sequence[Sequence[Bucket]],
-        optimizer: Optimizer,
+        optimizer: Optimizer | None,
         loop: LoopState,
         *,
         guards_gradients: bool = True,
@@ -39,7 +40,12 @@ class ParameterAveraging(RoundTask):
     ) -> None:
         self._strategy, self._fragments, self._optimizer, self._loop = strategy, fragments, optimizer, loop
         self.keeps_offers, self.guards_gradients, self.merges_own = strategy.needs_own, guards_gradients, merges_own
-        self._rounds = averaged_keys(optimizer, strategy.moments)
+        if optimizer is None and (strategy.moments.any or strategy.on_merge == RESET):
+            raise AttachError(
+                f"{strategy!r} averages or resets the optimizer's state, and a session of arrays does not know the "
+                "optimizer. Leave out optimizer_state and the periods of moments."
+            )
+        self._rounds = {} if optimizer is None else averaged_keys(optimizer, strategy.moments)
         self._memory: dict[Bucket, Memory] = {
             bucket: strategy.begin(bucket.gather_parameters()) for buckets in fragments for bucket in buckets
         }
@@ -65,7 +71,8 @@ class ParameterAveraging(RoundTask):
         kinds = [key for key, rounds in self._rounds.items() if (turn + 1) % rounds == 0]
         held = taken_along(self._loop.averaged(), landed) if fragment == 0 else {}
         parameters = [p for bucket in self._fragments[fragment] for p in bucket.parameters.values()]
-        return AveragedState.of(held, optimizer_state_tensors(self._optimizer, parameters, kinds))
+        moments = () if self._optimizer is None else optimizer_state_tensors(self._optimizer, parameters, kinds)
+        return AveragedState.of(held, moments)
 
     def apply(self, landed: InFlightRound, result: RoundResult) -> None:
         for outgoing, mean, own in zip(landed.outgoing, result.means, result.owns, strict=True):
@@ -77,7 +84,7 @@ class ParameterAveraging(RoundTask):
             averaged = self.averaged_state(landed.number, landed)
             averaged.replace(result.averaged_state, self._strategy.kept_share, landed.sent)
             self.agreed_state = {**self.agreed_state, **averaged.named(result.averaged_state)}
-        if self._strategy.on_merge == RESET:
+        if self._optimizer is not None and self._strategy.on_merge == RESET:
             for outgoing in landed.outgoing:
                 for parameter in outgoing.bucket.parameters.values():
                     self._optimizer.state.pop(parameter, None)

@@ -51,7 +51,7 @@ class ServerSynchronizer(Synchronizer):
         strategy: ServerStrategy,
         parameters: Mapping[str, Parameter],
         buckets: Sequence[Bucket],
-        optimizer: Optimizer,
+        optimizer: Optimizer | None,
         recipe: Recipe,
         context: SyncContext,
         tell: Tell,
@@ -59,6 +59,11 @@ class ServerSynchronizer(Synchronizer):
         super().__init__()
         loop, transport = context.loop, context.transport
         _refuse(loop)
+        if optimizer is None:
+            raise AttachError(
+                "servers make the optimizer's step, so they must know its rule. Name one of torch's for the session of "
+                "arrays: engine.Session(..., server_optimizer=lambda tensors: torch.optim.SGD(tensors, lr=0.1))."
+            )
         if optimizer.state and transport.rank == 0:
             events.notice(
                 "the optimizer remembers something already, such as momenta, and servers make it anew: they begin "

@@ -56,7 +56,7 @@ class StageSequence:
     """A recipe's stages, one after the other."""
 
     recipe: Recipe
-    optimizer: Optimizer
+    optimizer: Optimizer | None  # None: the session does not know the loop's
     transport: Transport
     comm_thread: CommThread
     loop: LoopState

@@ -1,0 +1,5 @@
+"""Arrays: train under any recipe without a torch model, as from JAX, TensorFlow or numpy. See docs/arrays.md."""
+
+from gossamer.train.session.arrays import Session, estimate
+
+__all__ = ["Session", "estimate"]
