@@ -20,7 +20,7 @@ def test_every_term_of_a_recipe_is_importable_from_the_package() -> None:
 
 
 def test_dir_lists_the_public_names_and_nothing_else() -> None:
-    public = {*gossamer.__all__, "federated", "parallel", "errors", "extend", "integrations"}
+    public = {*gossamer.__all__, "engine", "federated", "parallel", "errors", "extend", "integrations"}
     assert set(dir(gossamer)) == public
     assert not {"algorithms", "base", "comm", "train"} & public
 
@@ -40,7 +40,7 @@ def test_a_recipe_of_another_type_is_refused(field: str) -> None:
 
 
 PUBLIC = re.compile(
-    r"gossamer(\.(errors|events|extend|parallel|federated(\.(flower|population))?|integrations(\.\w+)?))?(\.[A-Z]\w*)?"
+    r"gossamer(\.(engine|errors|events|extend|parallel|federated(\.(flower|population))?|integrations(\.\w+)?))?(\.[A-Z]\w*)?"
 )
 IMPORT = re.compile(r"^ *(?:from (gossamer[\w.]*) import|import (gossamer[\w.]*))", re.MULTILINE)
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,8 +1,9 @@
 """Gossamer trains models across machines that communicate less.
 
 The public API: `init`, `attach` and the session that it returns; every term of a recipe; `gossamer.federated` for
-devices that keep their data; `gossamer.parallel` for layers on several workers; `gossamer.extend` for terms of your
-own; `gossamer.errors`; the adapters in `gossamer.integrations`. All other modules are internal and may change.
+devices that keep their data; `gossamer.parallel` for layers on several workers; `gossamer.engine` for arrays of other
+frameworks; `gossamer.extend` for terms of your own; `gossamer.errors`; the adapters in `gossamer.integrations`. All
+other modules are internal and may change.
 """
 
 from importlib import import_module
@@ -160,7 +161,7 @@ __all__ = [
     "recipe",
     "register",
 ]
-PACKAGES = ("errors", "extend", "federated", "integrations", "parallel")  # public ones
+PACKAGES = ("engine", "errors", "extend", "federated", "integrations", "parallel")  # public ones
 
 if not TYPE_CHECKING:  # or every misspelled name would have a type
     MODULES = {

@@ -1,5 +1,6 @@
 """Arrays: train under any recipe without a torch model, as from JAX, TensorFlow or numpy. See docs/arrays.md."""
 
-from gossamer.train.session.arrays import Session, estimate
+from gossamer.train.session.arrays import ArraySession as Session
+from gossamer.train.session.arrays import estimate
 
 __all__ = ["Session", "estimate"]

@@ -5,7 +5,9 @@
     reduction            one step's reduction: begin, send, wait, commit in the training thread (PendingReduction);
                          encode, travel, decide on the communication thread (StepReduction)
     report               what a rank reports at a step's end, and the decision of all ranks from all reports
-    torch_hooks          autograd: when a gradient is ready and when a backward pass is over
+    loop                 the training loop as the engine sees it: source of gradients, values of a step, reports
+    torch_hooks          autograd as a source of gradients; arrays: gradients that are handed over
+    extension            features of a session that act in its steps, registered only while they are on
     participation        poll before a sync round: which ranks take part, with what weight
     parameter_check      finds out whether parameters or steps of the ranks have parted, from those reports
     sparse_gradients     gradients of embeddings, which travel as rows beside the buckets

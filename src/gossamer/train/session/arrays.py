@@ -57,7 +57,7 @@ from gossamer.train.world import current
 Arrays = Mapping[str, Array]
 
 
-class Session:
+class ArraySession:
     """Trains named arrays together with the other workers, as `recipe` says. One step of the loop:
 
         mean = session.give(gradients)

@@ -1,7 +1,7 @@
 """Synchronizers: what a session runs around every step of the optimizer, one class per way of synchronizing.
 
     stages               builds the synchronizer of a strategy's stage, and switches to the next stage's
-    base                 Synchronizer, and what all are built from: SyncContext, LoopState, LoopControls
+    base                 Synchronizer, and SyncContext, from which all are built
     gradients            GradientSynchronizer: averages gradients during backward (EveryStep)
     scheduled            ScheduledSynchronizer: rounds that travel while training goes on; asks a round_task
     parameter_averaging  the task of LocalSGD, DiLoCo and DelayedAveraging; delayed_gradients: of EveryStep(delay=...)
