@@ -70,7 +70,7 @@ class Work(Generic[T]):
     def __init__(
         self,
         job: Callable[[], T],
-        streams: CommStreams,
+        streams: CommStreams | None,
         on_failure: Callable[[BaseException], None] | None,
         waiters: Waiters | None = None,
     ) -> None:
@@ -80,14 +80,14 @@ class Work(Generic[T]):
         self._done = threading.Event()
         self._result: T
         self._failure: BaseException | None = None
-        self._ready = streams.mark() if streams else None  # None on processors, which have no streams
+        self._ready = None if streams is None else streams.mark()
         self._finished: StreamMoment | None = None
 
     def run(self, hold: Hold = lambda finished, job: None) -> None:
         """Do the job. hold: told of it before anyone hears that it is done, in the thread that runs it."""
         assert self._job is not None
         try:
-            if self._ready is None:
+            if self._streams is None or self._ready is None:
                 self._result = self._job()
             else:
                 with self._streams.entered():
@@ -138,7 +138,8 @@ class CommThread:
         self._devices, self._meanwhile, self.recovery = devices, meanwhile, recovery
         self.is_fixed = recovery is None  # the group has the same members as long as it is there
         self.waiters = Waiters()
-        self._streams = CommStreams(devices)
+        streams = CommStreams(devices)
+        self._streams = streams if streams else None  # None on processors
         self._queue: SimpleQueue[Work[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._closed = False

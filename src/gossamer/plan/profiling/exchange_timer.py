@@ -20,7 +20,6 @@ from gossamer.algorithms.strategies import AveragingStage, GossipStage, Stage
 from gossamer.algorithms.topologies import Ring
 from gossamer.base.aggregation import STEADY
 from gossamer.comm.replay import ReplayTransport, ScriptSeconds, TimedCompressor
-from gossamer.comm.runtime.comm_streams import CommStreams
 from gossamer.comm.runtime.comm_thread import CommThread, Work
 from gossamer.comm.runtime.transaction import Transaction
 from gossamer.train.engine.bucket import Bucket
@@ -136,7 +135,7 @@ class _InlineCommThread:
         return range(world)
 
     def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
-        began, work = time.perf_counter(), Work(job, CommStreams(()), on_failure)
+        began, work = time.perf_counter(), Work(job, None, on_failure)
         self._transport.pause()
         work.run()
         self._transport.pause()

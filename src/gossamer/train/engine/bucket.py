@@ -302,7 +302,7 @@ class GradientAccumulator:
     def __init__(self, buckets: Sequence[Bucket], accumulate: int | Callable[[], int]) -> None:
         """accumulate: backward passes of a reduction; of the one that is due, where their number changes."""
         self._buckets = buckets
-        self._accumulate = accumulate if callable(accumulate) else lambda: accumulate
+        self._accumulate = accumulate
         sums = callable(accumulate) or accumulate > 1
         self._flats = [torch.zeros_like(bucket.flat) for bucket in buckets] if sums else []
         self.clear()
@@ -315,7 +315,8 @@ class GradientAccumulator:
     @property
     def complete(self) -> bool:
         """Whether the next pass is the one that is sent."""
-        return self.made >= self._accumulate() - 1
+        passes = self._accumulate() if callable(self._accumulate) else self._accumulate
+        return self.made >= passes - 1
 
     @torch.no_grad()
     def add(self, weight: float, scale: float) -> None:

@@ -9,7 +9,6 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from gossamer.base.aggregation import NO_MOMENTS, Moments
-from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.frozen_parameters import FrozenParameters
 from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.engine.report import Agreement, NonFiniteOrigin, unchanged
@@ -47,10 +46,6 @@ class StepContext:
     moments: Moments = NO_MOMENTS  # what the compressor applies of the optimizer's
     first_batch: int = 0  # a hash of this rank's
     lap: int = 0  # this rank's position in its data, in half epochs
-
-    def scale_of(self, bucket: Bucket) -> float:
-        """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
-        return (self.scale or 1.0) if bucket.state else 1.0
 
 
 StepCosts = Mapping[str, float]  # by the names of events.StepEnded

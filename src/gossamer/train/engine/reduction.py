@@ -402,10 +402,14 @@ class PendingReduction:
             for bucket in self.buckets:
                 bucket.roll_back()
 
+    def _scale_of(self, bucket: Bucket) -> float:
+        """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
+        return (self.taken.scale or 1.0) if bucket.state else 1.0
+
     def send(self, fresh: BucketInput, trailer: StepTrailer | None) -> None:
         """Hand the next bucket to the communication thread; the last one takes this rank's report along."""
         bucket = self.buckets[self.sent]
-        scale = self.taken.scale_of(bucket)
+        scale = self._scale_of(bucket)
         job: Callable[[], Any] = partial(self.reduction.exchange, bucket, fresh, scale)
         if trailer is not None:
             job = partial(self.reduction.close, bucket, fresh, scale, trailer)
@@ -426,7 +430,9 @@ class PendingReduction:
     def commit(self, decision: StepDecision) -> NonFiniteOrigin | None:
         """Show the optimizer the means and remember what compressors remember; or skip the step, and return what was
         not finite."""
-        blame, weight = self.agree(self.reduction.blame(decision, self.buckets)), decision.weight
+        blame, weight = self.reduction.blame(decision, self.buckets), decision.weight
+        if self.agree is not unchanged:
+            blame = self.agree(blame)
         agreed = blame is None and not decision.short and decision.in_step
         self.committed = agreed and weight > 0 and bool(decision.active)
         if decision.short:
@@ -436,7 +442,7 @@ class PendingReduction:
         used = {name for name, flag in zip(self.reduction.names, decision.used, strict=True) if flag}
         for bucket, staged in zip(self.buckets, self.reduction.staged, strict=True):
             if self.committed:
-                correction = self.reduction.correction(weight) * self.taken.scale_of(bucket)
+                correction = self.reduction.correction(weight) * self._scale_of(bucket)
                 bucket.commit(staged.next_state, used, correction, staged.mean)
             elif skipped_by_scaler:
                 bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped
@@ -444,6 +450,8 @@ class PendingReduction:
             else:
                 bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
             bucket.exchanged()
+        if not self.sparse.parameters:
+            return blame
         if self.committed:
             self.sparse.show(self.reduction.rows, used, self.reduction.correction(weight))
         elif skipped_by_scaler:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -131,13 +131,6 @@ def _refuse_two_scales(optimizer: Optimizer, graded: Iterable[Parameter]) -> Non
             "optimizer, scaler.unscale_(optimizer), then torch.nn.utils.clip_grad_norm_(model.parameters(), "
             "...), before the first scaler.step(...)."
         )
-
-
-def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's step is called with a closure; args: the optimizer first, as hooks are given them."""
-    if len(args) == 1 and not kwargs:
-        return False
-    return any(value is not None for value in (*args[1:], *kwargs.values()))
 
 
 class NonFiniteMonitor:

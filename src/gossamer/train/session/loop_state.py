@@ -54,7 +54,8 @@ def loop_state(session: LoopingSession) -> LoopState:
     hooks = session._step_hooks
 
     def now() -> StepContext:
-        scale, momentum = session._loop_scaler.scale(), hooks.momentum
+        scaler, momentum = session._loop_scaler, hooks.momentum
+        scale = None if scaler.scaler is None else scaler.scale()
         return StepContext(
             scale=scale,
             settings=session._settings(scale),

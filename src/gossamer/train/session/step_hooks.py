@@ -18,8 +18,13 @@ from gossamer.train.engine.extension import Extensions, GradientUse
 from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.moments.take_over import take_over
 from gossamer.train.session import step_spans
-from gossamer.train.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook, WeakParameters
-from gossamer.train.session.gradient_guards import GradientClip, StepGuards, has_closure, scaler_of_parts
+from gossamer.train.session.foreign_optimizers import (
+    ForeignOptimizerGuard,
+    OptimizerStepHook,
+    WeakParameters,
+    has_closure,
+)
+from gossamer.train.session.gradient_guards import GradientClip, StepGuards, scaler_of_parts
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.loop_scaler import LoopScaler
 from gossamer.train.session.manual_updates import ManualUpdates
@@ -118,23 +123,14 @@ class StepHooks:
         yield self
         yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
 
-    def _refuse_within_backward(self, optimizer: Optimizer) -> None:
-        """Raise LoopError where a hook of the loop steps an optimizer before gradients are averaged."""
-        if torch._C._current_graph_task_id() != -1:
-            raise LoopError(
-                f"{type(optimizer).__name__} makes a step within backward(), by a hook, where gradients are those of "
-                "this rank alone: the ranks would part. Remove the hook, attach one optimizer of all parameters, and "
-                "call optimizer.step() after loss.backward() has returned."
-            )
-
     def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
         self._tracked.see(optimizer)
         if optimizer is self._optimizer or self._group.forked:
             return
         synchronizer = self._session._synchronizer
         if not self._alone:
-            if self._foreign_guard.shares(optimizer):
-                self._refuse_within_backward(optimizer)
+            if torch._C._current_graph_task_id() != -1 and self._foreign_guard.shares(optimizer):
+                raise _within_backward(optimizer)
             self._foreign_guard.check(optimizer, local=self._session._muted_at == synchronizer.passes)
         if self._foreign_guard.shares(optimizer):
             self.refuse_gained(searches=False)
@@ -148,11 +144,11 @@ class StepHooks:
         if self._group.forked:
             return
         synchronizer, closure = self._session._synchronizer, has_closure(args, kwargs)
-        if not self._alone:
-            refuse_capture("optimizer.step()")
         self._extensions.begin_pass()
         if not self._alone:
-            self._refuse_within_backward(optimizer)
+            refuse_capture("optimizer.step()")
+            if torch._C._current_graph_task_id() != -1:
+                raise _within_backward(optimizer)
         if self.watch.changed:
             self.refuse_gained(searches=False)
         self._foreign_guard.refuse_unaveraged(optimizer)
@@ -196,3 +192,12 @@ class StepHooks:
         refuse_late(self._recipe, self._session._stages.now, self._session._synchronizer.buckets)
         show_overflow(self._parameters.values())
         return True
+
+
+def _within_backward(optimizer: Optimizer) -> LoopError:
+    """A hook of the loop steps an optimizer before gradients are averaged."""
+    return LoopError(
+        f"{type(optimizer).__name__} makes a step within backward(), by a hook, where gradients are those of this rank "
+        "alone: the ranks would part. Remove the hook, attach one optimizer of all parameters, and call "
+        "optimizer.step() after loss.backward() has returned."
+    )

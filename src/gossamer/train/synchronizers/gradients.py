@@ -8,15 +8,13 @@ commit, or none.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.nn import Parameter
 
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.base import flight_recorder, rng
@@ -110,7 +108,8 @@ class GradientSynchronizer(Synchronizer):
         self.phase, self.in_optimizer = GradientPhase.WAITING, False
         self._stage, self._admission = stage, AdmissionGate(context, gates=stage.accumulates)
         self._sums = GradientAccumulator(buckets, self._due if stage.accumulates else 1)
-        self.names = [name for part in self._parts for name in part.parameters]
+        self._parameters = {name: each for part in self._parts for name, each in part.parameters.items()}
+        self.names = list(self._parameters)
         self._context, self._loop = context, context.loop
         self._seen_pass = False  # whether a whole one showed which gradients come in parts
         self._pending: PendingReduction | None = None
@@ -123,7 +122,7 @@ class GradientSynchronizer(Synchronizer):
         self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
         self._bucket_of = {name: bucket for bucket in buckets for name in bucket.parameters}
         self._watch = self._loop.gradients(
-            dict(self._named()), self._pass_ended, self._pass_began, self._ready, self.controls
+            self._parameters, self._pass_ended, self._pass_began, self._ready, self.controls
         )
 
     @property
@@ -174,7 +173,8 @@ class GradientSynchronizer(Synchronizer):
                 "the ranks are out of step. Go on from the last checkpoint, as gossamer run --max-restarts 1 does."
             )
         self._expect_all()
-        self._drop_thrown_away()
+        if self._unused:
+            self._drop_thrown_away()
         if self._admission.awaited:
             self._admission.let_in()
         if self._sums.complete:
@@ -203,7 +203,7 @@ class GradientSynchronizer(Synchronizer):
     def _send(self, pending: PendingReduction, presence: Presence) -> None:
         """Let the next bucket leave; the last one takes this rank's report along, unless sparse gradients will."""
         bucket = self._buckets[pending.sent]
-        last = bucket is self._buckets[-1] and not self._sparse
+        last = bucket is self._buckets[-1] and not self._sparse.parameters
         fresh = self._input(pending, bucket) if presence == Presence.TRAINING else NO_INPUT
         pending.send(fresh, self._trailer(pending, presence) if last else None)
 
@@ -230,14 +230,16 @@ class GradientSynchronizer(Synchronizer):
             stop=self.asked_to_stop,
             lap=pending.taken.lap,
             look=self.asked_to_look,
-            used=np.array([name in self._sums.used or p.grad is not None for name, p in self._named()]) & training,
+            used=np.array(self._used()) & training,
             moved=moved & training,
         )
         sample = partial(check.sample, self.step) if training else unsampled
         return StepTrailer(report=report, settings=settings, check=check, buffers=buffers, sample=sample)
 
-    def _named(self) -> Iterator[tuple[str, Parameter]]:
-        return chain.from_iterable(part.parameters.items() for part in self._parts)
+    def _used(self) -> list[bool]:
+        """Which parameters have a gradient, in the order of `names`."""
+        accumulated = self._sums.used
+        return [p.grad is not None or name in accumulated for name, p in self._parameters.items()]
 
     # -- when backward is over -----------------------------------------------------------------------------------------
 
@@ -272,12 +274,12 @@ class GradientSynchronizer(Synchronizer):
             if not training:
                 bucket.flat.zero_()
             self._send(pending, presence)
-        if self._sparse:
+        if self._sparse.parameters:
             rows = self._sparse.rows() if training else self._sparse.no_rows()
             pending.send_rows(rows, self._trailer(pending, presence))
         asked = time.perf_counter()
         decision = pending.wait()
-        if training:
+        if training and self._sums.made:
             self._sums.clear()
         answered = time.perf_counter()
         if active.recorder is not None:
@@ -286,9 +288,11 @@ class GradientSynchronizer(Synchronizer):
 
     def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
         self._pending = None
-        self._admission.note()
+        if self._admission.gates:
+            self._admission.note()
         self.stopping, self.all_trained, self.look_asked = decision.stop, decision.all_trained, decision.look
-        refuse_apart(decision.presences)
+        if not decision.all_trained:
+            refuse_apart(decision.presences)
         if decision.parted:
             self._context.compare_parameters(decision.parted, self.step)
         elif decision.presences[self._context.transport.rank] == Presence.TRAINING and decision.in_step:
@@ -375,7 +379,7 @@ class GradientSynchronizer(Synchronizer):
         return missed
 
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
-        with kept_gradients([p for _, p in self._named()]):
+        with kept_gradients(self._parameters.values()):
             if self._left_unused():
                 for bucket in self._buckets:
                     bucket.keep_before()
