@@ -106,7 +106,7 @@ def _refuse_unable(session: AddingSession) -> None:
             f"{CALL} does not work with {session.recipe.strategy!r}: the other side holds the parameters in the "
             f"layout that they had at attach. {again}, with the new parameters in the model."
         )
-    if session._synchronizer.muted or not session._synchronizer.between_steps:
+    if session._synchronizer.controls.muted or not session._synchronizer.between_steps:
         raise LoopError(
             f"{CALL} between backward() and optimizer.step(), or within session.no_sync(): these gradients would be "
             "lost. Call it right after optimizer.step(), where session.accumulating is False."

@@ -228,9 +228,9 @@ class ArraySession:
             )
         fresh = {name: self._fitting(name, array, "gradient") for name, array in self._all_of(gradients).items()}
         if weight is not None:
-            self._synchronizer.weight, self._weighs = sample_weight(weight), True
+            self._synchronizer.controls.weight, self._weighs = sample_weight(weight), True
         self._given.give(self._tensors, fresh)
-        if self._synchronizer.muted:
+        if self._synchronizer.controls.muted:
             return None
         self._gave = True
         self._extensions.begin_pass()
@@ -281,11 +281,12 @@ class ArraySession:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients add up on this rank: within the block `give` sends nothing and returns None."""
-        before, self._synchronizer.muted = self._synchronizer.muted, True
+        controls = self._synchronizer.controls
+        before, controls.muted = controls.muted, True
         try:
             yield
         finally:
-            self._synchronizer.muted = before
+            self._synchronizer.controls.muted = before
 
     def end_epoch(self, state: Arrays | None = None) -> tuple[dict[str, Array], dict[str, Array]]:
         """Wait until every rank is out of data: they may have different numbers of batches. Every rank calls it once

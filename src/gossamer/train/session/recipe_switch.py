@@ -96,7 +96,7 @@ def switch(session: SwitchingSession, wanted: Written, reason: str) -> None:
 def refuse_within_step(session: SwitchingSession) -> None:
     """Raise LoopError where gradients were computed that no optimizer has used yet."""
     synchronizer = session._synchronizer
-    if synchronizer.muted or session._muted_at == synchronizer.passes:
+    if synchronizer.controls.muted or session._muted_at == synchronizer.passes:
         raise LoopError(
             "session.switch() within or after session.no_sync(): gradients that add up on this rank would be those of "
             "neither recipe. Call it after the optimizer.step() that uses them."

@@ -111,7 +111,7 @@ class Session(LayoutChanges):
             if not self._group.alone:
                 self._step_hooks.manual_updates.install(self._parameters)
             self._synchronizer = self._stages.begin(self._parameters, fragments)
-            self._synchronizer.muted = self._parts.staged
+            self._synchronizer.controls.muted = self._parts.staged
             self._changes.begin(fingerprint(optimizer=None, **self._about()))
         except BaseException:
             comm_thread.close()
@@ -174,7 +174,7 @@ class Session(LayoutChanges):
 
         The mean gradient is then sum(w g) / sum(w). Every rank says it, or none: MismatchError at the next exchange.
         """
-        self._synchronizer.weight, self._weighs = sample_weight(weight), True
+        self._synchronizer.controls.weight, self._weighs = sample_weight(weight), True
 
     def log(self, metrics: Mapping[str, float | Tensor] | None = None, /, **more: float | Tensor) -> None:
         """Write numbers into the run's record: session.log(loss=loss), or session.log({"loss": loss}). Tensors of one
@@ -184,11 +184,12 @@ class Session(LayoutChanges):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients add up on this rank; the next backward outside sends the sum."""
-        before, self._synchronizer.muted, self._muted_at = self._synchronizer.muted, True, self._synchronizer.passes
+        controls, self._muted_at = self._synchronizer.controls, self._synchronizer.passes
+        before, controls.muted = controls.muted, True
         try:
             yield
         finally:
-            self._synchronizer.muted = before
+            self._synchronizer.controls.muted = before
 
     @contextmanager
     def epoch(self) -> Iterator[None]:

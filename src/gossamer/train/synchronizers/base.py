@@ -75,22 +75,6 @@ class Synchronizer(ABC):
         self.reference: float | None = None  # the weight that counts as one, once it is agreed upon
 
     @property
-    def weight(self) -> float:
-        return self.controls.weight
-
-    @weight.setter
-    def weight(self, weight: float) -> None:
-        self.controls.weight = weight
-
-    @property
-    def muted(self) -> bool:
-        return self.controls.muted
-
-    @muted.setter
-    def muted(self, muted: bool) -> None:
-        self.controls.muted = muted
-
-    @property
     @abstractmethod
     def buckets(self) -> Sequence[Bucket]:
         """What is compressed and sent together."""
@@ -208,7 +192,8 @@ class Synchronizer(ABC):
 
     def continue_from(self, before: Synchronizer) -> None:
         """Go on where the synchronizer of the stage before ends."""
-        self.weight, self.muted, self.reference = before.weight, before.muted, before.reference
+        self.controls.weight, self.controls.muted = before.controls.weight, before.controls.muted
+        self.reference = before.reference
         self.asked_to_stop, self.stopping = before.asked_to_stop, before.stopping
 
     @abstractmethod

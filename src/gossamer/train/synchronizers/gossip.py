@@ -180,7 +180,7 @@ class GossipAveraging(Synchronizer):
     def _round(self, parts: Sequence[MixedTensors], presence: Presence) -> Generator[Any, Any, Sequence[RoundHeader]]:
         all_meet = self._strategy.rounds_apart(self._transport.world)
         if self.reference is None:
-            self._loop.warn((yield from gather_first_batches(self._loop.now().first_batch, self.weight)))
+            self._loop.warn((yield from gather_first_batches(self._loop.now().first_batch, self.controls.weight)))
             self.reference = 1.0
         at = self._context.aggregation(self._number)
         header = RoundHeader(self._number, self.step, presence, self.asked_to_stop)

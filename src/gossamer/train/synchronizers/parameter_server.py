@@ -133,7 +133,9 @@ class ServerSynchronizer(Synchronizer):
                 "closure computes gradients within the step. Call backward(), then optimizer.step()."
             )
         self._wait()
-        self._client.gather({name: parameter.grad for name, parameter in self._parameters.items()}, self.weight)
+        self._client.gather(
+            {name: parameter.grad for name, parameter in self._parameters.items()}, self.controls.weight
+        )
         for parameter in self._parameters.values():
             parameter.grad = None
         self._client.apply_pull()  # of the step before; only this thread writes parameters
