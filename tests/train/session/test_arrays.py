@@ -204,9 +204,12 @@ def test_a_rank_with_fewer_batches_ends_the_epoch_with_the_others_parameters_and
 def test_no_sync_adds_gradients_up_on_this_rank() -> None:
     def train(worker: Worker) -> Any:
         session = worker.arrays({"w": np.zeros(2)}, "Dense()")
+        first = np.full(2, worker.rank + 1.0)
         with session.no_sync():
-            assert session.give({"w": np.full(2, worker.rank + 1.0)}) is None
+            assert session.give({"w": first}) is None
+        assert session.steps == 0  # nothing was sent
         mean = session.give({"w": np.full(2, 10.0)})
+        assert first.tolist() == [worker.rank + 1.0] * 2
         return mean["w"].tolist()  # type: ignore[index]
 
     assert cluster(train, 2) == [[11.5, 11.5]] * 2
