@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.train.session.data_wait import DataWait
+from gossamer.train.session.session_status import DataWait
 
 
 class Clock:

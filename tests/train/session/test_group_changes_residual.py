@@ -12,8 +12,8 @@ from support.sessions import sgd
 from support.virtual_workers import Worker, cluster, heard, loss_of, network
 
 from gossamer.events import Event, ResidualTold
-from gossamer.train.session import residual_report
-from gossamer.train.session.residual_report import ResidualReport
+from gossamer.train.session import group_changes
+from gossamer.train.session.group_changes import ResidualReport
 
 
 def norms(worker: Worker, recipe: str, steps: int = 3) -> tuple[list[float], Any]:
@@ -41,15 +41,15 @@ def check_every_report_is_right(recipe: str) -> list[ResidualTold]:
 
 @pytest.mark.parametrize("recipe", ["TopK(0.2)", "LocalSGD(2) + TopK(0.1)"])
 def test_reports_are_the_norms_of_what_is_kept(monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
-    monkeypatch.setattr(residual_report, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(residual_report, "REPORT_SHARE", float("inf"))
+    monkeypatch.setattr(group_changes, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(group_changes, "REPORT_SHARE", float("inf"))
     events = check_every_report_is_right(recipe)
     assert sorted(event.step for event in events) == [1, 1, 2, 2, 3, 3]
     assert any(event.norm > 0 for event in events)
 
 
 def test_the_check_notices_the_norm_of_another_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residual_report, "norm_of", lambda tensors: 1e-3 + sum(float(each.norm()) for each in tensors))
+    monkeypatch.setattr(group_changes, "norm_of", lambda tensors: 1e-3 + sum(float(each.norm()) for each in tensors))
     with pytest.raises(AssertionError):
         check_every_report_is_right("TopK(0.2)")
 
