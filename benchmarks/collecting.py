@@ -27,7 +27,7 @@ from gossamer.observe.aside_log import Aside
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.telemetry import insert, open_store
 from gossamer.observe.telemetry.store import THINNED, thin
-from gossamer.train.session.data_wait import DataWait
+from gossamer.train.session.session_status import DataWait
 
 BLOCK_STEPS, BLOCKS = 2000, 15
 RANKS, STEPS, STEPS_A_SECOND = 256, 100_000, 100

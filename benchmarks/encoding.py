@@ -37,8 +37,7 @@ from gossamer.base.kernels import buffer_pool, share_among
 from gossamer.base.kernels.crc import crc32
 from gossamer.comm.environment.host_info import machine
 from gossamer.plan.bench.interleave import interleave, spread
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.bucketing import assign_buckets
+from gossamer.train.engine.bucket import Bucket, assign_buckets
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.overhead import launch  # found only after the line above

@@ -121,7 +121,7 @@ def _kind(func: Any, args: Any, kwargs: Any) -> str | None:
 
 
 def _place() -> str:
-    """Where the library asked for it: "train/reducer/bucket.py:201"."""
+    """Where the library asked for it: "train/engine/bucket.py:201"."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         head, found, inside = frame.f_code.co_filename.rpartition("gossamer/")

@@ -30,7 +30,7 @@ from gossamer.algorithms.compressors.ownership import UpdateRule
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.ops import AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup
 from gossamer.comm.simulated import SimulatedGroup
-from gossamer.train.reducer.bucket import slot_of
+from gossamer.train.engine.bucket import slot_of
 from gossamer.train.session.session import Session
 from gossamer.train.world_state import WorldState
 

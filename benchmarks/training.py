@@ -11,13 +11,13 @@ from torch import Tensor
 
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.base.aggregation import AggregationContext, AggregationResult
+from gossamer.base.aggregation import NO_MOMENTS, AggregationContext, AggregationResult
 from gossamer.base.ops import CollectiveOp
 from gossamer.base.runner import simulate
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import NotFinite
+from gossamer.train.engine.bucket import Bucket
 from gossamer.train.moments.take_over import take_over
-from gossamer.train.reducer.bucket import Bucket
 
 POINTS = 24  # of a curve
 
@@ -59,7 +59,7 @@ class Workers:
             bucket.flat.zero_()
             bucket.point(names)
             self.task.loss(self.model, *samples).backward()
-        moments = self.momentum.now()
+        moments = NO_MOMENTS if self.momentum is None else self.momentum.now()
         scripts = []
         for rank, bucket in enumerate(self.buckets):
             at = AggregationContext(step=self.step, seed=self.seed, rank=rank, world=self.world, **moments._asdict())
@@ -70,9 +70,11 @@ class Workers:
         for bucket, each in zip(reversed(self.buckets), reversed(staged), strict=True):
             bucket.commit(each.next_state, names, 1.0)  # the first worker's gradients stay with the model
         self.step += 1
-        self.momentum.before(self.step)
+        if self.momentum is not None:
+            self.momentum.before(self.step)
         self.optimizer.step()
-        self.momentum.after()
+        if self.momentum is not None:
+            self.momentum.after()
 
     def _counted(self, bucket: Bucket, at: AggregationContext) -> Generator[CollectiveOp, Any, AggregationResult]:
         """A worker's script; what it sends is counted."""

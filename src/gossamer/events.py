@@ -217,7 +217,7 @@ class ResidualTold(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCost:
-    """What one tensor costs on this worker; None where it is not known. The law is in train/reducer/tensor_sampler."""
+    """What one tensor costs on this worker; None where it is not known. The law is in train/engine/tensor_sampler."""
 
     name: str
     numel: int

@@ -70,13 +70,13 @@ def test_no_sync_is_the_sessions_for_its_model_only(accelerator: Accelerator) ->
     (model, optimizer), other = parts(), nn.Linear(1, 1)
     with adapter.attach(accelerator, model, optimizer) as session:
         with accelerator.no_sync(model):
-            assert session._synchronizer.muted
+            assert session._synchronizer.controls.muted
         with accelerator.no_sync(other):
-            assert not session._synchronizer.muted
+            assert not session._synchronizer.controls.muted
         with accelerator.accumulate(model):  # the first of two
-            assert session._synchronizer.muted
+            assert session._synchronizer.controls.muted
         with accelerator.accumulate(model):
-            assert not session._synchronizer.muted
+            assert not session._synchronizer.controls.muted
 
 
 def test_other_models_are_prepared_as_ever(accelerator: Accelerator) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from gossamer.comm.elastic import transport
 from gossamer.comm.elastic.operation_log import OperationLog
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.kept_inputs import KeptInputs
+from gossamer.train.engine.bucket import Bucket, KeptInputs
 
 
 def tensors_of(answer: Any) -> list[Tensor]:

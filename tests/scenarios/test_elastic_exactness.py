@@ -15,8 +15,7 @@ from support.virtual_workers import Worker, seeded
 from torch import Tensor, nn
 
 from gossamer.algorithms.compressors.sharded import is_unsent
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.kept_inputs import KeptInputs
+from gossamer.train.engine.bucket import Bucket, KeptInputs
 
 STEPS, SHAPE = 5, (4, 64)
 

@@ -16,7 +16,7 @@ from support.elastic_groups import ElasticRun, Join, Loss
 from support.virtual_workers import Worker, cluster, notices
 from torch import Tensor, nn
 
-from gossamer.train.synchronizers.admission_gate import AdmissionGate
+from gossamer.train.synchronizers.gradients import AdmissionGate
 
 STEPS, GLOBAL, BATCH = 8, 24, 2
 LATE = Join(op=-1)  # worker 0 lets newcomers begin half-way, in whatever group it is by then

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gossamer import events
 from gossamer.base.ops import CollectiveOp
-from gossamer.train.reducer.bucketing import assign_buckets
+from gossamer.train.engine.bucket import assign_buckets
 
 
 class Slow(ForwardingTransport):

@@ -14,7 +14,7 @@ from benchmarks import fake_accelerator, host_calls
 from benchmarks.host_calls import on_training_threads
 
 from gossamer.algorithms.compressors import Int8
-from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.engine.bucket import Bucket
 from gossamer.train.session.gradient_guards import GradientClip
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
 

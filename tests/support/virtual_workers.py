@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from laws.laws import in_threads
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from gossamer import events
+from gossamer import engine, events
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.open_sessions import unregister
@@ -63,6 +63,12 @@ class Worker:
     world: int
     transport: Transport
     sessions: list[Session] = field(default_factory=list)
+    array_sessions: list[engine.Session] = field(default_factory=list)
+
+    def arrays(self, arrays: Mapping[str, Any], recipe: Any, **options: Any) -> engine.Session:
+        """A session of arrays, closed once the work is done."""
+        self.array_sessions.append(engine.Session(arrays, recipe, self.transport, **options))
+        return self.array_sessions[-1]
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any = None, **options: Any) -> Session:
         options = {"world": Nothing(), **options}
@@ -86,6 +92,8 @@ def cluster(
         worker = Worker(rank, world, wrap(group.transports[rank]))
         try:
             result = work(worker)
+            for arrays in worker.array_sessions:
+                arrays.close()
         except BaseException:
             group.leave()
             raise

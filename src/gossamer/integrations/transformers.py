@@ -19,8 +19,8 @@ from gossamer.algorithms.strategies import GradientStage
 from gossamer.errors import AttachError
 from gossamer.integrations.accelerate import leave_out_ddp, load_within, refuse_other_world, save_within, share_no_sync
 from gossamer.integrations.library_versions import require_library
+from gossamer.train.engine.parameter_views import copy_parameters, state_of, trainable
 from gossamer.train.moments.take_over import RULES, ownership
-from gossamer.train.reducer.parameter_views import copy_parameters, state_of, trainable
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session import Session
 

@@ -2,7 +2,7 @@
 
 session/           hooks, checks and checkpoints of one attached model
 synchronizers/     for each strategy, when tensors are sent and applied
-reducer/           buckets, the reduction of all of them, reports of a step
+engine/            flat buckets, their reduction, reports of a step
 parameter_server/  shards, update policies, journals, and the workers' half in `client`
 world_state.py     this worker's rank among all workers, and its shards; gossamer.World shows a part of it
 traffic/           the bytes that a step sends, by the recipe's own algorithms over meta tensors

@@ -25,9 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from gossamer.algorithms.strategies import EveryStep
-from gossamer.train.reducer.accumulation import GradientAccumulator
-from gossamer.train.reducer.bucketing import assign_buckets
-from gossamer.train.reducer.reduction import BucketInput
+from gossamer.train.engine.bucket import BucketInput, GradientAccumulator, assign_buckets
 from gossamer.train.session.session import Session
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Session, Callable[[int], Tensor]], None]

@@ -28,7 +28,7 @@ from torch.distributed.algorithms.model_averaging import averagers
 
 from gossamer.algorithms.strategies import AVERAGE, KEEP, RESET, LocalSGD, Memory, PostLocalSGD, Strategy
 from gossamer.errors import AttachError
-from gossamer.train.reducer.bucketing import assign_buckets
+from gossamer.train.engine.bucket import assign_buckets
 
 STATES = [KEEP, AVERAGE, RESET]
 

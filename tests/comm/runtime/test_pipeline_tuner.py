@@ -31,10 +31,10 @@ from gossamer.comm.runtime.pipeline import DEPTH
 from gossamer.comm.runtime.pipeline_tuner import TRIAL_DEPTHS, TRIAL_PERIOD, PipelineTuner
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.parameter_check import ParameterCheck
-from gossamer.train.reducer.reduction import NO_INPUT, StepReduction, StepTrailer
-from gossamer.train.reducer.step_report import Presence, StepReport
+from gossamer.train.engine.bucket import NO_INPUT, Bucket
+from gossamer.train.engine.parameter_check import ParameterCheck
+from gossamer.train.engine.reduction import StepReduction, StepTrailer
+from gossamer.train.engine.report import Presence, StepReport
 from gossamer.train.traffic.op_trace import trace_ops
 
 WORLD = 4
@@ -358,7 +358,7 @@ def exchanged(
     presence: Sequence[Presence] = (Presence.TRAINING,) * 2,
 ) -> list[tuple[list[int], torch.Tensor]]:
     """By rank: the windows of rounds that take slow(rank, window) seconds, and what all of them came to."""
-    monkeypatch.setattr("gossamer.train.reducer.reduction.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr("gossamer.train.engine.reduction.time", SimpleNamespace(perf_counter=lambda: 0.0))
     group = SimulatedGroup(2)
 
     def work(rank: int) -> tuple[list[int], torch.Tensor]:

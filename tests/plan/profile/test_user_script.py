@@ -12,7 +12,7 @@ from gossamer.base.kernels import coded_bytes
 from gossamer.errors import AttachError
 from gossamer.events import emit
 from gossamer.plan.profile.user_script import attached_by
-from gossamer.train.reducer.step_report import STANDING_BYTES, control_bytes
+from gossamer.train.engine.report import STANDING_BYTES, control_bytes
 from gossamer.train.traffic.traffic import estimate_traffic
 
 ATTACHES = """

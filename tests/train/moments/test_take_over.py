@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 
 from gossamer.errors import AttachError, MismatchError
 from gossamer.train.moments import take_over
-from gossamer.train.moments.transfer import KeepMomentum, Momentum
+from gossamer.train.moments.transfer import MomentumTransfer
 from gossamer.train.moments.velocity import SGDMomentumTransfer
 
 DGC = "Route(DGC(density=1.0, masking=False), smallest=0)"
@@ -75,13 +75,13 @@ def test_the_check_notices_a_newcomer_that_keeps_its_momentum_since_it_comes_alo
         check_momentum_goes_on_when_a_worker_comes(2, 6)
 
 
-def momentum(rule: Rule, worker: Worker) -> Momentum:
+def momentum(rule: Rule, worker: Worker) -> MomentumTransfer | None:
     return worker.attach(model := network(0), rule(model), DGC)._step_hooks.momentum
 
 
 def test_momentum_moves_in_a_group_of_one_to_which_others_may_come() -> None:
     """What it sends, and what it refuses, must not change with the number of workers."""
-    assert isinstance(cluster(partial(momentum, sgd), 1)[0], KeepMomentum)
+    assert cluster(partial(momentum, sgd), 1)[0] is None
     assert isinstance(ElasticRun(1)(partial(momentum, sgd))[0], SGDMomentumTransfer)
     with pytest.raises(AttachError, match=r"applies the momentum of torch\.optim\.SGD"):
         ElasticRun(1)(partial(momentum, adam))

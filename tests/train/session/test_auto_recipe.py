@@ -142,7 +142,7 @@ def test_a_slow_step_asks_all_ranks_for_a_look() -> None:
 
 
 def test_the_twin_whose_report_does_not_ask_waits_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.train.reducer.step_report.LOOK", 0)
+    monkeypatch.setattr("gossamer.train.engine.report.LOOK", 0)
     assert steps_until_the_change() > 2
 
 

@@ -22,7 +22,7 @@ import gossamer
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import GossamerError, LoopError
-from gossamer.train.reducer.parameter_views import trainable
+from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.session import foreign_optimizers
 from gossamer.train.session.foreign_optimizers import ForeignOptimizerGuard
 from gossamer.train.session.session import Session

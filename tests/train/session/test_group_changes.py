@@ -66,6 +66,7 @@ def test_a_change_that_replaces_the_one_before_is_told_alone(replaces: bool) -> 
         seen: list[WorldChange] = []
         model, optimizer, session = worker.start(network(0), sgd, "Dense()")
         session.on_change(seen.append)
+        session._extensions.add(session._changes)  # as in an elastic group
         first, second = (0, 1, 2), (0, 1, 2) if replaces else (0, 2)
         for before, now in ((first, (0, 2)), (second, (0,))):
             session._changes.moved(

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from gossamer.train.engine.extension import GradientUse
 from gossamer.train.session.owed_gradients import KEY, OwedGradients
 
 
@@ -21,7 +22,7 @@ def owing(*names):
 
 def pay(owed, model, optimizer=None, closure=False):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)
-    owed.pay(optimizer, dict(model.named_parameters()), closure=closure)
+    owed.before_step(GradientUse(optimizer, dict(model.named_parameters()), closure))
     return model.weight.grad.tolist()
 
 

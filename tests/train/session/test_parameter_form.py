@@ -65,7 +65,7 @@ def test_also_in_a_step_that_the_scaler_leaves_out(recipe: str) -> None:
 
 
 def test_without_the_check_ranks_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ParameterForm, "refuse_cast", lambda self: None)
+    monkeypatch.setattr(ParameterForm, "pass_began", lambda self: None)
     one, other = cluster(lambda worker: cast(worker, "Dense()", CASTS["bfloat16"], 2), 2)
     assert not torch.equal(one, other)
 

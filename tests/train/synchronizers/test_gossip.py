@@ -21,7 +21,7 @@ from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.strategies import Gossip
 from gossamer.algorithms.topologies import Topology
 from gossamer.errors import AttachError, LoopError, NonFiniteError, Stopped
-from gossamer.train.reducer.step_report import Presence
+from gossamer.train.engine.report import Presence
 from gossamer.train.session.session import Session
 from gossamer.train.synchronizers.gossip import GossipAveraging
 from gossamer.train.synchronizers.gossip_round import RoundHeader, check

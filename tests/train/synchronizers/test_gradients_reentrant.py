@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gossamer.errors import LoopError
-from gossamer.train.reducer import backward_hooks
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.pending_reduction import PendingReduction
+from gossamer.train.engine import torch_hooks
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.reduction import PendingReduction
 from gossamer.train.synchronizers import stages
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of nested segments
@@ -172,7 +172,7 @@ def test_gradients_that_add_up_before(shape: type[Layers]) -> None:
 @pytest.mark.usefixtures("_small_buckets")
 def test_the_check_catches_an_inner_end_that_is_taken_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twin: whatever is going on counts as the outermost pass."""
-    monkeypatch.setattr(backward_hooks, "outermost_function", lambda: None)
+    monkeypatch.setattr(torch_hooks, "outermost_function", lambda: None)
     with pytest.raises((AssertionError, LoopError)):
         assert same(Layers)
 

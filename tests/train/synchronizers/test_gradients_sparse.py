@@ -14,8 +14,8 @@ from torch.optim import SGD, Adam, SparseAdam
 
 from gossamer import events
 from gossamer.errors import LoopError
-from gossamer.train.reducer.sparse_gradients import Rows
-from gossamer.train.reducer.step_report import control_bytes
+from gossamer.train.engine.report import control_bytes
+from gossamer.train.engine.sparse_gradients import Rows
 
 WORLD, STEPS, ROWS, WIDTH = 2, 3, 20, 4
 

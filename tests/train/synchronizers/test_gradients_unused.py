@@ -12,7 +12,7 @@ from support.nightly import once_each
 from support.virtual_workers import Worker, batch, cluster, loss_of, network, notices, parameters
 from torch import Tensor, nn
 
-from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.engine.bucket import Bucket
 
 RECIPES = [
     "Dense()",

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import unchanged
-from gossamer.train.synchronizers.base import LoopControls, LoopState
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.report import unchanged
+from gossamer.train.engine.torch_hooks import BackwardMonitor, LoopControls
 from gossamer.train.synchronizers.local_steps import LocalSteps, StepPhase
 
 
@@ -20,9 +21,12 @@ class Loop:
 
     def __init__(self, *, in_backward: bool = False) -> None:
         self.parameter, self.controls = Parameter(torch.ones(2)), LoopControls()
-        self.counted, self.ended, self.guarded = 0, list[Any](), list[Any]()
+        self.counted, self.ended, self.judged = 0, list[Any](), list[Any]()
         state = SimpleNamespace(
-            agree=unchanged, ended=lambda *said: self.ended.append(said), guarded=self.guarded.append
+            gradients=BackwardMonitor,
+            agree=unchanged,
+            ended=lambda *said: self.ended.append(said),
+            judged=lambda *said: self.judged.append(said),
         )
         bucket = SimpleNamespace(parameters={"w": self.parameter})
         self.local = LocalSteps(
@@ -75,5 +79,5 @@ def test_gradients_that_are_not_finite_are_dropped_and_the_step_reports_them_onc
     loop.local.report()
     loop.local.report()
     assert loop.parameter.grad is None
-    assert loop.guarded == [(3, "w")]
+    assert loop.judged == [("pass", (3, "w"))]
     assert loop.ended == [(True, {"waiting_seconds": 0.0, "bytes_sent": 5}), (False, {"waiting_seconds": 0.0})]

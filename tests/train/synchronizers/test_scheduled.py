@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 from gossamer import events
 from gossamer.base.ops import CollectiveOp
 from gossamer.base.transport import Transport
-from gossamer.train.reducer.participation import POLL_BYTES
+from gossamer.train.engine.participation import POLL_BYTES
 from gossamer.train.session.session import Session
 
 

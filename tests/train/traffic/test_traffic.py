@@ -15,7 +15,7 @@ from gossamer.base.runner import simulate
 from gossamer.errors import AttachError
 from gossamer.events import Attached
 from gossamer.plan.profile.synthetic_shapes import assumed, assumed_shapes
-from gossamer.train.reducer.step_report import STANDING_BYTES, control_bytes
+from gossamer.train.engine.report import STANDING_BYTES, control_bytes
 from gossamer.train.traffic.op_trace import trace_ops
 from gossamer.train.traffic.traffic import estimate_traffic
 

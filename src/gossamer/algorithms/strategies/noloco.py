@@ -25,8 +25,8 @@ class NoLoCo(GossipStrategy):
             equation 2
 
     Write NoLoCo(period=50) + RandomPeers(): one random peer per round, and no mean over all workers. Workers never
-    hold the same parameters: evaluate in session.averaged_parameters. pull None is outer_learning_rate, as in the authors' program.
-    With Complete(), pull=1.0 and outer_momentum=0.0 it is DiLoCo without momentum.
+    hold the same parameters: evaluate in session.averaged_parameters. pull None is outer_learning_rate, as in the
+    authors' program. With Complete(), pull=1.0 and outer_momentum=0.0 it is DiLoCo without momentum.
     """
 
     period: int  # steps of the optimizer

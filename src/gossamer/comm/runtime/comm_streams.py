@@ -36,6 +36,9 @@ class CommStreams:
         there = dict.fromkeys(device for device in devices if device.type == "cuda")
         self._streams = {device: torch.cuda.Stream(device) for device in there}
 
+    def __bool__(self) -> bool:
+        return bool(self._streams)
+
     def mark(self) -> StreamMoment:
         """The moment when the caller's current stream of each device has done what it was given up to now."""
         return StreamMoment({device: torch.cuda.current_stream(device).record_event() for device in self._streams})

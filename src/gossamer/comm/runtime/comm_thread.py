@@ -70,7 +70,7 @@ class Work(Generic[T]):
     def __init__(
         self,
         job: Callable[[], T],
-        streams: CommStreams,
+        streams: CommStreams | None,
         on_failure: Callable[[BaseException], None] | None,
         waiters: Waiters | None = None,
     ) -> None:
@@ -80,18 +80,21 @@ class Work(Generic[T]):
         self._done = threading.Event()
         self._result: T
         self._failure: BaseException | None = None
-        self._ready = streams.mark()
-        self._finished: StreamMoment
+        self._ready = None if streams is None else streams.mark()
+        self._finished: StreamMoment | None = None
 
     def run(self, hold: Hold = lambda finished, job: None) -> None:
         """Do the job. hold: told of it before anyone hears that it is done, in the thread that runs it."""
         assert self._job is not None
         try:
-            with self._streams.entered():
-                self._ready.precede_current()
+            if self._streams is None or self._ready is None:
                 self._result = self._job()
-                self._finished = self._streams.mark()
-            hold(self._finished, self._job)
+            else:
+                with self._streams.entered():
+                    self._ready.precede_current()
+                    self._result = self._job()
+                    self._finished = self._streams.mark()
+                hold(self._finished, self._job)
         finally:
             self._job = None
         self._done.set()
@@ -113,7 +116,8 @@ class Work(Generic[T]):
                 self._done.wait()
         if self._failure is not None:
             raise self._failure
-        self._finished.precede_current()
+        if self._finished is not None:
+            self._finished.precede_current()
         return self._result
 
 
@@ -132,8 +136,10 @@ class CommThread:
         """devices: where jobs work; the first is their current one. meanwhile: called again and again while nothing is
         queued, for a moment each, until it returns False. recovery: of the group, where it outlives its members."""
         self._devices, self._meanwhile, self.recovery = devices, meanwhile, recovery
+        self.is_fixed = recovery is None  # the group has the same members as long as it is there
         self.waiters = Waiters()
-        self._streams = CommStreams(devices)
+        streams = CommStreams(devices)
+        self._streams = streams if streams else None  # None on processors
         self._queue: SimpleQueue[Work[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._closed = False
@@ -153,11 +159,6 @@ class CommThread:
         ticket = Work(job, self._streams, on_failure, self.waiters)
         self._queue.put(ticket)  # type: ignore[arg-type]
         return ticket
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the group has the same members as long as it is there."""
-        return self.recovery is None
 
     @property
     def is_awaited(self) -> bool:

@@ -14,9 +14,12 @@ from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 class OpenSession(Protocol):
     """What the registry's users ask of a session."""
 
-    model: nn.Module
-    optimizer: Optimizer
+    @property
+    def model(self) -> nn.Module | None:
+        """None: a session of arrays."""
 
+    @property
+    def optimizer(self) -> Optimizer | None: ...
     @property
     def should_stop(self) -> bool: ...
     def request_stop(self) -> None: ...

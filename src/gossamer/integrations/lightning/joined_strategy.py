@@ -17,7 +17,7 @@ from gossamer.comm.environment import JobEnvironment, device_for, here
 from gossamer.errors import AttachError
 from gossamer.events import RecordOption
 from gossamer.integrations.lightning import collectives
-from gossamer.train.reducer.parameter_check import Verify
+from gossamer.train.engine.parameter_check import Verify
 from gossamer.train.session.recipe_choice import Written
 from gossamer.world import init
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer import events
-from gossamer.train.reducer.parameter_views import copy_parameters, state_of
+from gossamer.train.engine.parameter_views import copy_parameters, state_of
 from gossamer.train.session.session import Session
 from gossamer.train.world_state import current
 

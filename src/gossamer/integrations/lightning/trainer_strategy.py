@@ -18,8 +18,8 @@ from gossamer.errors import AttachError
 from gossamer.integrations.lightning import collectives, session_files
 from gossamer.integrations.lightning.joined_strategy import JoinedStrategy
 from gossamer.integrations.lightning.session_files import agreed_state, close_agreed
+from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import RULES, ownership
-from gossamer.train.reducer.parameter_views import trainable
 from gossamer.train.session.session import Session
 
 

@@ -31,7 +31,7 @@ from gossamer.plan.profile.gradient_statistics import (
     RANKS,
     GradientStatistics,
 )
-from gossamer.train.reducer.bucketing import assign_fragments
+from gossamer.train.engine.bucket import assign_fragments
 
 # -- what a recipe is expected to lose ---------------------------------------------------------------------------------
 

@@ -32,8 +32,7 @@ from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.plan.profile.gradient_statistics import GradientStatistics
 from gossamer.plan.profile.profile_runs import time_codec, worker_threads
 from gossamer.plan.profile.profiler import AT_ONCE
-from gossamer.train.reducer.bucket import arrange
-from gossamer.train.reducer.bucketing import assign_buckets, assign_fragments
+from gossamer.train.engine.bucket import arrange, assign_buckets, assign_fragments
 from gossamer.train.session.lifecycle_events import round_control_bytes
 from gossamer.train.traffic.op_trace import trace_ops
 from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic

@@ -37,7 +37,7 @@ from gossamer.errors import GossamerError
 from gossamer.plan.cost import calibration
 from gossamer.plan.cost.calibration import ForecastInterval, network_class, recipe_family
 from gossamer.plan.cost.workload_profile import ENOUGH_STEPS, BucketProfile, OtherLoad, WorkloadProfile
-from gossamer.train.reducer.participation import POLL_BYTES
+from gossamer.train.engine.participation import POLL_BYTES
 from gossamer.train.traffic.op_trace import trace_ops
 from gossamer.train.traffic.traffic import mean_neighbors, neighbor_payload
 

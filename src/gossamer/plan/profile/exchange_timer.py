@@ -18,17 +18,16 @@ from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import AveragingStage, GossipStage, Stage
 from gossamer.algorithms.topologies import Ring
-from gossamer.base.aggregation import STEADY, Moments
+from gossamer.base.aggregation import STEADY
 from gossamer.comm.replay import ReplayTransport, ScriptSeconds, TimedCompressor
-from gossamer.comm.runtime.comm_streams import CommStreams
 from gossamer.comm.runtime.comm_thread import CommThread, Work
 from gossamer.comm.runtime.transaction import Transaction
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.frozen_parameters import FrozenParameters
-from gossamer.train.reducer.parameter_check import ParameterCheck
-from gossamer.train.reducer.pending_reduction import StepContext
-from gossamer.train.reducer.weight_copies import WeightCopies
-from gossamer.train.synchronizers.base import LoopState, Synchronizer
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.frozen_parameters import FrozenParameters
+from gossamer.train.engine.loop import LoopState, StepContext
+from gossamer.train.engine.parameter_check import ParameterCheck
+from gossamer.train.engine.weight_copies import WeightCopies
+from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.stages import Fragments, StageSequence
 
 EXCHANGES = 4  # the first is not counted
@@ -106,19 +105,16 @@ def _loop() -> LoopState:
 
     unchecked = ParameterCheck(nn.Module(), {}, "off", rank=0)
     return LoopState(
-        step_context=lambda: StepContext(1.0, "", Moments(), 0),
+        now=lambda: StepContext(scale=1.0),
         scale=lambda: 1.0,
-        settings=lambda: "",
         buffers=lambda: (),
         averaged=dict,
         frozen=FrozenParameters(nn.Module()),
         copies=WeightCopies(),
-        batch=lambda: 0,
         warn=ignore,
         ended=ignore,
         judged=ignore,
-        check=lambda: unchecked,
-        guarded=ignore,
+        check=unchecked,
     )
 
 
@@ -140,7 +136,7 @@ class _InlineCommThread:
         return range(world)
 
     def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
-        began, work = time.perf_counter(), Work(job, CommStreams(()), on_failure)
+        began, work = time.perf_counter(), Work(job, None, on_failure)
         self._transport.pause()
         work.run()
         self._transport.pause()

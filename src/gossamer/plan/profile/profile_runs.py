@@ -34,7 +34,7 @@ from gossamer.plan.profile.exchange_timer import time_stage
 from gossamer.plan.profile.gradient_statistics import GradientStatistics
 from gossamer.plan.profile.load_meter import mean_load
 from gossamer.plan.profile.profiler import AT_ONCE, results, statistics_file
-from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.engine.bucket import Bucket
 from gossamer.train.traffic.op_trace import trace_ops
 
 GROWS = 2  # times the bytes, where four times the workers are heard

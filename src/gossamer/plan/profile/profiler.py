@@ -33,9 +33,8 @@ from gossamer.plan.profile.exchange_timer import Gradients, time_stage
 from gossamer.plan.profile.gradient_statistics import GradientObserver
 from gossamer.plan.profile.load_meter import LoadMeter
 from gossamer.plan.profile.user_script import run_as_main
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.bucketing import assign_buckets
-from gossamer.train.reducer.parameter_views import trainable
+from gossamer.train.engine.bucket import Bucket, assign_buckets
+from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.session.lifecycle_events import begun
 from gossamer.train.session.session import Session
 from gossamer.train.synchronizers.stages import Fragments, bucket_fragments

@@ -22,8 +22,8 @@ from torch.optim import SGD, Adam, Optimizer
 from gossamer import attach, events
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.plan.rehearse.model_shapes import Gradient, from_file
+from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.reducer.parameter_views import trainable
 from gossamer.world import init
 
 VARIANTS = 4  # steps after which a gradient is the same again

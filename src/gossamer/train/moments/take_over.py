@@ -14,15 +14,15 @@ from gossamer.base.transport import Transport
 from gossamer.comm.elastic.transport import elastic
 from gossamer.errors import AttachError
 from gossamer.events import notice
+from gossamer.train.engine.bucket import slot_of
 from gossamer.train.moments.frozen_variance import FrozenVariance, RowVariance
 from gossamer.train.moments.moving_variance import AgreedVariance, MomentumVariance
 from gossamer.train.moments.shared_variance import SharedVariance
 from gossamer.train.moments.sign import SignDescent
-from gossamer.train.moments.transfer import KeepMomentum, Momentum, MomentumTransfer
+from gossamer.train.moments.transfer import MomentumTransfer
 from gossamer.train.moments.velocity import SGDMomentumTransfer
 from gossamer.train.moments.whole_step import WholeStep
 from gossamer.train.moments.window import WindowedMoments
-from gossamer.train.reducer.bucket import slot_of
 
 RULES: dict[UpdateRule, type[MomentumTransfer]] = {
     UpdateRule.VELOCITY: SGDMomentumTransfer,
@@ -50,7 +50,7 @@ def _stays_alone(transport: Transport) -> bool:
 
 def share_second_moment(
     optimizer: Optimizer, strategy: Strategy, parameters: Mapping[str, Parameter], transport: Transport
-) -> Momentum | None:
+) -> MomentumTransfer | None:
     """The rule of local steps that divide by an agreed second moment; None where the strategy has none.
 
     Raises AttachError where the optimizer has no second moment of this kind.
@@ -75,14 +75,14 @@ def take_over(
     parameters: Mapping[str, Parameter],
     transport: Transport,
     clip_norm: float | None,
-) -> Momentum:
-    """Let the compressor apply the momentum that it owns; a world of one that stays one is plain training.
+) -> MomentumTransfer | None:
+    """Let the compressor apply the momentum that it owns. None where it owns none, or the world stays one worker.
 
     Raises AttachError where the optimizer has no such momentum, or would not work with it any more.
     """
     owned = {} if _stays_alone(transport) else ownership(compressor, parameters)
     if not owned:
-        return KeepMomentum()
+        return None
     owner, *others = set(owned.values())
     if others:
         raise AttachError(

@@ -22,40 +22,9 @@ from gossamer.events import notice
 Group = dict[str, Any]
 
 
-class Momentum(ABC):
-    """Division of momentum between optimizer and compressor. `before` and `after` surround every optimizer step."""
-
-    @abstractmethod
-    def now(self) -> Moments:
-        """What the compressor applies of the optimizer's, as the optimizer has it at this moment."""
-
-    @abstractmethod
-    def before(self, steps: int, *, closure: bool = False, touched: bool = False) -> None:
-        """The optimizer is about to use the gradients of step `steps`, or a closure's.
-
-        touched: they were written to since they were averaged.
-        """
-
-    @abstractmethod
-    def after(self) -> None:
-        """The optimizer has made its step, or never will; harmless when said again."""
-
-
-class KeepMomentum(Momentum):
-    """The optimizer applies all momentum."""
-
-    def now(self) -> Moments:
-        return NO_MOMENTS
-
-    def before(self, steps: int, *, closure: bool = False, touched: bool = False) -> None:
-        pass
-
-    def after(self) -> None:
-        pass
-
-
-class MomentumTransfer(Momentum):
-    """The compressor applies the momentum of the parameters in `owned`, as `owner` says.
+class MomentumTransfer(ABC):
+    """The compressor applies the momentum of the parameters in `owned`, as `owner` says. `before` and `after` surround
+    every optimizer step.
 
     warns: whether to tell the user, once, of gradients that were changed after averaging.
     """
@@ -98,6 +67,7 @@ class MomentumTransfer(Momentum):
         """Update parameters whose momentum has moved, in the optimizer's place; returns the groups left for it."""
 
     def now(self) -> Moments:
+        """What the compressor applies of the optimizer's, as the optimizer has it at this moment."""
         for group in self._owning_groups():
             self.check(group)
         found = sorted({self.read(group) for group in self._owning_groups()})
@@ -111,6 +81,10 @@ class MomentumTransfer(Momentum):
 
     @torch.no_grad()
     def before(self, steps: int, *, closure: bool = False, touched: bool = False) -> None:
+        """The optimizer is about to use the gradients of step `steps`, or a closure's.
+
+        touched: they were written to since they were averaged.
+        """
         self.after()
         if closure:
             raise LoopError(
@@ -141,6 +115,7 @@ class MomentumTransfer(Momentum):
         return group | {"params": others}, *self.step(group, [p for p in owned if p.grad is not None])
 
     def after(self) -> None:
+        """The optimizer has made its step, or never will. Idempotent."""
         if self._groups:
             self.optimizer.param_groups[:] = self._groups
             self._groups = []

@@ -1,5 +1,6 @@
 """Session: the training loop's one stateful object, which synchronizes a model around its optimizer's steps.
 
+arrays.py              gossamer.engine: sessions of arrays, without a model, an optimizer and hooks
 attach.py              gossamer.attach: checks what it is given, then opens a session
 auto_recipe.py         looks at what all ranks measured, and switches the recipe where it is to be chosen while training
 recipe_choice.py       the command line's recipe before the script's; a compressor alone
@@ -8,9 +9,7 @@ step_hooks.py          what happens around every optimizer step
 stop_blocks.py         what a loop leaves that goes on after training was stopped
 checkpointing.py       its saves and loads: options, the run's name, parts put back
 session_checkpoint.py  its part of a checkpoint; what a reset keeps
-group_changes.py       what a session does when workers of an elastic run are lost or come
-residual_report.py     what a worker of an elastic run has still to send, told now and then
-preemption.py          SIGTERM to one worker, which leaves an elastic run
+group_changes.py       what a session does when workers of an elastic run are lost, come or are asked to leave
 global_batch.py        attach's global_batch in the recipe; workers that are too many for it
 elastic_recipes.py     recipes whose workers cannot come and go
 layout_change.py       reset_compressor_state and add_parameters: a synchronizer for other shapes or more parameters
@@ -44,7 +43,6 @@ foreign_optimizers.py  other optimizers that step in the same parameters
 uneven_inputs.py       parameters and optimizer state for ranks that missed steps
 lifecycle_events.py    the events Attached and Closed
 closing_comparison.py  whether ranks on all machines end with the same model
-data_wait.py            how long the loop takes from a step to the next forward pass
 session_status.py      the event StepEnded, what was sent so far, and what print(session) shows
 scalars.py             numbers that the loop tells: metrics and weights; deferred_metrics.py: those on a GPU
 average.py, ddp_hook.py  gossamer.average_ and gossamer.ddp_hook, without a session

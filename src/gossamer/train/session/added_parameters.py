@@ -16,12 +16,11 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.errors import AttachError, GossamerError, LoopError, MismatchError
+from gossamer.train.engine.model_buffers import ModelBuffers
+from gossamer.train.engine.parameter_views import trainable
+from gossamer.train.engine.report import Presence, by_value
 from gossamer.train.moments.frozen_variance import FrozenVariance
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.reducer.model_buffers import ModelBuffers
-from gossamer.train.reducer.optimizer_settings import by_value
-from gossamer.train.reducer.parameter_views import trainable
-from gossamer.train.reducer.step_report import Presence
 from gossamer.train.session.foreign_optimizers import listed
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.startup_checks import hand_out
@@ -107,7 +106,7 @@ def _refuse_unable(session: AddingSession) -> None:
             f"{CALL} does not work with {session.recipe.strategy!r}: the other side holds the parameters in the "
             f"layout that they had at attach. {again}, with the new parameters in the model."
         )
-    if session._synchronizer.muted or not session._synchronizer.between_steps:
+    if session._synchronizer.controls.muted or not session._synchronizer.between_steps:
         raise LoopError(
             f"{CALL} between backward() and optimizer.step(), or within session.no_sync(): these gradients would be "
             "lost. Call it right after optimizer.step(), where session.accumulating is False."

@@ -12,9 +12,9 @@ from gossamer.algorithms.recipes.recipe import automatic, resolve
 from gossamer.base.kernels.library import missing_kernels
 from gossamer.comm.elastic.joined_run import is_elastic, join_run
 from gossamer.errors import AttachError
-from gossamer.events import AttachRequest, RecordOption
+from gossamer.events import RecordOption
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.reducer.parameter_check import Verify
+from gossamer.train.engine.parameter_check import Verify
 from gossamer.train.session.device_check import check_devices
 from gossamer.train.session.global_batch import refuse_small_batch, with_global_batch
 from gossamer.train.session.gradient_guards import Scaler, scaler_of_parts, within_wrapper
@@ -22,7 +22,7 @@ from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.recipe_choice import Written, chosen_recipe
 from gossamer.train.session.session import Session
 from gossamer.train.session.step_spans import begin_tracing
-from gossamer.train.session.transport_setup import model_group, transport_for
+from gossamer.train.session.transport_setup import begin_reports, model_group, transport_for
 from gossamer.train.session.validation import (
     innermost,
     refuse,
@@ -134,15 +134,7 @@ def attach(
         events.notice(missing)
     transport = transport_for(world, resolved, ranks)
     parts = None if ranks is None else ModelParts(model, model_group(ranks, world.size))
-    request = AttachRequest(
-        record=record,
-        log_to=log_to,
-        rank=world.rank,
-        local_rank=world.local_rank,
-        world=world.size,
-        is_first=world.is_first,
-    )
-    recorded = events.begin_reports(request)
+    recorded = begin_reports(world, record, log_to)
     begin_tracing(world)
     session = Session(
         model,

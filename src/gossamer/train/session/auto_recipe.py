@@ -25,10 +25,10 @@ from gossamer.train.auto.measurement import Measurement
 from gossamer.train.auto.rule import Rule, RuleState
 from gossamer.train.auto.rung_cost import rung_costs
 from gossamer.train.auto.slowdown import asks_for_look, slow_steps
-from gossamer.train.reducer.model_buffers import moving_buffers
+from gossamer.train.engine.model_buffers import moving_buffers
 from gossamer.train.session import lifecycle_events
 from gossamer.train.session.group_calls import GroupCalls
-from gossamer.train.session.residual_report import norm_of
+from gossamer.train.session.group_changes import norm_of
 from gossamer.train.session.session_status import SessionStatus
 from gossamer.train.session.step_hooks import StepHooks
 from gossamer.train.session.validation import refuse_sparse_gradients, refuse_swapping

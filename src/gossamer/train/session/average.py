@@ -24,7 +24,7 @@ from gossamer.comm.environment.roll_call import RollCall
 from gossamer.comm.mesh.collective_selector import requested_collective
 from gossamer.errors import CheckpointError, LayoutError, LoopError, MismatchError
 from gossamer.train.checkpoint.files import MALFORMED
-from gossamer.train.reducer.kept_inputs import KeptInputs
+from gossamer.train.engine.bucket import KeptInputs
 from gossamer.train.session.group_calls import newest_group
 from gossamer.train.session.named_values import gathered, survivor_calls
 from gossamer.train.session.recipe_choice import compressor_alone

@@ -16,8 +16,8 @@ from gossamer.comm.environment.run_settings import encrypts
 from gossamer.comm.mesh.collective_selector import requested_collective
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import AttachError
+from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.reducer.parameter_views import trainable
 from gossamer.train.session.average import AverageState
 from gossamer.train.session.recipe_choice import chosen_recipe, compressor_alone
 from gossamer.train.session.transport_setup import group_transport

@@ -9,7 +9,7 @@ from torch import nn
 
 from gossamer.errors import AttachError
 from gossamer.events import notice
-from gossamer.train.reducer.parameter_views import trainable
+from gossamer.train.engine.parameter_views import trainable
 
 
 def check_devices(model: nn.Module, own: torch.device, workers: int) -> None:

@@ -24,7 +24,6 @@ from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.errors import LoopError
 from gossamer.events import notice
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.session.gradient_guards import has_closure
 from gossamer.train.session.model_watch import ModelWatch
 
 NAMED = 3  # names in a message
@@ -66,6 +65,13 @@ class OptimizerStepHook:
 def _keep(*more: _Watching, without: _Watching | None = None) -> None:
     global _watchers
     _watchers = (*(each for each in _watchers if each is not without and each[1]() is not None), *more)
+
+
+def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an optimizer's step is called with a closure; args: the optimizer first, as hooks are given them."""
+    if len(args) == 1 and not kwargs:
+        return False
+    return any(value is not None for value in (*args[1:], *kwargs.values()))
 
 
 def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
@@ -182,8 +188,8 @@ class ForeignOptimizerGuard:
                 f"Their gradients are not averaged, so each rank would train its own. {ADD}"
             )
         self._strangers.add(*unknown)
-        sessions = open_sessions()
-        nowhere = [p for p in unknown if not any(_names(session.model, [p]) for session in sessions)]
+        models = [session.model for session in open_sessions() if session.model is not None]
+        nowhere = [p for p in unknown if not any(_names(model, [p]) for model in models)]
         here = self._says and threading.get_ident() == self._thread  # other threads step other ranks' modules
         if nowhere and here and other not in _told:
             _told.add(other)

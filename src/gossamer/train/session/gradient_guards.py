@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from gossamer.errors import AttachError, LoopError, NonFiniteError, require
 from gossamer.events import Skipped, emit
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.reducer.sparse_gradients import entries
+from gossamer.train.engine.extension import Extension, GradientUse
+from gossamer.train.engine.sparse_gradients import entries
 from gossamer.train.session.scalars import number_in
 
 MAX_SKIPPED_STEPS = 5  # in a row, without a GradScaler, which needs more to find its scale
@@ -53,12 +54,14 @@ def scaler_of_parts() -> AttachError:
     )
 
 
-class GradientClip:
+class GradientClip(Extension):
     """Scales all gradients together to a norm of at most `norm`, before the first optimizer uses them, whichever it is.
 
     norm: None leaves them as they are. scale: of a GradScaler, if any, in the gradients. total: of gradients, the norm
     of all together, where other ranks hold other parts of the model.
     """
+
+    order = 2
 
     def __init__(
         self, norm: float | None, scale: Callable[[], float | None] = lambda: None, total: TotalNorm | None = None
@@ -70,25 +73,22 @@ class GradientClip:
         self.norm, self._scale, self._total = norm, scale, total or _total_norm
         self._clipped: list[tuple[weakref.ref[Tensor], int]] = []  # gradients and their versions as they were left
 
-    def before(self, optimizer: Optimizer, parameters: Iterable[Parameter], *, closure: bool) -> None:
-        """`optimizer`, which holds some of `parameters`, is about to make its step.
-
-        What was clipped for one optimizer is not clipped again for another, also where the first one's zero_grad() has
-        taken some gradients away since. Raises LoopError where gradients are not to be had, or are in two scales.
+    def before_step(self, use: GradientUse) -> None:
+        """Gradients that were clipped for one optimizer are not clipped again for another, also where zero_grad() of
+        the first one has removed some of them. Raises LoopError where gradients are not to be had, or in two scales.
         """
-        if self.norm is None:
-            return
-        if closure:
+        assert self.norm is not None
+        if use.closure:
             raise LoopError(
                 "clip_norm is applied before the optimizer's step, and a closure computes gradients within it. Clip in "
                 "the closure: torch.nn.utils.clip_grad_norm_(model.parameters(), ...)."
             )
-        graded = [parameter for parameter in parameters if parameter.grad is not None]
+        graded = [parameter for parameter in use.parameters.values() if parameter.grad is not None]
         if self._has_clipped(graded):
             return
         if self._scale() not in (None, 1.0):
-            _refuse_two_scales(optimizer, graded)
-        left_in = getattr(optimizer, "grad_scale", None)  # by a GradScaler, for fused optimizers to take out
+            _refuse_two_scales(use.optimizer, graded)
+        left_in = getattr(use.optimizer, "grad_scale", None)  # by a GradScaler, for fused optimizers to take out
         _clip(graded, self.norm, self._total if left_in is None else lambda each: self._total(each) / left_in)
         self._clipped = [(weakref.ref(p.grad), p.grad._version) for p in graded if p.grad is not None]
 
@@ -133,16 +133,12 @@ def _refuse_two_scales(optimizer: Optimizer, graded: Iterable[Parameter]) -> Non
         )
 
 
-def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's step is called with a closure; args: the optimizer first, as hooks are given them."""
-    return any(value is not None for value in (*args[1:], *kwargs.values()))
-
-
 class NonFiniteMonitor:
     """Reports the rank and tensor of non-finite numbers, and ends the run where they stay. Counts by kind of event."""
 
     def __init__(self) -> None:
         self._in_a_row: dict[str, int] = {}  # by "exchange" or "pass"
+        self.is_clear = True  # all were finite the last time
 
     def judge(
         self, what: str, blame: tuple[int | None, str] | None, step: int, *, scaled: bool, batch: int | None = None
@@ -150,6 +146,7 @@ class NonFiniteMonitor:
         """blame: (rank, tensor) where it was not; no rank where only the mean was not. scaled: a GradScaler may still
         find its scale. batch: the number of the batch that it came from, where this rank knows it."""
         self._in_a_row[what] = 0 if blame is None else self._in_a_row.get(what, 0) + 1
+        self.is_clear = not any(self._in_a_row.values())
         if blame is None:
             return
         rank, tensor = blame

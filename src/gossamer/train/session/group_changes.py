@@ -6,31 +6,125 @@ after its step, by `session.on_change`.
 
 from __future__ import annotations
 
+import _thread
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from math import hypot, inf
+from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer import events
 from gossamer.algorithms.strategies import GradientStage
+from gossamer.base.layout import accumulation_dtype
+from gossamer.base.run_files import RUN_DIRECTORY, RunFiles
 from gossamer.comm.elastic.change import Change
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.errors import GossamerError, LoopError
+from gossamer.errors import GossamerError, LoopError, Stopped
 from gossamer.train import checkpoint
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.session.preemption import PreemptionHandler
-from gossamer.train.session.residual_report import ResidualReport, norm_of
+from gossamer.train.engine.extension import Extension, Extensions
 from gossamer.train.session.schedule_functions import explained
 from gossamer.train.session.tensor_hash import tensor_hashes
 from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.stages import StageSequence
+
+PATIENCE_SECONDS = 1.0  # for the step under way; then the others make its exchange again without this worker
+
+
+class PreemptionHandler:
+    """Handler of SIGTERM where nothing else handles it. At the next step this worker leaves, and its script ends with
+    exit code 0; where all workers of the run are asked, they end training together instead.
+
+    leave: leaves the run; stop: asks all workers to end after the same step.
+    """
+
+    def __init__(self, leave: Callable[[], object], stop: Callable[[], object]) -> None:
+        self._leave, self._stop, self._pending = leave, stop, False
+        self.left = False
+
+    def install(self) -> None:
+        """Handle the signal from now on, in the main thread."""
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_signal)
+
+    def look(self) -> None:
+        """Between two steps: leave by raising Stopped, if that was asked for."""
+        if not self._pending:
+            return
+        self._pending = False
+        if _all_are_asked():
+            self._stop()
+        else:
+            self._go()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._pending:
+            self._pending = False
+            self._go()
+        self._pending = True
+        timer = threading.Timer(PATIENCE_SECONDS, self._insist)
+        timer.daemon = True
+        timer.start()
+
+    def _insist(self) -> None:
+        if self._pending and not _all_are_asked():
+            _thread.interrupt_main(signal.SIGTERM)
+
+    def _go(self) -> None:
+        self.left = True
+        self._leave()
+        events.emit(events.LeftRun())
+        raise Stopped
+
+
+def _all_are_asked() -> bool:
+    directory = os.environ.get(RUN_DIRECTORY)
+    return directory is not None and RunFiles(Path(directory)).stopping.exists()
+
+
+REPORT_SECONDS = 5.0  # between two reports, at least
+REPORT_SHARE = 0.001  # of the communication thread's time, at most: residuals are as large as the model
+
+
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    """|x| of all tensors side by side, in float64 on the host, summed in accumulation_dtype. 0 of none."""
+    return hypot(*(float(torch.linalg.vector_norm(each, dtype=accumulation_dtype(each.dtype))) for each in tensors))
+
+
+class ResidualReport:
+    """Emits events.ResidualTold while something listens. The communication thread measures, since it alone knows when
+    no exchange writes to what is measured."""
+
+    def __init__(self, comm_thread: CommThread, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._comm_thread, self._clock, self._due = comm_thread, clock, -inf
+
+    def look(self, synchronizer: Synchronizer) -> None:
+        """A step is over."""
+        if self._clock() >= self._due and events.observed():
+            self._due = inf  # one at a time
+            self._comm_thread.submit(partial(self._measure, synchronizer, synchronizer.step))
+
+    def _measure(self, synchronizer: Synchronizer, step: int) -> None:
+        began = self._clock()
+        unsent = [tensor for bucket in synchronizer.buckets for tensor in bucket.unsent]
+        norm, ended = norm_of(unsent), self._clock()
+        self._due = ended + max(REPORT_SECONDS, (ended - began) / REPORT_SHARE)
+        if unsent:
+            events.emit(events.ResidualTold(step=step, norm=norm))
 
 
 class ShardedWorld(Stateful, Protocol):
@@ -92,13 +186,19 @@ class ChangingSession(Protocol):
     def request_stop(self) -> None: ...
 
 
-class GroupChanges:
+class GroupChanges(Extension):
     """One session's part in changes of its group: a Trainee of gossamer.comm.elastic.
 
     group: None for a fixed one, in which nothing changes. session: a proxy, or it would never be collected.
     """
 
-    def __init__(self, group: ElasticTransport | None, session: ChangingSession, comm_thread: CommThread) -> None:
+    def __init__(
+        self,
+        group: ElasticTransport | None,
+        session: ChangingSession,
+        comm_thread: CommThread,
+        extensions: Extensions,
+    ) -> None:
         self._group, self._session, self._comm_thread = group, session, comm_thread
         self._untold: list[WorldChange] = []
         self._listeners: list[Callable[[WorldChange], None]] = []
@@ -109,6 +209,7 @@ class GroupChanges:
         if group is not None:
             group.serve(self)
             group.on_over = self._look
+            extensions.add(self)
 
     @property
     def joins(self) -> bool:
@@ -138,7 +239,7 @@ class GroupChanges:
         if self._group is not None:
             self._group.leave()
 
-    def leave_if_asked(self) -> None:
+    def pass_began(self) -> None:
         """Between two steps: raise Stopped where this worker was asked to leave."""
         self._preemption.look()
 
@@ -153,11 +254,10 @@ class GroupChanges:
             with suppress(GossamerError):  # who goes on hears that this worker has left
                 self._comm_thread.exchange(self._group.farewell).wait()
 
-    def tell(self) -> None:
+    def after_step(self) -> None:
         """Tell the loop's callbacks of changes since the last call, on the training thread."""
-        if self._group is not None:
-            self._session._world.note_trained()
-            self._residual.look(self._session._synchronizer)
+        self._session._world.note_trained()
+        self._residual.look(self._session._synchronizer)
         if self.handed_over:
             self._session._tracked.compare_rates()
         self.handed_over = False

@@ -17,8 +17,8 @@ from gossamer.algorithms.compressors.sharded import settle
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GossipStage, GradientStage
 from gossamer.base.aggregation import AggregationContext
-from gossamer.train.reducer.model_buffers import ModelBuffers
-from gossamer.train.reducer.parameter_views import copy_parameters, trainable
+from gossamer.train.engine.model_buffers import ModelBuffers
+from gossamer.train.engine.parameter_views import copy_parameters, trainable
 from gossamer.train.session.added_parameters import agreed_on_all_ranks
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.model_parts import ModelParts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import assert_never
 
@@ -23,12 +24,12 @@ from gossamer.algorithms.strategies import (
 )
 from gossamer.base.transport import Transport
 from gossamer.train import checkpoint
-from gossamer.train.reducer.averaged_state import averaged_bytes, averaged_keys
-from gossamer.train.reducer.bucket import Bucket, layouts
-from gossamer.train.reducer.frozen_parameters import FrozenParameters, flags_bytes
-from gossamer.train.reducer.model_buffers import ModelBuffers, moving_buffers
-from gossamer.train.reducer.parameter_views import state_of, trainable
-from gossamer.train.reducer.step_report import control_bytes
+from gossamer.train.engine.averaged_state import averaged_bytes, averaged_keys
+from gossamer.train.engine.bucket import Bucket, layouts
+from gossamer.train.engine.frozen_parameters import FrozenParameters, flags_bytes
+from gossamer.train.engine.model_buffers import ModelBuffers, moving_buffers
+from gossamer.train.engine.parameter_views import state_of, trainable
+from gossamer.train.engine.report import control_bytes
 from gossamer.train.session.tensor_hash import tensor_hashes
 from gossamer.train.sharding.local_shards import local_part
 from gossamer.train.synchronizers.base import Synchronizer
@@ -43,23 +44,49 @@ def begun(
     transport: Transport,
 ) -> events.Attached:
     stage = recipe.strategy.steady_stage
-    buckets = [bucket for each in fragments for bucket in each]
-    tensors = len(trainable(model))
-    groups = len(ModelBuffers(model))
     moving = tuple(moving_buffers(model)) if stage.averages_gradients_at_once else ()
-    return events.Attached(
-        recipe=repr(recipe),
-        layouts=tuple(layouts(buckets)),
-        fragments=tuple(place for place, each in enumerate(fragments) for _ in each),
+    arrays = begun_with(
+        recipe,
+        fragments,
+        (transport.rank, transport.world),
+        tensors=len(trainable(model)),
+        buffer_groups=len(ModelBuffers(model)),
+        frozen=len(FrozenParameters(model)),
+    )
+    return replace(
+        arrays,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         buffer_bytes=sum(moving),
         buffers=moving,
         rider_bytes=_rider_bytes(model, optimizer, stage, fragments) if stage.scheduled else (),
-        control_bytes=round_control_bytes(stage, tensors, groups, len(FrozenParameters(model))),
-        site_control_bytes=0 if stage.per_site is None else control_bytes(tensors, groups),
-        rank=transport.rank,
-        world=transport.world,
-        period=stage.schedule.period if stage.local_parameters and transport.world > 1 else 1,
+    )
+
+
+def begun_with(
+    recipe: Recipe,
+    fragments: Sequence[Sequence[Bucket]],
+    place: tuple[int, int],
+    *,
+    tensors: int,
+    buffer_groups: int = 0,
+    frozen: int = 0,
+) -> events.Attached:
+    """The event of a session whose parameters lie in `fragments`, without a model. place: rank and world."""
+    stage, (rank, world) = recipe.strategy.steady_stage, place
+    buckets = [bucket for each in fragments for bucket in each]
+    return events.Attached(
+        recipe=repr(recipe),
+        layouts=tuple(layouts(buckets)),
+        fragments=tuple(place for place, each in enumerate(fragments) for _ in each),
+        parameters=sum(bucket.layout.numel for bucket in buckets),
+        buffer_bytes=0,
+        buffers=(),
+        rider_bytes=(0.0,) * len(fragments) if stage.scheduled else (),
+        control_bytes=round_control_bytes(stage, tensors, buffer_groups, frozen),
+        site_control_bytes=0 if stage.per_site is None else control_bytes(tensors, buffer_groups),
+        rank=rank,
+        world=world,
+        period=stage.schedule.period if stage.local_parameters and world > 1 else 1,
     )
 
 
@@ -99,16 +126,19 @@ def _rider_bytes(
     return tuple(mean_bytes(() if place else buffers, each) for place, each in enumerate(fragments))
 
 
+def held(model: nn.Module) -> dict[str, Tensor]:
+    """All tensors that model.state_dict() has, or this rank's shards of them."""
+    return {name: local_part(tensor) for name, tensor in state_of(model, saved=True).items()}
+
+
 def ended(
-    model: nn.Module,
+    held: Mapping[str, Tensor],
     steps: int,
     synchronizer: Synchronizer,
     how: events.Ended = "finished",
 ) -> events.Closed:
-    """The digest is of all tensors that model.state_dict() has, or this rank's shards of them, as the recipe merges
-    them."""
+    """The digest is of all tensors in `held`, as the recipe merges them."""
     agreed, buckets = synchronizer.agreed or {}, synchronizer.buckets
-    held = {name: local_part(tensor) for name, tensor in state_of(model, saved=True).items()}
     merged = {name: agreed.get(name, own) for name, own in held.items()}
     return events.Closed(
         steps=steps,

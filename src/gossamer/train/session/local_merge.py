@@ -18,9 +18,9 @@ from gossamer.base.ops import AllReduceMean, Coalesced, Script
 from gossamer.base.runner import ScriptCost, run_script
 from gossamer.comm.runtime.comm_streams import use_on_current_stream
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.unsent_gradients import forget_residuals, unsent
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.unsent_gradients import forget_residuals, unsent
 from gossamer.train.session import uneven_inputs
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.startup_checks import optimizer_digest
@@ -73,7 +73,8 @@ def merge_state(
     parts = [optimizer, *scalers]
     held = f"{optimizer_digest(optimizer)} {[scaler.state_dict() for scaler in scalers]}"
     if len(set(group.all_gather_text(held))) > 1:
-        group.together(lambda: uneven_inputs.take_over(model, parts, 0, group))
+        tensors = [*model.parameters(), *model.buffers()]
+        group.together(lambda: uneven_inputs.take_over(tensors, parts, 0, group))
     return nbytes
 
 

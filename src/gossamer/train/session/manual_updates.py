@@ -8,14 +8,15 @@ pass; this ends with the first step of an optimizer, and with the first passes t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.errors import LoopError
-from gossamer.train.reducer.backward_hooks import BackwardMonitor
+from gossamer.train.engine.extension import Extension, Extensions
+from gossamer.train.engine.torch_hooks import BackwardMonitor
 from gossamer.train.session.foreign_optimizers import acts_around_steps
 from gossamer.train.session.tensor_hash import tensor_hashes
 
@@ -23,30 +24,37 @@ MOST_PASSES = 16  # without an optimizer's step or a change; a loop that updates
 CHANGES = 2  # between passes, before they are told: one may be a checkpoint that is loaded after a first dry pass
 
 
-class ManualUpdates:
+class ManualUpdates(Extension):
     """Watches the parameters of one session until an optimizer makes a step.
 
     recipe: the one in force. use: called where gradients that were averaged have been used by hand.
     """
 
-    def __init__(self, attached: Optimizer, recipe: Callable[[], Recipe], use: Callable[[], None]) -> None:
-        self._attached, self._recipe, self._use = attached, recipe, use
+    def __init__(
+        self, attached: Optimizer, recipe: Callable[[], Recipe], use: Callable[[], None], extensions: Extensions
+    ) -> None:
+        self._attached, self._recipe, self._use, self._extensions = attached, recipe, use, extensions
         self._parameters: Sequence[Parameter] = ()
         self._monitor: BackwardMonitor | None = None
         self._passes, self._changes = 0, 0
         self._begun: list[str] | None = None  # checksums as a backward pass began
         self._after: list[str] | None = None  # and as one was over
 
-    def install(self, parameters: Iterable[Parameter]) -> None:
+    def install(self, parameters: Mapping[str, Parameter]) -> None:
         """Watch `parameters`; before others hook them, so that what is found is known to them."""
-        self._parameters = [*parameters]
-        self._monitor = BackwardMonitor(self._parameters, self._pass_over, self._pass_began)
+        self._parameters = [*parameters.values()]
+        self._monitor = BackwardMonitor(parameters, self._pass_over, self._pass_began)
+        self._extensions.add(self)
+
+    def before_exchange(self, steps: int) -> None:
+        self.remove()
 
     def remove(self) -> None:
         """An optimizer has made a step, or the session ends: look at nothing any more."""
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None
+        self._extensions.discard(self)
         self.forget()
 
     def forget(self) -> None:

@@ -16,8 +16,8 @@ from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import AttachError, CheckpointError, GossamerError
 from gossamer.train.checkpoint.coordinated import LoadedCheckpoint
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.reducer.parameter_views import swapped_in
-from gossamer.train.reducer.step_report import Agreement, unchanged
+from gossamer.train.engine.parameter_views import swapped_in
+from gossamer.train.engine.report import Agreement, unchanged
 from gossamer.train.session.closing_comparison import compared
 from gossamer.train.session.gradient_guards import TotalNorm
 from gossamer.train.session.group_calls import GroupCalls

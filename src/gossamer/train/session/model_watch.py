@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from gossamer.train.reducer.parameter_views import trainable
+from gossamer.train.engine.parameter_views import trainable
 
 _lock = threading.Lock()
 _watches: tuple[weakref.ref[ModelWatch], ...] = ()  # replaced, never changed: modules are built in other threads

@@ -9,29 +9,36 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gossamer.train.reducer.unsent_gradients import Owed
+from gossamer.train.engine.extension import Extension, Extensions, GradientUse
+from gossamer.train.engine.unsent_gradients import Owed
 from gossamer.train.synchronizers.base import Synchronizer
 
 KEY = "owed_gradient"  # in checkpoints, beside what compressors remember
 
 
-class OwedGradients:
+class OwedGradients(Extension):
     """Gradients by parameter name, in plain units, that the optimizer has not seen yet: each is added once.
 
     The same on every rank where all make the same step; this worker's own where workers train apart. A parameter that
-    has no gradient, as in a step that is skipped, and a step with a closure leave them to the next one.
+    has no gradient, as in a step that is skipped, and a step with a closure leave them to the next one. It acts in
+    steps while any is owed.
     """
 
-    def __init__(self) -> None:
+    order = 1
+
+    def __init__(self, extensions: Extensions | None = None) -> None:
+        self._extensions = extensions or Extensions()
         self._owed: dict[str, Tensor] = {}
 
     def put(self, owed: Mapping[str, Tensor]) -> None:
         """Owe these, and nothing else. Each in its parameter's shape."""
         self._owed = dict(owed)
+        (self._extensions.add if self._owed else self._extensions.discard)(self)
 
     def take(self) -> dict[str, Tensor]:
         """Owe nothing any more; what was owed."""
-        owed, self._owed = self._owed, {}
+        owed = self._owed
+        self.put({})
         return owed
 
     def state(self) -> dict[str, dict[str, Tensor]]:
@@ -45,17 +52,17 @@ class OwedGradients:
         for each in states:
             for name, tensor in ((name, kept[KEY]) for name, kept in each.items() if KEY in kept):
                 found[name] = tensor / len(states) + found.get(name, 0)
-        self._owed = found
+        self.put(found)
 
     @torch.no_grad()
-    def pay(self, optimizer: Optimizer, parameters: Mapping[str, Parameter], *, closure: bool) -> None:
-        """`optimizer` is about to use the gradients of those of `parameters` that it holds."""
-        if not self._owed or closure or _will_skip(optimizer):
+    def before_step(self, use: GradientUse) -> None:
+        if use.closure or _will_skip(use.optimizer):
             return
-        scale = getattr(optimizer, "grad_scale", None)  # left in by a GradScaler, for fused optimizers to take out
-        for name, gradient in self._due(optimizer, parameters):
+        scale = getattr(use.optimizer, "grad_scale", None)  # left in by a GradScaler, for fused optimizers to take out
+        for name, gradient in self._due(use.optimizer, use.parameters):
             owed = self._owed.pop(name)
             gradient.add_(owed, alpha=1.0 if scale is None else float(scale))
+        self.put(self._owed)
 
     def _due(self, optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> Iterator[tuple[str, Tensor]]:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

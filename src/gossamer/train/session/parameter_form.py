@@ -7,17 +7,20 @@ from collections.abc import Collection, Mapping
 from torch.nn import Parameter
 
 from gossamer.errors import AttachError, LayoutError
+from gossamer.train.engine.extension import Extension
 
 
-class ParameterForm:
+class ParameterForm(Extension):
     """Refuses parameters that are not any more what they were when the session laid them out."""
+
+    order = 2
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self._kept = [(name, each, each.dtype, each.device) for name, each in parameters.items()]
 
-    def refuse_cast(self) -> None:
-        """Raise LayoutError where the model was moved or cast, as by model.double(). Called in every step."""
+    def pass_began(self) -> None:
+        """Raise LayoutError where the model was moved or cast, as by model.double()."""
         for name, parameter, dtype, device in self._kept:
             if parameter.dtype is not dtype or parameter.device != device:
                 raise LayoutError(

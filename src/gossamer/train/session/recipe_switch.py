@@ -32,13 +32,12 @@ from gossamer.comm.mesh.collective_preference import prefer_collective
 from gossamer.comm.mesh.collective_selector import requested_collective
 from gossamer.errors import CheckpointError, GossamerError, LoopError, MismatchError, RecipeError
 from gossamer.train.checkpoint import reshard
+from gossamer.train.engine.averaged_state import averaged_keys
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.parameter_views import copy_parameters
+from gossamer.train.engine.report import Presence, by_value
+from gossamer.train.engine.unsent_gradients import Owed, owed_gradients, take_up
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.reducer.averaged_state import averaged_keys
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.optimizer_settings import by_value
-from gossamer.train.reducer.parameter_views import copy_parameters
-from gossamer.train.reducer.step_report import Presence
-from gossamer.train.reducer.unsent_gradients import Owed, owed_gradients, take_up
 from gossamer.train.session import session_checkpoint
 from gossamer.train.session.global_batch import refuse_small_batch
 from gossamer.train.session.group_calls import GroupCalls
@@ -97,7 +96,7 @@ def switch(session: SwitchingSession, wanted: Written, reason: str) -> None:
 def refuse_within_step(session: SwitchingSession) -> None:
     """Raise LoopError where gradients were computed that no optimizer has used yet."""
     synchronizer = session._synchronizer
-    if synchronizer.muted or session._muted_at == synchronizer.passes:
+    if synchronizer.controls.muted or session._muted_at == synchronizer.passes:
         raise LoopError(
             "session.switch() within or after session.no_sync(): gradients that add up on this rank would be those of "
             "neither recipe. Call it after the optimizer.step() that uses them."

@@ -23,10 +23,11 @@ from gossamer.comm.runtime import open_sessions
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import Stopped
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.reducer.model_buffers import ModelBuffers
-from gossamer.train.reducer.optimizer_settings import settings, with_weights
-from gossamer.train.reducer.parameter_check import ParameterCheck, Verify, check_verify
-from gossamer.train.reducer.step_report import Presence
+from gossamer.train.engine.extension import Extensions
+from gossamer.train.engine.loop import JudgedAt
+from gossamer.train.engine.model_buffers import ModelBuffers
+from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
+from gossamer.train.engine.report import NonFiniteOrigin, Presence, settings, with_weights
 from gossamer.train.session import lifecycle_events, recipe_switch, session_checkpoint, uneven_inputs
 from gossamer.train.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.train.session.ddp_guard import guard_against_ddp
@@ -47,7 +48,7 @@ from gossamer.train.session.step_hooks import StepHooks
 from gossamer.train.session.stop_blocks import StopBlocks
 from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.sharding.local_shards import WholeParameters
-from gossamer.train.synchronizers.base import NonFiniteOrigin, Synchronizer
+from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.solo import SoloSynchronizer
 from gossamer.train.synchronizers.stages import StageSequence
 
@@ -88,13 +89,14 @@ class Session(LayoutChanges):
     ) -> None:
         check_verify(verify, verify_every)
         self.model, self.optimizer, self.recipe, self.clip_norm = model, optimizer, recipe, clip_norm
-        self._attached, self._verify_every = recipe, verify_every  # `recipe` is the one in force
-        self._transport, self._world, self._seed, self._verify = transport, world, seed, verify
+        self._attached, self._verified = recipe, f"{verify}, {verify_every}"  # `recipe` is the one in force
+        self._transport, self._world, self._seed = transport, world, seed
         self._tracked = TrackedParts(model, optimizer, scheduler, says=transport.rank == 0)
         self._parts = parts or ModelParts(model)
-        guards = StepGuards(scaler, clip_norm, self._parts.total_norm)
-        self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, guards)
-        self._loop_scaler = self._step_hooks.loop_scaler
+        guards, self._extensions = StepGuards(scaler, clip_norm, self._parts.total_norm), Extensions()
+        self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, guards, self._extensions)
+        self._loop_scaler, self._form = self._step_hooks.loop_scaler, ParameterForm({})
+        self._check = ParameterCheck(model, {}, verify, transport.rank, every=verify_every)
         self._adopt(self._parts.views)
         recovery, devices = elastic(transport), [each.device for each in self._parameters.values()]
         comm_thread = CommThread(devices, transport.make_progress, recovery)
@@ -106,21 +108,22 @@ class Session(LayoutChanges):
         job = self._parts.job(self._group, comm_thread)
         self._checkpoints = SessionCheckpoints(job, self.status, model, optimizer, self._tracked, self._saved)
         self._passes_before = 0  # this epoch
-        self._stop, self._weighs = StopBlocks(self.close, says=transport.rank == 0), False  # no weight was said yet
+        self._stop = StopBlocks(self.close, self._extensions, says=transport.rank == 0)
+        self._weighs = False  # no weight was said yet
         self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
         self._stages = StageSequence(recipe, optimizer, transport, comm_thread, loop_state(self), seed)
         fragments = self._stages.fragments(self._parameters)
         self._layout = self._stages.layout_text(self._parameters, fragments)
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
-        self._changes = GroupChanges(recovery, weakref.proxy(self), comm_thread)
+        self._changes = GroupChanges(recovery, weakref.proxy(self), comm_thread, self._extensions)
         try:
             if not self._changes.joins and not self._group.alone:
                 check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
                 self._buffers.see_constants()
             if not self._group.alone:
-                self._step_hooks.manual_updates.install(self._parameters.values())
+                self._step_hooks.manual_updates.install(self._parameters)
             self._synchronizer = self._stages.begin(self._parameters, fragments)
-            self._synchronizer.muted = self._parts.staged
+            self._synchronizer.controls.muted = self._parts.staged
             self._changes.begin(fingerprint(optimizer=None, **self._about()))
         except BaseException:
             comm_thread.close()
@@ -129,7 +132,7 @@ class Session(LayoutChanges):
         self._hooks = [
             self._first_batch.watch(model),
             *guard_against_ddp(model, recipe, transport.world),
-            *self._step_hooks.install(self._group),
+            *self._step_hooks.install(self._group, self._check),
             *self.status.watch(model, optimizer),
         ]
         open_sessions.register(self)
@@ -143,22 +146,22 @@ class Session(LayoutChanges):
     def _at(self) -> AggregationContext:
         return AggregationContext(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
 
-    def _settings(self) -> str:
+    def _settings(self, scale: float | None) -> str:
         """Settings that must be alike in lock step. Under local training, one rank's scheduler may be a step behind."""
-        alike = f"{settings(self.optimizer)}; loss scale={self._loop_scaler.scale()}"
-        return with_weights("" if self._stages.now.local_parameters else alike, said=self._weighs)
+        alike = "" if self._stages.now.local_parameters else f"{settings(self.optimizer)}; loss scale={scale}"
+        return with_weights(alike, said=self._weighs)
 
     def _about(self) -> dict[str, str]:
         scaled, clipped = self._loop_scaler.scale() is not None, self.clip_norm
-        verify = f"{self._verify}, {self._verify_every}"
-        options = f"clip_norm={clipped}, scaler={scaled}, seed={self._seed}, verify={verify}"
+        options = f"clip_norm={clipped}, scaler={scaled}, seed={self._seed}, verify={self._verified}"
         return {"recipe": repr(self.recipe), "layout": self._layout, "options": options}
 
     def _adopt(self, views: WholeParameters) -> None:
         parameters = views.parameters
+        self._extensions.discard(self._form)
         self._parameters, self._form = parameters, ParameterForm(parameters)
-        rank, every = self._transport.rank, self._verify_every
-        self._check = ParameterCheck(self.model, parameters, self._verify, rank, every=every)
+        self._extensions.add(self._form)
+        self._check.hold(parameters)
         self._step_hooks.adopt(views, self._transport)
 
     # -- in the loop -----------------------------------------------------------------------------------------------
@@ -193,7 +196,7 @@ class Session(LayoutChanges):
         Call it before backward(), on every rank or on none (MismatchError at the next exchange). It persists until the
         next call.
         """
-        self._synchronizer.weight, self._weighs = sample_weight(weight), True
+        self._synchronizer.controls.weight, self._weighs = sample_weight(weight), True
 
     def log(self, metrics: Mapping[str, float | Tensor] | None = None, /, **more: float | Tensor) -> None:
         """Write numbers into the run's record: session.log(loss=loss), or session.log({"loss": loss}). Tensors of one
@@ -203,11 +206,12 @@ class Session(LayoutChanges):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients add up on this rank; the next backward outside sends the sum."""
-        before, self._synchronizer.muted, self._muted_at = self._synchronizer.muted, True, self._synchronizer.passes
+        controls, self._muted_at = self._synchronizer.controls, self._synchronizer.passes
+        before, controls.muted = controls.muted, True
         try:
             yield
         finally:
-            self._synchronizer.muted = before
+            self._synchronizer.controls.muted = before
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
@@ -217,7 +221,7 @@ class Session(LayoutChanges):
         buffers, optimizer and tracked schedulers from one that made every step. Draws outside of the block that nothing
         was trained on do not count. Where training is stopped, the block ends early, and no other epoch begins.
         """
-        self._refuse_pass()
+        self._extensions.begin_pass()
         self._step_hooks.refuse_gained()
         self._world.enter_epoch()
         self._passes_before = self._synchronizer.passes
@@ -228,7 +232,8 @@ class Session(LayoutChanges):
         while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
             self._enter_next_stage(missed)
             missed = self._synchronizer.end_epoch()
-        self._stop.over = self._synchronizer.stopping
+        if self._synchronizer.stopping:
+            self._stop.end()
         if self._synchronizer.in_step:
             self._catch_up(missed)
         uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
@@ -243,7 +248,8 @@ class Session(LayoutChanges):
     def _catch_up(self, missed: int) -> None:
         beside = (*self._loop_scaler.parts.values(), *self._tracked.schedulers())
         parts = [self._parts.optimizer_state(self.optimizer), *beside]
-        self._group.together(partial(uneven_inputs.catch_up, self.model, parts, missed, self._group))
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        self._group.together(partial(uneven_inputs.catch_up, tensors, parts, missed, self._group))
 
     @contextmanager
     def averaged_parameters(self, model: nn.Module) -> Iterator[nn.Module]:
@@ -258,19 +264,16 @@ class Session(LayoutChanges):
 
     # -- between steps ---------------------------------------------------------------------------------------------
 
-    def _refuse_pass(self) -> None:
-        """Another pass, step or epoch begins."""
-        self._changes.leave_if_asked()
-        self._stop.leave_if_over()
-        self._form.refuse_cast()
-
     def _step_over(self) -> None:
-        self._changes.tell()
-        self._stop.over = self._synchronizer.stopping
-        if not self.should_stop and self._stages.over(self._synchronizer.passes):
+        synchronizer = self._synchronizer
+        if synchronizer.stopping:
+            self._stop.end()
+        elif synchronizer.last_pass is not None and self._stages.over(synchronizer.passes):
             self._enter_next_stage()
 
-    def _judge(self, what: str, blame: NonFiniteOrigin | None) -> None:
+    def _judge(self, what: JudgedAt, blame: NonFiniteOrigin | None) -> None:
+        if blame is None and self._nonfinite.is_clear:
+            return
         mine = blame is not None and blame[0] == self._transport.rank
         known = mine and (what == "pass" or self._synchronizer.judges_latest_pass)
         batch = self._synchronizer.passes - self._passes_before - 1 if known else None
@@ -411,13 +414,15 @@ class Session(LayoutChanges):
         with self._checkpoints.ended(how := self._changes.ended(how)):
             for hook in (*self._hooks, self._parts):
                 hook.remove()
-            self._step_hooks.momentum.after()
+            if self._step_hooks.momentum is not None:
+                self._step_hooks.momentum.after()
             self._metrics.finish()
             if how == "finished":
                 self._synchronizer.end_run()
                 self._changes.farewell()
             self._synchronizer.close()
-            closed = lifecycle_events.ended(self.model, self.steps, self._synchronizer, how)
+            held = lifecycle_events.held(self.model)
+            closed = lifecycle_events.ended(held, self.steps, self._synchronizer, how)
             events.emit(self._parts.whole(closed, self._transport))
             self._leave()
 

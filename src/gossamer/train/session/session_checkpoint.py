@@ -20,11 +20,12 @@ from gossamer.train.checkpoint import reshard
 from gossamer.train.checkpoint.coordinated import LoadedCheckpoint
 from gossamer.train.checkpoint.files import MALFORMED
 from gossamer.train.checkpoint.state import refuse_other_state
-from gossamer.train.reducer.bucket import copy_state
-from gossamer.train.reducer.parameter_check import ParameterCheck
-from gossamer.train.reducer.parameter_views import copy_parameters
+from gossamer.train.engine.bucket import copy_state
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.parameter_check import ParameterCheck
+from gossamer.train.engine.parameter_views import copy_parameters
 from gossamer.train.session.group_calls import GroupCalls
-from gossamer.train.synchronizers.base import LoopState, NamedState, Synchronizer
+from gossamer.train.synchronizers.base import NamedState, Synchronizer
 from gossamer.version import __version__
 
 SessionState = Mapping[str, Any]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -17,8 +20,7 @@ from gossamer.base.transport import Transport
 from gossamer.base.units import bytes_text, seconds_text
 from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.train.auto.measurement import MOST_STEPS, StepSeconds
-from gossamer.train.session.data_wait import DataWait
-from gossamer.train.synchronizers.base import StepCosts
+from gossamer.train.engine.loop import StepCosts
 
 NO_COSTS: StepCosts = {}
 
@@ -171,3 +173,36 @@ def _compared(sent: float, dense: float) -> str:
     factor, kind = (dense / sent, "less") if sent <= dense else (sent / dense, "more")
     times = f"{factor:.3g}"
     return "as Dense()" if times == "1" else f"{times} times {kind} than Dense() ({bytes_text(dense)})"
+
+
+class DataWait:
+    """Adds up seconds between the end of the optimizer's step and the first forward pass after it.
+
+    A forward pass that a compiler took in, hooks and all, is not seen: the seconds before it count as computing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._seconds = 0.0
+
+    def watch(self, model: nn.Module, optimizer: Optimizer) -> tuple[RemovableHandle, RemovableHandle]:
+        """The hooks that see both, to be removed at the end. A microsecond or two a step."""
+        return model.register_forward_pre_hook(self._forward), optimizer.register_step_post_hook(self._stepped)
+
+    def begin(self) -> None:
+        """From now on the loop is on its way to its next batch."""
+        self._since = self._clock()
+
+    def take(self) -> float:
+        """The seconds since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _forward(self, model: nn.Module, inputs: Any) -> None:
+        if self._since is not None and not torch.compiler.is_compiling():
+            self._seconds += self._clock() - self._since
+            self._since = None
+
+    def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.begin()

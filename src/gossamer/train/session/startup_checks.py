@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gossamer.base import rng
 from gossamer.errors import MismatchError
-from gossamer.train.reducer.optimizer_settings import by_value
+from gossamer.train.engine.report import by_value
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.tensor_hash import tensor_hashes
 from gossamer.train.sharding.local_shards import local_part, local_parts

@@ -1,4 +1,4 @@
-"""Step hooks: guard and synchronize attached parameters around every optimizer step of the training loop."""
+"""Step hooks: torch's hooks around every optimizer step of the training loop, in front of one session."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.graph_capture import refuse_capture
 from gossamer.errors import LoopError
+from gossamer.train.engine.extension import Extensions, GradientUse
+from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.moments.take_over import share_second_moment, take_over
-from gossamer.train.reducer.parameter_check import ParameterCheck
 from gossamer.train.session import step_spans
-from gossamer.train.session.foreign_optimizers import ForeignOptimizerGuard, OptimizerStepHook, WeakParameters
-from gossamer.train.session.gradient_guards import GradientClip, StepGuards, has_closure, scaler_of_parts
+from gossamer.train.session.foreign_optimizers import (
+    ForeignOptimizerGuard,
+    OptimizerStepHook,
+    WeakParameters,
+    has_closure,
+)
+from gossamer.train.session.gradient_guards import GradientClip, StepGuards, scaler_of_parts
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.loop_scaler import LoopScaler
 from gossamer.train.session.manual_updates import ManualUpdates
@@ -26,21 +32,19 @@ from gossamer.train.session.model_watch import ModelWatch
 from gossamer.train.session.owed_gradients import OwedGradients
 from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.session.untold_scaler import refuse_late, show_overflow
-from gossamer.train.sharding.local_shards import WholeParameters
+from gossamer.train.sharding.local_shards import LocalShards, WholeParameters
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.solo import SoloSynchronizer
 from gossamer.train.synchronizers.stages import StageSequence
 
 
 class SteppedSession(Protocol):
-    """What a step is made of, of one session."""
+    """What a step needs of one session."""
 
     _synchronizer: Synchronizer
     _stages: StageSequence
-    _check: ParameterCheck
     _muted_at: int
 
-    def _refuse_pass(self) -> None: ...
     def _step_over(self) -> None: ...
 
 
@@ -55,21 +59,28 @@ class StepHooks:
         recipe: Recipe,
         tracked: TrackedParts,
         guards: StepGuards,
+        extensions: Extensions,
     ) -> None:
         self._session, self._model, self._optimizer, self._recipe = session, model, optimizer, recipe
-        self._tracked, self._guards = tracked, guards
+        self._tracked, self._guards, self._extensions = tracked, guards, extensions
         self._clip = GradientClip(guards.clip_norm, lambda: self.loop_scaler.scale(), guards.total_norm)
+        if guards.clip_norm is not None:
+            extensions.add(self._clip)
         self.watch = ModelWatch(model)
         self._attached_before = WeakParameters()  # all that were attached at some time
-        self.between_steps: list[Callable[[], None]] = []  # what is to be done after each, on every rank
-        self.owed = OwedGradients()
-        self.manual_updates = ManualUpdates(optimizer, lambda: self._recipe, lambda: session._synchronizer.use())
+        self.between_steps: list[Callable[[], None]] = []  # called after each step, on every rank
+        self.owed = OwedGradients(extensions)
+        self.manual_updates = ManualUpdates(
+            optimizer, lambda: self._recipe, lambda: session._synchronizer.use(), extensions
+        )
         self.loop_scaler = LoopScaler(guards.scaler, optimizer, self._step_skipped, self._take_up_scaler)
 
     def adopt(self, views: WholeParameters, transport: Transport) -> None:
         """From now on these are the attached parameters. Raises AttachError where the compressor cannot have their
         momentum."""
         self._views, self._parameters = views, views.parameters
+        if isinstance(views, LocalShards):
+            self._extensions.add(views)
         self._attached_before.add(*views.own.values())
         self.manual_updates.forget()
         self.watch.remove()
@@ -101,76 +112,75 @@ class StepHooks:
         self.watch.remove()
         self.manual_updates.remove()
 
-    def install(self, group: GroupCalls) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler | StepHooks]:
+    def install(
+        self, group: GroupCalls, check: ParameterCheck
+    ) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler | StepHooks]:
         """What calls the hooks, until it is removed. To be exhausted."""
-        self._group = group
+        self._group, self._alone = group, group.alone
+        if check.looks and not group.alone:
+            self._extensions.add(check)
         yield from step_spans.hooks(self._model, self._optimizer, self._before_step, self._after_step)
         yield OptimizerStepHook(self._before_any_step)
         yield self
         yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
-
-    def _refuse_within_backward(self, optimizer: Optimizer) -> None:
-        """Raise LoopError where a hook of the loop steps an optimizer before gradients are averaged."""
-        if not self._group.alone and torch._C._current_graph_task_id() != -1:
-            raise LoopError(
-                f"{type(optimizer).__name__} makes a step within backward(), by a hook, where gradients are those of "
-                "this rank alone: the ranks would part. Remove the hook, attach one optimizer of all parameters, and "
-                "call optimizer.step() after loss.backward() has returned."
-            )
 
     def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
         self._tracked.see(optimizer)
         if optimizer is self._optimizer or self._group.forked:
             return
         synchronizer = self._session._synchronizer
-        if not self._group.alone:
-            if self._foreign_guard.shares(optimizer):
-                self._refuse_within_backward(optimizer)
+        if not self._alone:
+            if torch._C._current_graph_task_id() != -1 and self._foreign_guard.shares(optimizer):
+                raise _within_backward(optimizer)
             self._foreign_guard.check(optimizer, local=self._session._muted_at == synchronizer.passes)
         if self._foreign_guard.shares(optimizer):
             self.refuse_gained(searches=False)
             self.manual_updates.remove()
             synchronizer.use()
-            self.owed.pay(optimizer, self._parameters, closure=closure)
-            self._clip.before(optimizer, self._parameters.values(), closure=closure)
+            for act in self._extensions.before_step:
+                act(GradientUse(optimizer, self._parameters, closure, attached=False))
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The attached optimizer is about to make its step."""
         if self._group.forked:
             return
-        if not self._group.alone:
+        synchronizer, closure = self._session._synchronizer, has_closure(args, kwargs)
+        self._extensions.begin_pass()
+        if not self._alone:
             refuse_capture("optimizer.step()")
-        self._session._refuse_pass()
-        self._refuse_within_backward(optimizer)
-        self.refuse_gained(searches=False)
-        self.manual_updates.remove()
+            if torch._C._current_graph_task_id() != -1:
+                raise _within_backward(optimizer)
+        if self.watch.changed:
+            self.refuse_gained(searches=False)
         self._foreign_guard.refuse_unaveraged(optimizer)
-        closure, synchronizer = has_closure(args, kwargs), self._session._synchronizer
-        if not self._group.alone:
-            self._session._check.look(synchronizer.step)
-        self._views.collect()
+        for prepare in self._extensions.before_exchange:
+            prepare(synchronizer.step)
         synchronizer.before_step(closure=closure)
-        self._views.show()
-        touched = self.loop_scaler.scaler is None and synchronizer.touched
-        self.owed.pay(optimizer, self._parameters, closure=closure)
-        self._clip.before(optimizer, self._parameters.values(), closure=closure)
-        self.momentum.before(synchronizer.step, closure=closure, touched=touched)  # may move parameters
+        for act in self._extensions.before_step:
+            act(GradientUse(optimizer, self._parameters, closure))
+        if self.momentum is not None:  # may move parameters between groups
+            touched = self.loop_scaler.scaler is None and synchronizer.touched
+            self.momentum.before(synchronizer.step, closure=closure, touched=touched)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._group.forked:
             return
-        self.momentum.after()
+        if self.momentum is not None:
+            self.momentum.after()
         self._session._synchronizer.after_step()
         self._over()
 
     def _step_skipped(self) -> None:
-        """The scaler has left out the optimizer's step, of which no hook of the optimizer's tells."""
+        """The scaler has left out the optimizer's step, for which the optimizer calls no hook."""
         if not self._group.forked:
-            self._session._refuse_pass()
+            self._extensions.begin_pass()
             self.manual_updates.remove()
             self._session._synchronizer.step_skipped()
             self._over()
 
     def _over(self) -> None:
+        for tell in self._extensions.after_step:
+            tell()
         self._session._step_over()
         for act in self.between_steps:
             act()
@@ -183,3 +193,12 @@ class StepHooks:
         refuse_late(self._recipe, self._session._stages.now, self._session._synchronizer.buckets)
         show_overflow(self._parameters.values())
         return True
+
+
+def _within_backward(optimizer: Optimizer) -> LoopError:
+    """A hook of the loop steps an optimizer before gradients are averaged."""
+    return LoopError(
+        f"{type(optimizer).__name__} makes a step within backward(), by a hook, where gradients are those of this rank "
+        "alone: the ranks would part. Remove the hook, attach one optimizer of all parameters, and call "
+        "optimizer.step() after loss.backward() has returned."
+    )

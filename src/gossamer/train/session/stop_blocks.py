@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from gossamer import events
 from gossamer.comm.runtime import interruption
 from gossamer.errors import Stopped
+from gossamer.train.engine.extension import Extension, Extensions
 
 SCRIPT_ENDS = (
     "training was asked to stop, and its loop went on, in no block that it could leave: so the script ends here on "
@@ -17,23 +18,28 @@ SCRIPT_ENDS = (
 )
 
 
-class StopBlocks:
+class StopBlocks(Extension):
     """Counts the blocks around the loop that can be left when training is over; without one, the script is.
 
-    close: closes the session at the script's end, as its block would. says: whether to tell the user, which one rank
-    does.
+    end_session: closes the session at the script's end, as its block would. says: whether to tell the user, which one
+    rank does. It acts in steps once training is over.
     """
 
-    def __init__(self, close: Callable[[], None], *, says: bool) -> None:
-        self._close, self._says = close, says
+    order = 1
+
+    def __init__(self, end_session: Callable[[], None], extensions: Extensions, *, says: bool) -> None:
+        self._end_session, self._extensions, self._says = end_session, extensions, says
         self.blocks, self.over = 0, False
 
-    def leave_if_over(self) -> None:
-        """Where training is over, leave the innermost block by raising Stopped; after Ctrl-C, KeyboardInterrupt."""
-        if not self.over:
-            return
+    def end(self) -> None:
+        """Training is over."""
+        self.over = True
+        self._extensions.add(self)
+
+    def pass_began(self) -> None:
+        """Leave the innermost block by raising Stopped; after Ctrl-C, KeyboardInterrupt."""
         if not self.blocks:
-            atexit.register(self._close)
+            atexit.register(self._end_session)
             if self._says and not interruption.current.pending:
                 events.notice(SCRIPT_ENDS)
         raise interruption.current.error()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from gossamer import events
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GossipStage, ServerStage, Stage
 from gossamer.base.transport import Transport
@@ -21,6 +22,7 @@ from gossamer.comm.network import read_network
 from gossamer.comm.process_group import ProcessGroupTransport
 from gossamer.comm.throttled import ThrottledTransport
 from gossamer.errors import AttachError, ConnectError
+from gossamer.events import AttachRequest, RecordOption
 from gossamer.train.session.elastic_recipes import refuse_inelastic
 from gossamer.train.sharding.model_group import ModelGroup
 from gossamer.train.sharding.replica_mesh import refuse_overlap
@@ -92,3 +94,16 @@ def _listening_address() -> str:
     except ConnectError:  # undecidable: loopback is not reached from elsewhere, and torch's collectives are used
         towards = None
     return interfaces().get(towards or "", own_address())
+
+
+def begin_reports(world: WorldState, record: RecordOption, log_to: Iterable[str]) -> str:
+    """Begin to report the session that is about to be attached. Returns the path of its record, or ""."""
+    request = AttachRequest(
+        record=record,
+        log_to=log_to,
+        rank=world.rank,
+        local_rank=world.local_rank,
+        world=world.size,
+        is_first=world.is_first,
+    )
+    return events.begin_reports(request)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gossamer.base.layout import dtype_name, dtype_of
 from gossamer.train import checkpoint
@@ -21,13 +21,13 @@ from gossamer.train.session.group_changes import ShardedWorld
 from gossamer.train.sharding.local_shards import local_parts
 
 
-def catch_up(model: nn.Module, parts: Sequence[Stateful], missed: int, group: GroupCalls) -> None:
-    """Give ranks that missed steps the parameters, buffers and `parts` (optimizer, scaler) of the first rank that
-    missed none."""
+def catch_up(tensors: Sequence[Tensor], parts: Sequence[Stateful], missed: int, group: GroupCalls) -> None:
+    """Give ranks that missed steps the `tensors` (parameters, buffers) and `parts` (optimizer, scaler) of the first
+    rank that missed none."""
     missed_by_rank = [int(text) for text in group.all_gather_text(str(missed))]
     if not any(missed_by_rank):
         return
-    take_over(model, parts, missed_by_rank.index(0), group)
+    take_over(tensors, parts, missed_by_rank.index(0), group)
 
 
 def leave_epoch(world: ShardedWorld, group: GroupCalls, *, together: bool) -> None:
@@ -39,18 +39,17 @@ def leave_epoch(world: ShardedWorld, group: GroupCalls, *, together: bool) -> No
     world.leave_epoch(group.together(entered) if together and not group.alone else [world.entered_epochs()])
 
 
-def take_over(model: nn.Module, parts: Sequence[Stateful], source: int, group: GroupCalls) -> None:
-    """Give all ranks the parameters, buffers and `parts` of rank `source`."""
+def take_over(tensors: Sequence[Tensor], parts: Sequence[Stateful], source: int, group: GroupCalls) -> None:
+    """Give all ranks the `tensors` and `parts` of rank `source`."""
     rank = group.transport.rank
-    text, tensors = checkpoint.flatten([part.state_dict() for part in parts])
-    specs = {key: _spec(tensor) for key, tensor in tensors.items()}
+    text, held = checkpoint.flatten([part.state_dict() for part in parts])
+    specs = {key: _spec(tensor) for key, tensor in held.items()}
     theirs = json.loads(group.all_gather_text(json.dumps({"tree": text, "tensors": specs}))[source])
     if rank != source:
-        tensors = {key: _blank(spec) for key, spec in theirs["tensors"].items()}
-    own = local_parts([*model.parameters(), *model.buffers()])
-    group.broadcast_([*own, *(tensors[key] for key in sorted(tensors))], source)
+        held = {key: _blank(spec) for key, spec in theirs["tensors"].items()}
+    group.broadcast_([*local_parts(tensors), *(held[key] for key in sorted(held))], source)
     if rank != source:
-        for part, state in zip(parts, checkpoint.unflatten(theirs["tree"], tensors), strict=True):
+        for part, state in zip(parts, checkpoint.unflatten(theirs["tree"], held), strict=True):
             part.load_state_dict(state)
 
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import AveragingStage, GossipStage, GradientStage, Stage
 from gossamer.errors import LoopError
-from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.engine.bucket import Bucket
 
 Watcher = Callable[[Any, Optimizer], bool]
 

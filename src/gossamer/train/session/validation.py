@@ -16,8 +16,8 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import EveryStep, GradientStage, ServerStage, Stage
 from gossamer.comm.runtime.open_sessions import OpenSession, open_sessions
 from gossamer.errors import AttachError
+from gossamer.train.engine.parameter_views import refuse_no_module, sparse_names, trainable
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.reducer.parameter_views import refuse_no_module, sparse_names, trainable
 from gossamer.train.session.ddp_guard import KEEP_DDP
 from gossamer.train.sharding.local_shards import is_sharded
 
@@ -40,7 +40,10 @@ def refuse_added(model: nn.Module, added: Mapping[str, nn.Parameter]) -> None:
         if check is not _refuse_attached:
             check(model)
     others = {
-        id(each) for session in open_sessions() if session.model is not model for each in session.model.parameters()
+        id(each)
+        for session in open_sessions()
+        if session.model is not None and session.model is not model
+        for each in session.model.parameters()
     }
     for name, parameter in added.items():
         if id(parameter) in others:
@@ -147,7 +150,8 @@ def _refuse_attached(model: nn.Module) -> None:
 def sessions_of(model: nn.Module) -> list[OpenSession]:
     """Open sessions that train some of the model's parameters."""
     mine = {id(parameter) for parameter in trainable(model).values()}
-    return [session for session in open_sessions() if any(id(each) in mine for each in session.model.parameters())]
+    found = [(session, session.model) for session in open_sessions() if session.model is not None]
+    return [session for session, other in found if any(id(each) in mine for each in other.parameters())]
 
 
 def _refuse_sharded(name: str, parameter: nn.Parameter) -> None:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from gossamer.errors import LayoutError
-from gossamer.train.reducer.backward_hooks import BackwardMonitor
-from gossamer.train.reducer.parameter_views import trainable
+from gossamer.train.engine.extension import Extension, GradientUse
+from gossamer.train.engine.parameter_views import trainable
+from gossamer.train.engine.torch_hooks import BackwardMonitor
 
 
 class WholeParameters:
@@ -33,12 +34,6 @@ class WholeParameters:
         self.own = dict(own)
         self.parameters = self.own
 
-    def collect(self) -> None:
-        """Before an optimizer's step: see the gradients as the loop has left them."""
-
-    def show(self) -> None:
-        """Let the optimizer see the gradients as they are now."""
-
     def gather(self) -> None:
         """Parameters are about to be written, or were: forget copies that an engine has made of them."""
 
@@ -46,16 +41,16 @@ class WholeParameters:
         """Leave the model."""
 
 
-class LocalShards(WholeParameters):
+class LocalShards(WholeParameters, Extension):
     """The local tensors of a model's trainable parameters, some of which are DTensors."""
 
-    sharded = True
+    order, sharded = -1, True
 
     def __init__(self, model: nn.Module, own: Mapping[str, Parameter]) -> None:
         self._model = model
         self.own = dict(own)
         self.parameters = {name: _leaf(parameter) for name, parameter in own.items()}
-        self._monitor = BackwardMonitor(self.own.values(), self._pass_over)
+        self._monitor = BackwardMonitor(self.own, self._pass_over)
 
     def _pass_over(self) -> None:
         fresh = self._take()
@@ -63,7 +58,8 @@ class LocalShards(WholeParameters):
             torch.autograd.backward([leaf for leaf, _ in fresh], [gradient for _, gradient in fresh])
         self.show()
 
-    def collect(self) -> None:
+    def before_exchange(self, steps: int) -> None:
+        """See the gradients as the loop has left them."""
         for leaf, gradient in self._take(held=False):
             leaf.grad = gradient
 
@@ -82,8 +78,13 @@ class LocalShards(WholeParameters):
                 fresh.append((leaf, gradient))
         return fresh
 
+    def before_step(self, use: GradientUse) -> None:
+        if use.attached:
+            self.show()
+
     @torch.no_grad()
     def show(self) -> None:
+        """Let the optimizer see the gradients as they are now."""
         for name, parameter in self.own.items():
             gradient = self.parameters[name].grad
             parameter.grad = None if gradient is None else like(gradient, parameter)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gossamer.base.ops import AllGather
 from gossamer.base.transport import Transport
-from gossamer.train.reducer.sparse_gradients import entries
-from gossamer.train.reducer.step_report import NonFiniteOrigin
+from gossamer.train.engine.report import NonFiniteOrigin
+from gossamer.train.engine.sparse_gradients import entries
 from gossamer.train.sharding.local_shards import WholeParameters
 
 ELSEWHERE: NonFiniteOrigin = None, "another part of the model"

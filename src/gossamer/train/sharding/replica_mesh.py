@@ -12,8 +12,8 @@ from torch import nn
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import RESET, AveragingStage, FederatedStage, GossipStage, ServerStage, Stage
 from gossamer.errors import AttachError
+from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.reducer.parameter_views import trainable
 from gossamer.train.sharding.local_shards import sharded_parameters
 
 HOW = (

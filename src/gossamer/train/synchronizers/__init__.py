@@ -1,9 +1,8 @@
 """Synchronizers: what a session runs around every step of the optimizer, one class per way of synchronizing.
 
     stages               builds the synchronizer of a strategy's stage, and switches to the next stage's
-    base                 Synchronizer, and what all are built from: SyncContext, LoopState, LoopControls
+    base                 Synchronizer, and SyncContext, from which all are built
     gradients            GradientSynchronizer: averages gradients during backward (EveryStep)
-    admission_gate       newcomers of an elastic run, where a step has several passes
     scheduled            ScheduledSynchronizer: rounds that travel while training goes on; asks a round_task
     parameter_averaging  the task of LocalSGD, DiLoCo and DelayedAveraging; delayed_gradients: of EveryStep(delay=...)
     in_flight            one round: what leaves, its reduction on the communication thread, its result
@@ -18,7 +17,7 @@
 
 A parameter's round: LocalSteps counts a step of the optimizer; after it ScheduledSynchronizer finds that a
 round is due and lets its task `offer` each bucket; on the communication thread OutgoingRound polls who takes part,
-reduces (see train/reducer) and commits; when the round lands the task applies the result, or reverts its offer.
+reduces (see train/engine) and commits; when the round lands the task applies the result, or reverts its offer.
 
 Verbs: `before_step`, `after_step` around the optimizer; `use`: another one's; `step_skipped`: by a GradScaler. `offer`,
 `apply`, `revert`: a round. `flush`: wait for rounds in flight and apply them. `end_epoch`, `end_run`: with all ranks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,14 +16,10 @@ from gossamer.base.aggregation import NO_MOMENTS, AggregationContext, Moments
 from gossamer.base.transport import Transport
 from gossamer.comm.environment.roll_call import RollCall
 from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.frozen_parameters import FrozenParameters
-from gossamer.train.reducer.parameter_check import ParameterCheck
-from gossamer.train.reducer.pending_reduction import StepContext
-from gossamer.train.reducer.step_report import Agreement, Presence, unchanged
-from gossamer.train.reducer.step_report import NonFiniteOrigin as NonFiniteOrigin
-from gossamer.train.reducer.tensor_sampler import TensorSampler
-from gossamer.train.reducer.weight_copies import WeightCopies
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.report import Presence
+from gossamer.train.engine.torch_hooks import LoopControls
 
 NamedState = dict[str, dict[str, Tensor]]
 
@@ -34,36 +30,6 @@ def without_unsent(state: NamedState) -> NamedState:
         name: {key: tensor for key, tensor in remembered.items() if not is_unsent(key)}
         for name, remembered in state.items()
     }
-
-
-StepCosts = Mapping[str, float]  # by the names of events.StepEnded
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopState:
-    """The training loop as synchronizers see it: what they ask it at a moment, and what they report to it."""
-
-    step_context: Callable[[], StepContext]  # all that a step's reduction of gradients must know at its beginning
-    scale: Callable[[], float | None]  # the factor that a GradScaler put into the gradients, None without one
-    settings: Callable[[], str]  # the optimizer's hyperparameters as text
-    buffers: Callable[[], Sequence[Sequence[Tensor]]]  # the model's, by module
-    averaged: Callable[[], Mapping[str, Tensor]]  # what is averaged along where parameters are: see ModelBuffers
-    frozen: FrozenParameters  # of the model
-    copies: WeightCopies  # that the optimizer keeps of parameters, which must move with them
-    batch: Callable[[], int]  # a hash of this rank's first batch
-    warn: Callable[[Sequence[tuple[int, float]]], None]  # takes all ranks' (hash, weight)
-    ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and what it took
-    judged: Callable[[NonFiniteOrigin | None], None]  # an exchange ended: what was not finite in it, if anything
-    check: Callable[[], ParameterCheck]  # of parameters and steps, among all ranks in lock step
-    guarded: Callable[[NonFiniteOrigin | None], None]  # the same of a backward pass whose gradients stay here
-    guarded_late: Callable[[NonFiniteOrigin | None], None] = lambda _: None  # the same of a pass some steps ago
-    agree: Agreement = unchanged  # what was not finite, here or in another rank's part of the model
-    agree_in_round: Agreement = unchanged  # the same on the communication thread
-    lap: Callable[[], int] = lambda: 0  # this rank's position in its data, in half epochs
-    sparse: Callable[[], Collection[str]] = frozenset  # names of parameters whose gradients are sparse
-    begins: Callable[[], None] = lambda: None  # a pass whose gradients travel; raises where there must be none any more
-    tensors: TensorSampler | None = None  # measures what tensors cost
-    clips: bool = False  # whether gradients are clipped between backward and the optimizer's step
 
 
 @dataclass(frozen=True)
@@ -85,17 +51,9 @@ class SyncContext:
     def compare_parameters(self, ranks: Sequence[int], step: int) -> None:
         """Find out which tensors of which `ranks` differ, now that a step's reports have. On the training threads of
         all ranks, after the same step: another thread would see parameters that are being written."""
-        check = self.loop.check()
+        check = self.loop.check
         texts = self.comm_thread.exchange(partial(self.transport.all_gather_text, check.text())).wait()
         check.compare({rank: texts[rank] for rank in ranks}, f"at step {step}")
-
-
-@dataclass
-class LoopControls:
-    """What the training loop says of its backward passes."""
-
-    weight: float = 1.0  # of this rank's batch
-    muted: bool = False  # backward passes add up and send nothing
 
 
 class Synchronizer(ABC):
@@ -115,22 +73,6 @@ class Synchronizer(ABC):
         self.all_trained = False  # every rank made the last exchange's step, so that all come to what follows it
         self.last_pass: int | None = None  # after so many backward passes another synchronizer takes over
         self.reference: float | None = None  # the weight that counts as one, once it is agreed upon
-
-    @property
-    def weight(self) -> float:
-        return self.controls.weight
-
-    @weight.setter
-    def weight(self, weight: float) -> None:
-        self.controls.weight = weight
-
-    @property
-    def muted(self) -> bool:
-        return self.controls.muted
-
-    @muted.setter
-    def muted(self, muted: bool) -> None:
-        self.controls.muted = muted
 
     @property
     @abstractmethod
@@ -250,7 +192,8 @@ class Synchronizer(ABC):
 
     def continue_from(self, before: Synchronizer) -> None:
         """Go on where the synchronizer of the stage before ends."""
-        self.weight, self.muted, self.reference = before.weight, before.muted, before.reference
+        self.controls.weight, self.controls.muted = before.controls.weight, before.controls.muted
+        self.reference = before.reference
         self.asked_to_stop, self.stopping = before.asked_to_stop, before.stopping
 
     @abstractmethod

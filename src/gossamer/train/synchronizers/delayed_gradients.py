@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import LoopError
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import Flags, Presence
-from gossamer.train.synchronizers.base import LoopState
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.report import Flags, Presence
 from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
 from gossamer.train.synchronizers.round_task import RoundTask, taken_along
 

@@ -12,8 +12,8 @@ from gossamer.base.ops import AllReduceMean, Coalesced, Script
 from gossamer.base.runner import ScriptCost, run_script
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_streams import use_on_current_stream
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket
 
 
 @dataclass(frozen=True)

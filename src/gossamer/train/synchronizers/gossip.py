@@ -21,11 +21,11 @@ from gossamer.base.runner import run_script
 from gossamer.comm.runtime.comm_streams import use_on_current_stream
 from gossamer.errors import GossamerError
 from gossamer.train.checkpoint.state import AGREED_KEY
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket, copy_state, state_by_name
-from gossamer.train.reducer.frozen_parameters import gather_moved
-from gossamer.train.reducer.reduction import sum_costs
-from gossamer.train.reducer.step_report import Presence, gather_first_batches
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket, copy_state, state_by_name
+from gossamer.train.engine.frozen_parameters import gather_moved
+from gossamer.train.engine.reduction import sum_costs
+from gossamer.train.engine.report import Presence, gather_first_batches
 from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer
 from gossamer.train.synchronizers.gossip_round import MixedTensors, NeighborGraph, RoundHeader, gossip_round
 from gossamer.train.synchronizers.local_steps import LocalSteps
@@ -141,7 +141,7 @@ class GossipAveraging(Synchronizer):
         self._number += 1
         self._merged = None
         self.stopping = self.stopping or any(header.stop for header in headers)
-        self._loop.judged(None if nonfinite is None else (self._transport.rank, nonfinite))
+        self._loop.judged("exchange", None if nonfinite is None else (self._transport.rank, nonfinite))
         return not headers or any(header.presence == Presence.TRAINING for header in headers)
 
     @torch.no_grad()
@@ -180,7 +180,7 @@ class GossipAveraging(Synchronizer):
     def _round(self, parts: Sequence[MixedTensors], presence: Presence) -> Generator[Any, Any, Sequence[RoundHeader]]:
         all_meet = self._strategy.rounds_apart(self._transport.world)
         if self.reference is None:
-            self._loop.warn((yield from gather_first_batches(self._loop.batch(), self.weight)))
+            self._loop.warn((yield from gather_first_batches(self._loop.now().first_batch, self.controls.weight)))
             self.reference = 1.0
         at = self._context.aggregation(self._number)
         header = RoundHeader(self._number, self.step, presence, self.asked_to_stop)

@@ -17,8 +17,8 @@ from gossamer.base.aggregation import AggregationContext, State
 from gossamer.base.layout import FlatTensors
 from gossamer.base.ops import AllGather, Coalesced, NeighborAllGather, Payload
 from gossamer.errors import LoopError
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import Presence
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.report import Presence
 
 HEADER_BYTES = 32
 

@@ -8,16 +8,13 @@ commit, or none.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.base import flight_recorder, rng
@@ -26,18 +23,58 @@ from gossamer.base.tracing.record_format import SpanKind
 from gossamer.comm.runtime.pipeline_tuner import PipelineTuner
 from gossamer.errors import LoopError
 from gossamer.events import notice
-from gossamer.train.reducer.accumulation import SUM, GradientAccumulator, kept_gradients
-from gossamer.train.reducer.backward_hooks import OutermostBackward
-from gossamer.train.reducer.bucket import Bucket, copy_state, refuse_late_part
-from gossamer.train.reducer.kept_inputs import KeptInputs
-from gossamer.train.reducer.model_buffers import BufferVersions
-from gossamer.train.reducer.participation import refuse_apart
-from gossamer.train.reducer.pending_reduction import PendingReduction
-from gossamer.train.reducer.reduction import NO_INPUT, BucketInput, StepReduction, StepTrailer, unsampled
-from gossamer.train.reducer.sparse_gradients import SparseGradients
-from gossamer.train.reducer.step_report import Presence, StepDecision, StepReport
-from gossamer.train.synchronizers.admission_gate import AdmissionGate
-from gossamer.train.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
+from gossamer.train.engine.bucket import (
+    NO_INPUT,
+    SUM,
+    Bucket,
+    BucketInput,
+    GradientAccumulator,
+    KeptInputs,
+    copy_state,
+    kept_gradients,
+    refuse_late_part,
+)
+from gossamer.train.engine.device_failures import undone
+from gossamer.train.engine.model_buffers import BufferVersions
+from gossamer.train.engine.participation import refuse_apart
+from gossamer.train.engine.reduction import (
+    PendingReduction,
+    StepReduction,
+    StepTrailer,
+    unsampled,
+)
+from gossamer.train.engine.report import NO_FLAGS, Presence, StepDecision, StepReport
+from gossamer.train.engine.sparse_gradients import SparseGradients
+from gossamer.train.engine.torch_hooks import LoopControls
+from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer, without_unsent
+
+
+class AdmissionGate:
+    """Newcomers wait until a step is over, and all passes of the next one are dealt out among who makes them.
+
+    They would otherwise come into the exchange that ends a step, with passes of their own on top of all that it has.
+    gates: whether several passes make a step.
+    """
+
+    def __init__(self, context: SyncContext, *, gates: bool) -> None:
+        self._context, self.gates = context, gates
+        self.awaited = False  # alike on all ranks, after the same exchange
+
+    def note(self) -> None:
+        """An exchange is over: whether newcomers waited when it began."""
+        self.awaited = self.gates and self._context.comm_thread.is_awaited
+
+    def joined(self) -> None:
+        """This worker is a newcomer: it makes the exchange by which it was let in, with those who let it in."""
+        self.awaited = self.gates
+
+    def let_in(self, *, admits: bool = True) -> None:
+        """Let in who is awaited: all ranks come here before their next exchange. admits: whether this one trains."""
+        if self.awaited:
+            self.awaited = False
+            go_on = partial(self._context.transport.all_gather_text, "go on")
+            self._context.comm_thread.exchange(go_on, admits=admits).wait()
+
 
 MANY_DROPPED = 10
 AT_ONCE = GradientStage(0)
@@ -71,24 +108,22 @@ class GradientSynchronizer(Synchronizer):
         self.phase, self.in_optimizer = GradientPhase.WAITING, False
         self._stage, self._admission = stage, AdmissionGate(context, gates=stage.accumulates)
         self._sums = GradientAccumulator(buckets, self._due if stage.accumulates else 1)
-        self.names = [name for part in self._parts for name in part.parameters]
+        self._parameters = {name: each for part in self._parts for name, each in part.parameters.items()}
+        self.names = list(self._parameters)
         self._context, self._loop = context, context.loop
-        self._backward = OutermostBackward(self._pass_began, self._pass_ended)
         self._seen_pass = False  # whether a whole one showed which gradients come in parts
         self._pending: PendingReduction | None = None
         # What it tries follows from the number of exchanges, which newcomers have not made
         self._tuner = PipelineTuner() if context.comm_thread.is_fixed else None
-        self._versions = BufferVersions(context.loop.buffers)
+        self._versions = BufferVersions(context.loop.buffers) if context.loop.buffers() else None
         self._unused, self._dropped = 0, 0  # averages that add up and no optimizer has used; drops in a row
         self._seen: list[int] = []  # versions of some parameters when that average was shown
         self._trained: Sequence[int] = self._members  # who did in the exchange before
         self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, name))
-            for bucket in buckets
-            for name, parameter in bucket.parameters.items()
-        ]
-        self._hooks += [p.register_post_accumulate_grad_hook(self._sparse_ready) for p in sparse.parameters.values()]
+        self._bucket_of = {name: bucket for bucket in buckets for name in bucket.parameters}
+        self._watch = self._loop.gradients(
+            self._parameters, self._pass_ended, self._pass_began, self._ready, self.controls
+        )
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -113,10 +148,11 @@ class GradientSynchronizer(Synchronizer):
     def _due(self) -> int:
         return self._stage.passes((at := self._context.aggregation(self.step)).world, at.step)[at.rank]
 
-    def _ready(self, bucket: Bucket, name: str, parameter: Tensor) -> None:
-        """A gradient is there, or a part of it. Runs once per parameter, so it does as little as it can."""
-        backward = self._backward
-        if self.controls.muted or (torch._C._current_graph_task_id() != backward.task and not backward.enter()):
+    def _ready(self, name: str, parameter: Tensor) -> None:
+        """A gradient is there, or a part of it. Runs once per parameter, so it does as little as it can. Sparse ones
+        leave when the pass is over: few rows are worth no message of their own."""
+        bucket = self._bucket_of.get(name)
+        if bucket is None:
             return
         bucket.arrive(name)
         if self._pending is None:
@@ -129,11 +165,6 @@ class GradientSynchronizer(Synchronizer):
             while (sent := self._pending.sent) < len(self._buckets) and self._buckets[sent].complete:
                 self._send(self._pending, Presence.TRAINING)
 
-    def _sparse_ready(self, parameter: Tensor) -> None:
-        """Rows leave when the pass is over: few are worth no message of their own."""
-        if not self.controls.muted and torch._C._current_graph_task_id() != self._backward.task:
-            self._backward.enter()
-
     def _pass_began(self) -> None:
         self._loop.begins()
         if self._pending is not None and self._pending.sent:
@@ -142,14 +173,16 @@ class GradientSynchronizer(Synchronizer):
                 "the ranks are out of step. Go on from the last checkpoint, as gossamer run --max-restarts 1 does."
             )
         self._expect_all()
-        self._drop_thrown_away()
-        self._admission.let_in()
+        if self._unused:
+            self._drop_thrown_away()
+        if self._admission.awaited:
+            self._admission.let_in()
         if self._sums.complete:
             self._begin(self._sums.weight + self.controls.weight)
 
     def _begin(self, weight: float, presence: Presence = Presence.TRAINING) -> PendingReduction:
         """See the loop as it is now; what must be known before the first bucket travels during backward."""
-        taken = self._loop.step_context()
+        taken = self._loop.now()
         if self._pending is not None:
             self._pending.taken = taken
             return self._pending
@@ -161,14 +194,16 @@ class GradientSynchronizer(Synchronizer):
         reduction.kept, reduction.sampler, reduction.since = self._kept, self._loop.tensors, context.since
         flight_recorder.current.buckets = len(self._buckets)
         admits = presence == Presence.TRAINING and not self._admission.gates
-        self._pending = PendingReduction(reduction, self._buckets, self._sparse, context.comm_thread, taken, admits)
-        self._pending.begin(self._loop.warn, self._trained, self._loop.check())
+        self._pending = PendingReduction(
+            reduction, self._buckets, self._sparse, context.comm_thread, taken, self._loop.agree, admits
+        )
+        self._pending.begin(self._loop.warn, self._trained, self._loop.check)
         return self._pending
 
     def _send(self, pending: PendingReduction, presence: Presence) -> None:
         """Let the next bucket leave; the last one takes this rank's report along, unless sparse gradients will."""
         bucket = self._buckets[pending.sent]
-        last = bucket is self._buckets[-1] and not self._sparse
+        last = bucket is self._buckets[-1] and not self._sparse.parameters
         fresh = self._input(pending, bucket) if presence == Presence.TRAINING else NO_INPUT
         pending.send(fresh, self._trailer(pending, presence) if last else None)
 
@@ -185,23 +220,26 @@ class GradientSynchronizer(Synchronizer):
         return self._sums.join(self._buckets.index(bucket), new, self.controls.weight, pending.taken.scale or 1.0)
 
     def _trailer(self, pending: PendingReduction, presence: Presence) -> StepTrailer:
-        training, check, settings = presence == Presence.TRAINING, self._loop.check(), pending.taken.settings
+        training, check, settings = presence == Presence.TRAINING, self._loop.check, pending.taken.settings
+        buffers, moved = ((), NO_FLAGS) if self._versions is None else self._versions.look()
         report = StepReport(
             weight=pending.reduction.weight,
             presence=presence,
             settings=rng.address(settings),
             steps=self.step,
             stop=self.asked_to_stop,
-            lap=self._loop.lap(),
+            lap=pending.taken.lap,
             look=self.asked_to_look,
-            used=np.array([name in self._sums.used or p.grad is not None for name, p in self._named()]) & training,
-            moved=self._versions.moved() & training,
+            used=np.array(self._used()) & training,
+            moved=moved & training,
         )
-        sample, buffers = partial(check.sample, self.step) if training else unsampled, self._loop.buffers()
+        sample = partial(check.sample, self.step) if training else unsampled
         return StepTrailer(report=report, settings=settings, check=check, buffers=buffers, sample=sample)
 
-    def _named(self) -> Iterator[tuple[str, Parameter]]:
-        return chain.from_iterable(part.parameters.items() for part in self._parts)
+    def _used(self) -> list[bool]:
+        """Which parameters have a gradient, in the order of `names`."""
+        accumulated = self._sums.used
+        return [p.grad is not None or name in accumulated for name, p in self._parameters.items()]
 
     # -- when backward is over -----------------------------------------------------------------------------------------
 
@@ -210,7 +248,8 @@ class GradientSynchronizer(Synchronizer):
         self._over()
 
     def _over(self) -> None:
-        self._admission.let_in()
+        if self._admission.awaited:
+            self._admission.let_in()
         if self._sums.complete:
             self.finish()
             return
@@ -228,18 +267,19 @@ class GradientSynchronizer(Synchronizer):
         """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide. A rank
         that is not training has no data and only takes part in the others' operations."""
         training = presence == Presence.TRAINING
-        self._admission.let_in(admits=False)  # still awaited: this rank has made no pass, and has no data
+        if self._admission.awaited:
+            self._admission.let_in(admits=False)  # this rank has made no pass, and has no data
         pending = self._pending or self._begin(self._sums.weight + self.controls.weight if training else 0.0, presence)
         for bucket in self._buckets[pending.sent :]:
             if not training:
                 bucket.flat.zero_()
             self._send(pending, presence)
-        if self._sparse:
+        if self._sparse.parameters:
             rows = self._sparse.rows() if training else self._sparse.no_rows()
             pending.send_rows(rows, self._trailer(pending, presence))
         asked = time.perf_counter()
         decision = pending.wait()
-        if training:
+        if training and self._sums.made:
             self._sums.clear()
         answered = time.perf_counter()
         if active.recorder is not None:
@@ -248,29 +288,34 @@ class GradientSynchronizer(Synchronizer):
 
     def _settle(self, pending: PendingReduction, decision: StepDecision, waited: float) -> StepDecision:
         self._pending = None
-        self._admission.note()
+        if self._admission.gates:
+            self._admission.note()
         self.stopping, self.all_trained, self.look_asked = decision.stop, decision.all_trained, decision.look
-        refuse_apart(decision.presences)
+        if not decision.all_trained:
+            refuse_apart(decision.presences)
         if decision.parted:
             self._context.compare_parameters(decision.parted, self.step)
         elif decision.presences[self._context.transport.rank] == Presence.TRAINING and decision.in_step:
-            self._loop.check().note_alike(self.step)
+            self._loop.check.note_alike(self.step)
         blame, self.reference = pending.commit(decision), pending.reduction.reference
         if decision.presences[self._context.transport.rank] == Presence.OUT_OF_DATA:
             self._passes -= max(0, self.step - pending.reduction.at.step)  # averages that the others have dropped
             self._unused = 0
         self.step = max(pending.reduction.at.step, *decision.steps.values(), 0) + pending.committed
-        self._versions.note()
+        if self._versions is not None:
+            self._versions.note()
         self._expect_all()
         if decision.active:
-            self._trained = [self._members[rank] for rank in decision.active]
+            members = self._members
+            self._trained = list(map(members.__getitem__, decision.active))
             self._unused = self._unused + 1 if pending.committed and not self.in_optimizer else 0
             self._seen = self._parameter_versions()
             self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
             self._passes += 1
             self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
-            self._loop.judged(blame)
-        pending.refuse_shortage()
+            self._loop.judged("exchange", blame)
+        if pending.reduction.shortage:  # on every rank
+            raise undone(pending.reduction.shortage)
         return decision
 
     # -- averages that no optimizer uses -------------------------------------------------------------------------------
@@ -280,7 +325,9 @@ class GradientSynchronizer(Synchronizer):
 
     def _drop_thrown_away(self) -> None:
         """Discard an average that nothing used and whose gradients are gone: a generator's pass, a saliency map."""
-        parts = self._parts if self._left_unused() else ()
+        if not self._left_unused():
+            return
+        parts = self._parts
         if not any(part.still_shown for part in parts) or all(part.zeroed for part in parts):
             self._drop_unused()  # else this pass accumulates upon it
 
@@ -314,7 +361,7 @@ class GradientSynchronizer(Synchronizer):
     def before_step(self, *, closure: bool) -> None:
         if self.phase is GradientPhase.WAITING and not closure:
             if not any(part.has_new for part in self._parts):
-                self._loop.check().note_missing_pass()
+                self._loop.check.note_missing_pass()
             self._over()  # no gradient hook fired here: the others wait for this rank
         self.in_optimizer = True
         self.use()
@@ -332,7 +379,7 @@ class GradientSynchronizer(Synchronizer):
         return missed
 
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
-        with kept_gradients([p for _, p in self._named()]):
+        with kept_gradients(self._parameters.values()):
             if self._left_unused():
                 for bucket in self._buckets:
                     bucket.keep_before()
@@ -395,5 +442,4 @@ class GradientSynchronizer(Synchronizer):
     after_step = rest
 
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._watch.close()

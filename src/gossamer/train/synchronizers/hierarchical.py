@@ -9,10 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.algorithms.strategies import PeriodicSchedule
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.sparse_gradients import SparseGradients
-from gossamer.train.reducer.step_report import Presence
-from gossamer.train.synchronizers.base import LoopControls, NonFiniteOrigin, StepCosts, SyncContext, Synchronizer
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import JudgedAt, StepCosts
+from gossamer.train.engine.report import NonFiniteOrigin, Presence
+from gossamer.train.engine.sparse_gradients import SparseGradients
+from gossamer.train.engine.torch_hooks import LoopControls
+from gossamer.train.synchronizers.base import SyncContext, Synchronizer
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
 from gossamer.train.synchronizers.round_task import RoundTask
 from gossamer.train.synchronizers.scheduled import ScheduledSynchronizer
@@ -34,8 +36,8 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
     ) -> None:
         controls = LoopControls()
         self._first_of_site = context.transport.rank - site.transport.rank
-        check = site.loop.check().within_site(site.transport.rank, self._first_of_site)
-        loop = replace(site.loop, ended=self._site_step_ended, judged=self._site_judged, check=lambda: check)
+        check = site.loop.check.within_site(site.transport.rank, self._first_of_site)
+        loop = replace(site.loop, ended=self._site_step_ended, judged=self._site_judged, check=check)
         site = replace(site, loop=loop)
         self._inside = GradientSynchronizer(site_buckets, sparse, site, controls=controls)
         super().__init__(schedule, fragments, task, context, start, controls)
@@ -43,11 +45,11 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
     def _site_step_ended(self, skipped: bool, costs: StepCosts) -> None:
         self._local.add(skipped, costs)
 
-    def _site_judged(self, blame: NonFiniteOrigin | None) -> None:
+    def _site_judged(self, what: JudgedAt, blame: NonFiniteOrigin | None) -> None:
         """By the rank among all, not within the site."""
         if blame is not None and blame[0] is not None:
             blame = self._first_of_site + blame[0], blame[1]
-        self._loop.guarded(blame)
+        self._loop.judged("pass", blame)
 
     @property
     def touched(self) -> bool:

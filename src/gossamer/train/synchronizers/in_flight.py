@@ -16,11 +16,11 @@ from gossamer.base.kernels import all_finite
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.base.runner import ScriptCost
 from gossamer.comm.runtime.comm_thread import Work
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.kept_inputs import KeptInputs
-from gossamer.train.reducer.reduction import NO_INPUT, StepReduction, StepTrailer, with_own, without_own
-from gossamer.train.reducer.step_report import Agreement, StepDecision, unchanged
-from gossamer.train.synchronizers.base import NonFiniteOrigin, StepCosts, SyncContext
+from gossamer.train.engine.bucket import NO_INPUT, Bucket, KeptInputs
+from gossamer.train.engine.loop import StepCosts
+from gossamer.train.engine.reduction import StepReduction, StepTrailer, with_own, without_own
+from gossamer.train.engine.report import Agreement, NonFiniteOrigin, StepDecision, unchanged
+from gossamer.train.synchronizers.base import SyncContext
 
 
 @dataclass

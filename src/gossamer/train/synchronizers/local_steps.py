@@ -10,11 +10,11 @@ from enum import Enum, auto
 from gossamer.base.tracing import active
 from gossamer.base.tracing.record_format import SpanKind
 from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.train.reducer.backward_hooks import BackwardMonitor, drop_gradients, nonfinite_gradient
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.silenced_gradients import SilencedGradients
-from gossamer.train.reducer.step_report import unchanged
-from gossamer.train.synchronizers.base import LoopControls, LoopState
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.report import unchanged
+from gossamer.train.engine.silenced_gradients import SilencedGradients
+from gossamer.train.engine.torch_hooks import LoopControls, drop_gradients, nonfinite_gradient
 
 
 class StepPhase(Enum):
@@ -51,7 +51,7 @@ class LocalSteps:
         self._skipped, self._waited = False, 0.0
         self._costs: dict[str, float] = {}
         parameters = {name: parameter for bucket in buckets for name, parameter in bucket.parameters.items()}
-        self._monitor = BackwardMonitor(parameters.values(), self._pass_over)
+        self._monitor = loop.gradients(parameters, self._pass_over)
         there = comm_thread is not None and loop.agree is unchanged and SilencedGradients.serves(parameters)
         self._silenced = SilencedGradients(parameters, comm_thread) if there and comm_thread is not None else None
 
@@ -109,12 +109,12 @@ class LocalSteps:
         if blame is not None:
             drop_gradients(self._buckets)
         self.add(blame is not None, {})
-        self._loop.guarded(blame)
+        self._loop.judged("pass", blame)
 
     def _tell_earlier(self, found: Iterable[str | None]) -> None:
         for name in found:
             self.add(name is not None, {})
-            self._loop.guarded_late(None if name is None else (self._rank, name))
+            self._loop.judged("earlier pass", None if name is None else (self._rank, name))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -30,10 +30,10 @@ from gossamer.comm.environment.survivor_calls import session_calls
 from gossamer.comm.environment.worker_registry import claim_end, mark_end, mark_training
 from gossamer.comm.runtime.peer_thread import PeerThread
 from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.parameter_views import copy_parameters
-from gossamer.train.reducer.step_report import Presence
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.parameter_views import copy_parameters
+from gossamer.train.engine.report import Presence
 from gossamer.train.synchronizers.base import SyncContext, Synchronizer
 from gossamer.train.synchronizers.local_steps import LocalSteps
 from gossamer.train.synchronizers.peer_endpoints import Tell, close_now, connect_workers, reconnect_worker, relocate
@@ -171,7 +171,7 @@ class PairwiseGossip(Synchronizer):
         """Begin an exchange, unless one is under way: then this sync round is left out."""
         self._collect()
         nonfinite = first_nonfinite(FlatTensors(self._partner.shown, self._layout))
-        self._loop.judged(None if nonfinite is None else (self._rank, nonfinite))
+        self._loop.judged("exchange", None if nonfinite is None else (self._rank, nonfinite))
         if nonfinite is not None or not all(map(self._partner.is_gone, self._talks)):
             return
         if (peer := self._partner.neighbor(self._topology, self._world, self._number)) is not None:

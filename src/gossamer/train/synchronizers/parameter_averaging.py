@@ -11,12 +11,14 @@ from torch.optim import Optimizer
 from gossamer.algorithms.strategies import AGREED, FROM, RESET, AveragingStrategy, Memory
 from gossamer.algorithms.strategies.radial_mean import restore_lengths, split_lengths
 from gossamer.base.layout import FlatTensors, accumulation_dtype
+from gossamer.errors import AttachError
 from gossamer.train.checkpoint.state import MERGING_PREFIX
+from gossamer.train.engine.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.report import Presence
 from gossamer.train.moments.shared_variance import share_variance
-from gossamer.train.reducer.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import Presence
-from gossamer.train.synchronizers.base import LoopState, NamedState
+from gossamer.train.synchronizers.base import NamedState
 from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
 from gossamer.train.synchronizers.round_task import RoundTask, taken_along
 
@@ -32,7 +34,7 @@ class ParameterAveraging(RoundTask):
         self,
         strategy: AveragingStrategy,
         fragments: Sequence[Sequence[Bucket]],
-        optimizer: Optimizer,
+        optimizer: Optimizer | None,
         loop: LoopState,
         *,
         guards_gradients: bool = True,
@@ -40,7 +42,12 @@ class ParameterAveraging(RoundTask):
     ) -> None:
         self._strategy, self._fragments, self._optimizer, self._loop = strategy, fragments, optimizer, loop
         self.keeps_offers, self.guards_gradients, self.merges_own = strategy.needs_own, guards_gradients, merges_own
-        self._rounds = averaged_keys(optimizer, strategy.moments)
+        if optimizer is None and (strategy.moments.any or strategy.on_merge == RESET):
+            raise AttachError(
+                f"{strategy!r} averages or resets the optimizer's state, and a session of arrays does not know the "
+                "optimizer. Leave out optimizer_state and the periods of moments."
+            )
+        self._rounds = {} if optimizer is None else averaged_keys(optimizer, strategy.moments)
         self._memory: dict[Bucket, Memory] = {
             bucket: strategy.begin(bucket.gather_parameters()) for buckets in fragments for bucket in buckets
         }
@@ -70,7 +77,8 @@ class ParameterAveraging(RoundTask):
         held = taken_along(self._loop.averaged(), landed) if fragment == 0 else {}
         parameters = [p for bucket in self._fragments[fragment] for p in bucket.parameters.values()]
         lengths = [self._lengths[bucket] for bucket in self._fragments[fragment] if self._lengths]
-        return AveragedState.of(held, [*optimizer_state_tensors(self._optimizer, parameters, kinds), *lengths])
+        moments = () if self._optimizer is None else optimizer_state_tensors(self._optimizer, parameters, kinds)
+        return AveragedState.of(held, [*moments, *lengths])
 
     def apply(self, landed: InFlightRound, result: RoundResult) -> None:
         if self._lengths:
@@ -85,7 +93,7 @@ class ParameterAveraging(RoundTask):
             averaged.replace(result.averaged_state, self._strategy.kept_share, landed.sent)
             self.agreed_state = {**self.agreed_state, **averaged.named(result.averaged_state)}
             self._share_second_moment(landed)
-        if self._strategy.on_merge == RESET:
+        if self._optimizer is not None and self._strategy.on_merge == RESET:
             for outgoing in landed.outgoing:
                 for parameter in outgoing.bucket.parameters.values():
                     self._optimizer.state.pop(parameter, None)
@@ -101,7 +109,7 @@ class ParameterAveraging(RoundTask):
     def _share_second_moment(self, landed: InFlightRound) -> None:
         """From now on local steps divide by the second moment that was averaged, in rounds that averaged it."""
         moments, turn = self._strategy.moments, landed.number // len(self._fragments)
-        if moments.shared_divisor and (turn + 1) % moments.second == 0:
+        if self._optimizer is not None and moments.shared_divisor and (turn + 1) % moments.second == 0:
             parameters = [p for outgoing in landed.outgoing for p in outgoing.bucket.parameters.values()]
             share_variance(self._optimizer, parameters, keeps_largest=moments.keeps_largest)
 

@@ -25,12 +25,13 @@ from gossamer.comm.environment.run_settings import dedicated_servers
 from gossamer.comm.environment.survivor_calls import session_calls
 from gossamer.comm.runtime.peer_thread import PeerThread, run_peer_script
 from gossamer.errors import AttachError, CheckpointError, LoopError, PeerLost
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.report import Presence
 from gossamer.train.parameter_server.client.client import Client, RunTotals, StepResult
 from gossamer.train.parameter_server.client.partition import servers_for
 from gossamer.train.parameter_server.client.shard_client import ShardClient
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import Presence
-from gossamer.train.synchronizers.base import LoopState, NamedState, SyncContext, Synchronizer
+from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer
 from gossamer.train.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
 
 WIDEST_BYTES = 8
@@ -50,7 +51,7 @@ class ServerSynchronizer(Synchronizer):
         strategy: ServerStrategy,
         parameters: Mapping[str, Parameter],
         buckets: Sequence[Bucket],
-        optimizer: Optimizer,
+        optimizer: Optimizer | None,
         recipe: Recipe,
         context: SyncContext,
         tell: Tell,
@@ -58,6 +59,11 @@ class ServerSynchronizer(Synchronizer):
         super().__init__()
         loop, transport = context.loop, context.transport
         _refuse(loop)
+        if optimizer is None:
+            raise AttachError(
+                "servers make the optimizer's step, so they must know its rule. Name one of torch's for the session of "
+                "arrays: engine.Session(..., server_optimizer=lambda tensors: torch.optim.SGD(tensors, lr=0.1))."
+            )
         if optimizer.state and transport.rank == 0:
             events.notice(
                 "the optimizer remembers something already, such as momenta, and servers make it anew: they begin "
@@ -127,7 +133,9 @@ class ServerSynchronizer(Synchronizer):
                 "closure computes gradients within the step. Call backward(), then optimizer.step()."
             )
         self._wait()
-        self._client.gather({name: parameter.grad for name, parameter in self._parameters.items()}, self.weight)
+        self._client.gather(
+            {name: parameter.grad for name, parameter in self._parameters.items()}, self.controls.weight
+        )
         for parameter in self._parameters.values():
             parameter.grad = None
         self._client.apply_pull()  # of the step before; only this thread writes parameters
@@ -160,7 +168,7 @@ class ServerSynchronizer(Synchronizer):
             "bytes_pulled": result.bytes_received,
         }
         self._served_bytes = served
-        self._loop.guarded(None if result.finite else (self._rank, "gradients"))
+        self._loop.judged("pass", None if result.finite else (self._rank, "gradients"))
         self._loop.ended(not result.finite, costs)
 
     def _apply_pull(self) -> None:

@@ -18,8 +18,8 @@ from gossamer.comm.environment.worker_registry import has_ended
 from gossamer.comm.packing import join, split
 from gossamer.comm.runtime.peer_thread import PeerEndpoint, run_peer_script
 from gossamer.errors import PeerLost, Stopped
-from gossamer.train.reducer.parameter_views import copy_parameters
-from gossamer.train.synchronizers.base import LoopState
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.parameter_views import copy_parameters
 
 
 @torch.no_grad()

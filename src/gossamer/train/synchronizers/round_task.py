@@ -6,16 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-import numpy as np
 from torch import Tensor
 
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import Flags, Presence
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.report import NO_FLAGS, Flags, Presence
 from gossamer.train.synchronizers.base import NamedState
 from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
-
-NO_FLAGS = np.zeros(0, dtype=bool)
 
 
 class RoundTask(ABC):

@@ -19,14 +19,15 @@ from gossamer.base import rng
 from gossamer.base.runner import ScriptCost
 from gossamer.comm.runtime.comm_streams import use_on_current_stream
 from gossamer.errors import GossamerError, PeerLost
-from gossamer.train.reducer.averaged_state import AveragedState
-from gossamer.train.reducer.bucket import Bucket, copy_state, state_by_name
-from gossamer.train.reducer.device_failures import undone
-from gossamer.train.reducer.kept_inputs import KeptInputs
-from gossamer.train.reducer.participation import Participants, ParticipationPoll
-from gossamer.train.reducer.reduction import StepTrailer, sum_costs, unsampled
-from gossamer.train.reducer.step_report import Presence, StepReport
-from gossamer.train.synchronizers.base import LoopControls, NamedState, SyncContext, Synchronizer, without_unsent
+from gossamer.train.engine.averaged_state import AveragedState
+from gossamer.train.engine.bucket import Bucket, KeptInputs, copy_state, state_by_name
+from gossamer.train.engine.device_failures import undone
+from gossamer.train.engine.loop import StepContext
+from gossamer.train.engine.participation import Participants, ParticipationPoll
+from gossamer.train.engine.reduction import StepTrailer, sum_costs, unsampled
+from gossamer.train.engine.report import NO_FLAGS, Presence, StepReport
+from gossamer.train.engine.torch_hooks import LoopControls
+from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer, without_unsent
 from gossamer.train.synchronizers.exact_mean import ExactMean
 from gossamer.train.synchronizers.in_flight import (
     Fragment,
@@ -37,7 +38,7 @@ from gossamer.train.synchronizers.in_flight import (
     read_result,
 )
 from gossamer.train.synchronizers.local_steps import LocalSteps
-from gossamer.train.synchronizers.round_task import NO_FLAGS, RoundTask
+from gossamer.train.synchronizers.round_task import RoundTask
 
 LAG_STEPS = 16  # after as many it is looked at again
 
@@ -131,7 +132,7 @@ class ScheduledSynchronizer(Synchronizer):
         if self._task.in_backward:
             self._task.check_step(closure=closure)
             if not self._local.counted:
-                self._loop.check().note_missing_pass()
+                self._loop.check.note_missing_pass()
         self._local.before_step(closure=closure)
 
     def after_step(self) -> None:
@@ -174,14 +175,15 @@ class ScheduledSynchronizer(Synchronizer):
         """Let the next round leave; participants: as its poll found them, where that is over."""
         fragment = self._fragments[sync_round.fragment]
         weight, fragment.weight = fragment.weight, 0.0
+        now = self._loop.now()
         keeps, state = self._task.keeps_offers, self._task.averaged_state(self._number)
         outgoing = OutgoingRound(
             buckets=[OutgoingBucket(bucket, self._task.offer(bucket, presence), keeps) for bucket in fragment.buckets],
             averaged_state=state.numbers(),
-            trailer=self._trailer(fragment, weight, presence),
+            trailer=self._trailer(fragment, weight, presence, now),
             weight=weight,
             at=self._context.aggregation(self._number // len(self._fragments)),
-            first_batch=self._loop.batch(),
+            first_batch=now.first_batch,
             measures_lag=not self._task.keeps_alike and self._looks_at_lag,
             agree=self._loop.agree_in_round,
         )
@@ -197,21 +199,21 @@ class ScheduledSynchronizer(Synchronizer):
         rounds = LAG_STEPS * len(self._fragments) // self._schedule.period
         return (self._number + 1) % max(1, rounds) == 0
 
-    def _trailer(self, fragment: Fragment, weight: float, presence: Presence) -> StepTrailer:
-        settings, check = self._loop.settings(), self._loop.check()
+    def _trailer(self, fragment: Fragment, weight: float, presence: Presence, now: StepContext) -> StepTrailer:
+        check = self._loop.check
         report = StepReport(
             weight=weight,
             presence=presence,
-            settings=rng.address(settings),
+            settings=rng.address(now.settings),
             steps=self.step if self._task.keeps_alike else 0,
             used=self._task.used(fragment.buckets, presence),
             moved=NO_FLAGS,
             stop=self.asked_to_stop,
-            lap=self._loop.lap(),
+            lap=now.lap,
         )
         alike = self._task.keeps_alike and presence == Presence.TRAINING
         sample = check.sampled(self.step) if alike else unsampled
-        return StepTrailer(report=report, settings=settings, check=check, buffers=(), sample=sample)
+        return StepTrailer(report=report, settings=now.settings, check=check, buffers=(), sample=sample)
 
     def _reduce(self, outgoing: OutgoingRound, poll: Callable[[], ScriptCost]) -> RoundResult:
         """On the communication thread: participate, reduce, commit."""
@@ -253,7 +255,7 @@ class ScheduledSynchronizer(Synchronizer):
         if result.parted:
             self._context.compare_parameters(result.parted, self.step)
         elif result.committed and self._task.keeps_alike:
-            self._loop.check().note_alike(landed.sync_round.launch)
+            self._loop.check.note_alike(landed.sync_round.launch)
         self._local.add(not result.committed, result.costs)
         if result.lag is not None:
             events.emit(events.Logged(step=self.step, values={"lag": result.lag}))
@@ -261,7 +263,7 @@ class ScheduledSynchronizer(Synchronizer):
             self._task.apply(landed, result)
         else:
             self._task.revert(landed)
-        self._loop.judged(result.blame)
+        self._loop.judged("exchange", result.blame)
         if result.shortage:
             raise undone(result.shortage)
 
@@ -303,7 +305,7 @@ class ScheduledSynchronizer(Synchronizer):
         if self._task.keeps_alike:
             with suppress(PeerLost):  # a rank that has left without a word
                 participants: Participants = self._hear(0.0, Presence.ENDING).result
-                self._loop.check().agree_on_steps(dict(enumerate(participants.passes)))
+                self._loop.check.agree_on_steps(dict(enumerate(participants.passes)))
         elif self._task.merges_own:
             with suppress(GossamerError):
                 self._merge(Presence.ENDING)

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.train.reducer.bucket import Bucket
-from gossamer.train.reducer.step_report import Presence
-from gossamer.train.synchronizers.base import NamedState, StepCosts, Synchronizer
+from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import StepCosts
+from gossamer.train.engine.report import Presence
+from gossamer.train.synchronizers.base import NamedState, Synchronizer
 
 
 class SoloSynchronizer(Synchronizer):

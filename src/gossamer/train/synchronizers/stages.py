@@ -24,10 +24,10 @@ from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.train.reducer.bucket import Bucket, layout_text
-from gossamer.train.reducer.bucketing import assign_buckets, assign_fragments
-from gossamer.train.reducer.sparse_gradients import SparseGradients
-from gossamer.train.synchronizers.base import LoopState, SyncContext, Synchronizer
+from gossamer.train.engine.bucket import Bucket, assign_buckets, assign_fragments, layout_text
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.sparse_gradients import SparseGradients
+from gossamer.train.synchronizers.base import SyncContext, Synchronizer
 from gossamer.train.synchronizers.delayed_gradients import DelayedGradients
 from gossamer.train.synchronizers.gossip import GossipAveraging
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
@@ -56,7 +56,7 @@ class StageSequence:
     """A recipe's stages, one after the other."""
 
     recipe: Recipe
-    optimizer: Optimizer
+    optimizer: Optimizer | None  # None: the session does not know the loop's
     transport: Transport
     comm_thread: CommThread
     loop: LoopState

@@ -27,10 +27,10 @@ from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype, dtype_
 from gossamer.base.ops import Payload, payload_bytes
 from gossamer.base.runner import OpCost
 from gossamer.events import Attached
+from gossamer.train.engine.participation import POLL_BYTES
+from gossamer.train.engine.report import STANDING_BYTES
 from gossamer.train.parameter_server.client.traffic import server_traffic
 from gossamer.train.parameter_server.from_recipe import push_pull_codecs
-from gossamer.train.reducer.participation import POLL_BYTES
-from gossamer.train.reducer.step_report import STANDING_BYTES
 from gossamer.train.traffic.op_trace import on_meta, trace_bucket
 
 MOST_RANKS = 256  # whose neighbors are counted one by one

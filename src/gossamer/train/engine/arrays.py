@@ -1,0 +1,112 @@
+"""Arrays: a source of gradients that are handed over, and arrays of any framework as tensors and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from gossamer.base.layout import dtype_name
+from gossamer.errors import AttachError, LayoutError
+from gossamer.train.engine.torch_hooks import LoopControls
+
+Array = Any  # a numpy array, a torch tensor, or another array with __dlpack__
+
+
+class _Watch:
+    """A watch of given gradients: the calls that a backward pass makes."""
+
+    def __init__(
+        self,
+        source: GivenGradients,
+        parameters: Mapping[str, Tensor],
+        over: Callable[[], None],
+        began: Callable[[], None] | None,
+        ready: Callable[[str, Tensor], None] | None,
+        controls: LoopControls | None,
+    ) -> None:
+        self._source, self.parameters, self.over, self.began, self.ready = source, parameters, over, began, ready
+        self.controls = controls or LoopControls()
+
+    def close(self) -> None:
+        self._source.watches = [each for each in self._source.watches if each is not self]
+
+
+class GivenGradients:
+    """A source of gradients that are handed over, all of them at once: a backward pass as synchronizers see it."""
+
+    def __init__(self) -> None:
+        self.watches: list[_Watch] = []
+
+    def watch(
+        self,
+        parameters: Mapping[str, Tensor],
+        over: Callable[[], None],
+        began: Callable[[], None] | None = None,
+        ready: Callable[[str, Tensor], None] | None = None,
+        controls: LoopControls | None = None,
+    ) -> _Watch:
+        self.watches.append(_Watch(self, parameters, over, began, ready, controls))
+        return self.watches[-1]
+
+    @torch.no_grad()
+    def give(self, tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+        """Add `gradients` to those of `tensors`, as autograd does, and tell all watches."""
+        watches = [each for each in self.watches if not each.controls.muted]
+        for watch in watches:
+            if watch.began is not None:
+                watch.began()
+        for name in reversed([*tensors]):  # backward passes reach the last parameters first
+            tensor, gradient = tensors[name], gradients[name]
+            if tensor.grad is None:
+                tensor.grad = gradient.clone()  # who gave it may write to it later; so may a recipe
+            else:
+                tensor.grad.add_(gradient)
+            for watch in watches:
+                if watch.ready is not None and name in watch.parameters:
+                    watch.ready(name, tensor)
+        for watch in watches:
+            watch.over()
+
+
+def leaf(name: str, array: Array) -> Tensor:
+    """A tensor of the session's own, in which gradients and parameters meet."""
+    tensor = as_tensor(array).clone()
+    if not tensor.is_floating_point():
+        raise AttachError(
+            f'"{name}" has dtype {dtype_name(tensor.dtype)}, and means are taken of floating-point numbers. Leave it '
+            "out of the session's parameters."
+        )
+    return tensor
+
+
+def as_tensor(array: Array) -> Tensor:
+    """An array as a tensor, in its own memory where that can be shared."""
+    if isinstance(array, Tensor):
+        return array.detach()
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
+    if hasattr(array, "__dlpack__"):
+        with suppress(BufferError):  # of memory that must not be written
+            return from_dlpack(array)
+        return torch.from_numpy(np.array(array))
+    raise LayoutError(
+        f"{type(array).__name__} is no array: numpy arrays, torch tensors and arrays with __dlpack__ are. Write "
+        "numpy.asarray(value, dtype) around it."
+    )
+
+
+def like(array: Array, tensor: Tensor | None) -> Array:
+    """A copy of a tensor, as an array of the kind of `array`."""
+    assert tensor is not None
+    copy = tensor.detach().clone()
+    if isinstance(array, np.ndarray):
+        return copy.cpu().numpy()
+    if not isinstance(array, Tensor) and hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__().from_dlpack(copy)
+    return copy

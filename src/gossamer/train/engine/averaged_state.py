@@ -1,0 +1,138 @@
+"""Uncompressed state averaged with the parameters: BatchNorm's statistics and, where asked, an optimizer's momenta."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gossamer.algorithms.strategies import MomentRounds
+from gossamer.base.layout import accumulation_dtype
+from gossamer.errors import AttachError
+from gossamer.train.engine.model_buffers import is_counter
+
+
+@dataclass(frozen=True)
+class AveragedState:
+    """Tensors of the same shapes on every worker: floating-point numbers, or single whole numbers.
+
+    names: of the first of them, which belong to the model; the others are an optimizer's.
+    """
+
+    tensors: Sequence[Tensor] = ()
+    names: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, named: Mapping[str, Tensor], others: Iterable[Tensor] = ()) -> AveragedState:
+        return cls([*named.values(), *others], list(named))
+
+    def numbers(self) -> Tensor | None:
+        """A copy of all of them, in float32 or wider: (n,); None where there are none."""
+        if not self.tensors:
+            return None
+        return torch.cat([tensor.detach().reshape(-1).to(accumulation_dtype(tensor.dtype)) for tensor in self.tensors])
+
+    def replace(self, mean: Tensor, kept_share: float, sent: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        """Overwrite them with `mean`, but for the share that is kept; whole numbers are rounded.
+
+        Args:
+            sent: what was sent of some of them, some steps ago. These become `mean` plus their change since.
+        """
+        names = [*self.names, *[""] * (len(self.tensors) - len(self.names))]
+        for name, tensor, new in zip(names, self.tensors, self._parts(mean), strict=True):
+            if name in sent:
+                new = new + (tensor - sent[name])
+            elif kept_share:
+                new = torch.lerp(new, tensor.to(new.dtype), kept_share)
+            tensor.detach().copy_(new if tensor.is_floating_point() else new.round())
+
+    def named(self, mean: Tensor) -> dict[str, Tensor]:
+        """`mean` by name, of those that belong to the model, as these would hold it."""
+        rows = zip(self.names, self.tensors, self._parts(mean), strict=False)
+        return {name: (new if old.is_floating_point() else new.round()).to(old.dtype) for name, old, new in rows}
+
+    def held(self) -> dict[str, Tensor]:
+        """A copy by name of those that belong to the model."""
+        return {name: tensor.detach().clone() for name, tensor in zip(self.names, self.tensors, strict=False)}
+
+    def counted_on(self) -> dict[str, Tensor]:
+        """A copy of those in which each worker's own steps add up: counters, and frozen parameters that are moved."""
+        named = zip(self.names, self.tensors, strict=False)
+        return {name: each.detach().clone() for name, each in named if isinstance(each, Parameter) or is_counter(each)}
+
+    def _parts(self, mean: Tensor) -> list[Tensor]:
+        parts = mean.split([tensor.numel() for tensor in self.tensors])
+        return [part.view(tensor.shape) for tensor, part in zip(self.tensors, parts, strict=True)]
+
+
+def optimizer_state_tensors(
+    optimizer: Optimizer, parameters: Sequence[Parameter], kinds: Sequence[str]
+) -> list[Tensor]:
+    """An optimizer's state about parameters, entry by entry; zeros where it has not made a step with one yet, since all
+    workers send as many numbers."""
+    kept = [optimizer.state.get(parameter, {}).get(kind) for parameter in parameters for kind in kinds]
+    blank = [parameter for parameter in parameters for _ in kinds]
+    return [torch.zeros_like(p) if value is None else value for value, p in zip(kept, blank, strict=True)]
+
+
+MOMENTS = {"momentum_buffer": "first", "exp_avg": "first", "exp_avg_sq": "second"}  # by the keys of torch.optim
+
+
+def averaged_keys(optimizer: Optimizer, moments: MomentRounds) -> dict[str, int]:
+    """In every how many rounds the state under each key is averaged, of those that are. Raises AttachError where the
+    optimizer keeps something else than the moments that have periods of their own."""
+    if not moments.any:
+        return {}
+    keys, kind = optimizer_state_keys(optimizer), type(optimizer).__name__
+    strange = [key for key in keys if key not in MOMENTS]
+    if moments.named and strange:
+        raise AttachError(
+            f"{kind} keeps {', '.join(strange)}, and periods are known of a first and a second moment only. Use Adam, "
+            'AdamW or SGD, or average everything with the parameters: optimizer_state="average".'
+        )
+    for moment in moments.named:
+        if moment not in {MOMENTS[key] for key in keys}:
+            raise AttachError(
+                f"{kind} keeps no {moment} moment{_kept(keys)}, so there is nothing to average. Leave out "
+                f"{moment}_moment{'' if moments.shared_divisor and moment == 'second' else '_period'}."
+            )
+    rounds = {key: getattr(moments, MOMENTS.get(key, "others")) for key in keys}
+    return {key: each for key, each in rounds.items() if each}
+
+
+def _kept(keys: Sequence[str]) -> str:
+    return f", but {' and '.join(keys)}" if keys else ""
+
+
+def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
+    """Keys of the state that an optimizer of this kind and settings keeps about every entry of a parameter."""
+    if any(isinstance(part, Optimizer) for value in vars(optimizer).values() for part in _items(value)):
+        raise AttachError(
+            f"{type(optimizer).__name__} holds other optimizers, each with a state of its own, and to find out what it "
+            'keeps would make a step with them. Write optimizer_state="keep", without periods of moments.'
+        )
+    parameter = Parameter(torch.zeros(2, 2))
+    another = copy(optimizer)  # without its hooks; a constructor may not take all that a group holds
+    vars(another).update({name: value for name, value in vars(optimizer).items() if name not in vars(another)})
+    another.state, another.param_groups = defaultdict(dict), [{**optimizer.param_groups[0], "params": [parameter]}]
+    parameter.grad = torch.zeros(2, 2)
+    another.step()
+    kept = another.state[parameter].items()
+    return [kind for kind, value in kept if isinstance(value, Tensor) and value.shape == parameter.shape]
+
+
+def _items(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def averaged_bytes(tensors: Sequence[Tensor]) -> int:
+    """Bytes sent for them: side by side all have the widest one's precision."""
+    widest = max((accumulation_dtype(tensor.dtype).itemsize for tensor in tensors), default=0)
+    return widest * sum(tensor.numel() for tensor in tensors)

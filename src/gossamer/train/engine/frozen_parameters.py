@@ -1,0 +1,153 @@
+"""Frozen parameters: finds those that the training script changes itself, such as a momentum encoder.
+
+A parameter with requires_grad=False has no gradient, so no compressor sends it. BYOL, MoCo and DINO move such
+parameters by an exponential average. Where workers train apart these copies part, unless they are averaged, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from gossamer.base.ops import AllGather
+from gossamer.events import notice
+from gossamer.train.engine.parameter_views import state_places
+from gossamer.train.engine.report import Flags
+
+ENTRIES = 64  # of each parameter, that are compared with those at attach
+FLAGS_PER_NUMBER = 48  # a float64 is exact below 2^53
+NAMED = 3  # parameters in a notice
+
+
+class FrozenParameters:
+    """The frozen parameters of a model, and those of them that are averaged since the script changes them.
+
+    A few entries of each are compared with those at attach, before sync rounds 0, 1, 2, 4, 8 and so on: a comparison
+    reads from the device, and most models have none that change. What has changed on one rank is averaged from then on,
+    on all of them.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._model = model
+        self._averaged: tuple[str, ...] = ()
+        self._noted: Tensor | None = None
+        self.see_model()
+
+    def see_model(self) -> None:
+        """Find the frozen parameters that the model has now, and compare with them from now on."""
+        places = () if self._model is None else state_places(self._model).items()
+        self._holders = {name: place for name, place in places if _can_be_averaged(place[0][place[1]])}
+        self._places = {name: _places(parameter) for name, parameter in self._now().items()}
+        self._averaged = tuple(name for name in self._averaged if name in self._holders)
+        self.note()
+
+    def note(self) -> None:
+        """Compare from now on with the parameters as they are now, the same on all ranks."""
+        self._noted = self._sampled()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    @property
+    def averaged(self) -> dict[str, Tensor]:
+        """Those that are averaged, by name, as the model holds them now; the same names on every rank."""
+        now = self._now()
+        return {name: now[name] for name in self._averaged}
+
+    def looked_at(self, number: int) -> bool:
+        """Whether they are compared before the `number`-th sync round; all ranks decide alike."""
+        return len(self) > 0 and number & (number - 1) == 0
+
+    @property
+    def none_moved(self) -> Flags:
+        return np.zeros(len(self), dtype=bool)
+
+    def moved(self) -> Flags:
+        """Which of them differ from what was noted. Waits for the device."""
+        now = self._sampled()
+        if now is None:
+            return self.none_moved
+        if self._noted is None:
+            self._noted = now
+        differs: Flags = (now.view(torch.int64) != self._noted.view(torch.int64)).any(1).cpu().numpy()
+        return differs
+
+    def average(self, moved: Flags, *, says: bool) -> None:
+        """Average those that have moved on any rank, from now on. says: whether this rank tells the user."""
+        names = [name for name, has_moved in zip(self._holders, moved, strict=True) if has_moved]
+        new = [name for name in names if name not in self._averaged]
+        if not new:
+            return
+        self._averaged = tuple(name for name in self._holders if name in {*self._averaged, *new})
+        if says:
+            notice(_told(new, sum(tensor.numel() for tensor in self.averaged.values())))
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that are averaged, for a checkpoint."""
+        return list(self._averaged)
+
+    def resume(self, names: Collection[str]) -> None:
+        """Average those that a checkpoint names; changes count from what the next comparison finds, since a checkpoint
+        is loaded."""
+        self._averaged = tuple(name for name in self._holders if name in names)
+        self._noted = None
+
+    def _now(self) -> dict[str, Tensor]:
+        return {name: holder[leaf] for name, (holder, leaf) in self._holders.items()}
+
+    @torch.no_grad()
+    def _sampled(self) -> Tensor | None:
+        """(parameters, ENTRIES), in float64."""
+        rows = [tensor.take(self._places[name]).to(torch.float64) for name, tensor in self._now().items()]
+        return torch.stack([row.to(rows[0].device) for row in rows]) if rows else None
+
+
+def _can_be_averaged(parameter: Tensor) -> bool:
+    whole = not parameter.is_meta and not hasattr(parameter, "to_local")  # a DTensor's other shards lie elsewhere
+    frozen = isinstance(parameter, Parameter) and not parameter.requires_grad
+    return frozen and whole and parameter.is_floating_point() and parameter.numel() > 0
+
+
+def _places(tensor: Tensor) -> Tensor:
+    return torch.arange(ENTRIES, device=tensor.device) * (tensor.numel() - 1) // (ENTRIES - 1)
+
+
+def _told(names: list[str], numel: int) -> str:
+    listed = ", ".join(f'"{name}"' for name in names[:NAMED]) + (
+        f" and {len(names) - NAMED} more" if names[NAMED:] else ""
+    )
+    return (
+        f"the script changes parameters that have requires_grad=False: {listed}. Workers train apart with this recipe, "
+        f"so these are averaged with the others from now on, uncompressed: {numel:,} numbers a round. If they were "
+        "only loaded after gossamer.attach, load them before it, and they stay out of the rounds."
+    )
+
+
+def pack_flags(flags: Flags) -> list[float]:
+    """Flags as numbers that a float64 holds exactly."""
+    parts = [flags[start : start + FLAGS_PER_NUMBER] for start in range(0, len(flags), FLAGS_PER_NUMBER)]
+    return [float(sum(1 << place for place in np.flatnonzero(part).tolist())) for part in parts]
+
+
+def unpack_flags(numbers: Collection[float], count: int) -> Flags:
+    """The inverse of `pack_flags`."""
+    bits = [bool(int(number) >> place & 1) for number in numbers for place in range(FLAGS_PER_NUMBER)]
+    return np.array(bits[:count], dtype=bool)
+
+
+def flags_bytes(count: int) -> int:
+    """Bytes of `count` flags in a poll."""
+    return 8 * -(-count // FLAGS_PER_NUMBER)
+
+
+def gather_moved(moved: Flags) -> Generator[AllGather, Any, Flags]:
+    """All-gather flags; those that any rank has set."""
+    heard = yield AllGather((torch.tensor(pack_flags(moved), dtype=torch.float64, device="cpu"),))
+    union: Flags = np.any([unpack_flags(theirs.tolist(), len(moved)) for (theirs,) in heard], axis=0)
+    return union

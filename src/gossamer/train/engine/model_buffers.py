@@ -1,0 +1,121 @@
+"""Model buffers: BatchNorm's statistics and the like, by the module that holds them.
+
+Where parameters are averaged, train/engine/averaged_state averages them along, with the frozen parameters that the
+script changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from torch import Tensor, nn
+
+from gossamer.base.kernels import all_finite
+from gossamer.train.engine.frozen_parameters import FrozenParameters
+from gossamer.train.engine.parameter_views import plain_name
+from gossamer.train.engine.report import Flags
+
+
+class ModelBuffers:
+    """A model's buffers by the module that holds them, as they are at each moment."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._holders = model, _holders(model)
+        self.frozen = FrozenParameters(model)
+        self._constant: set[str] = set()
+        self.see_constants()
+
+    def see_model(self) -> None:
+        """Take in modules that the model has gained, once all workers were given the same buffers of them. What was
+        known of the others is kept: a buffer that is not finite on one rank alone is no constant."""
+        before, constant = {id(holder) for _, holder in self._holders}, self._constant
+        self._holders = _holders(self._model)
+        self.frozen.see_model()
+        self.see_constants()
+        for path, holder in self._holders:
+            if id(holder) in before:
+                names = {plain_name(path, leaf) for leaf in holder}
+                self._constant = (self._constant - names) | (constant & names)
+
+    def see_constants(self) -> None:
+        """Take buffers that are not finite now for constants, such as masks. After all workers were given the same."""
+        self._constant = {name for name, buffer in self._named() if _is_unbounded(buffer)}
+        self.frozen.note()
+
+    def averaged(self) -> dict[str, Tensor]:
+        """State without gradients that workers average where they train apart, by name, in the same order everywhere.
+
+        Buffers of floating-point numbers, but for constants; then those of one whole number, such as BatchNorm's count
+        of batches; then the frozen parameters that the script changes. Persistent or not makes no difference. Larger
+        buffers of whole numbers, such as masks, stay each worker's own.
+        """
+        named = [(name, buffer) for name, buffer in self._named() if name not in self._constant]
+        numbers = {name: buffer for name, buffer in named if buffer.is_floating_point()}
+        counters = {name: buffer for name, buffer in named if is_counter(buffer)}
+        return numbers | counters | self.frozen.averaged
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        for path, holder in self._holders:
+            for leaf, buffer in holder.items():
+                if buffer is not None:
+                    yield plain_name(path, leaf), buffer
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def __call__(self) -> list[list[Tensor]]:
+        return [[buffer for buffer in holder.values() if buffer is not None] for _, holder in self._holders]
+
+
+def is_counter(tensor: Tensor) -> bool:
+    """Whether this is one whole number."""
+    return tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def _is_unbounded(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() and not all_finite(buffer)
+
+
+def _holders(model: nn.Module) -> list[tuple[str, dict[str, Tensor | None]]]:
+    """Paths and buffers of the modules that have any."""
+    return [(path, each._buffers) for path, each in model.named_modules() if any(True for _ in each.buffers(False))]
+
+
+class BufferVersions:
+    """Finds out which modules' buffers a step has changed."""
+
+    def __init__(self, buffers: Callable[[], Sequence[Sequence[Tensor]]]) -> None:
+        self._buffers = buffers
+        self.note()
+
+    def note(self) -> None:
+        """What changes from now on has moved."""
+        self._noted = self._now()
+
+    def look(self) -> tuple[Sequence[Sequence[Tensor]], Flags]:
+        """The buffers by module, and which modules' have moved."""
+        moved = [new != old for new, old in zip(self._now(), self._noted, strict=True)]
+        return self._buffers(), np.array(moved, dtype=bool)
+
+    def _now(self) -> list[list[_Version]]:
+        """Some of BatchNorm's buffers change without their version counters telling, others of the module do tell."""
+        return [[_Version(buffer, buffer._version) for buffer in group] for group in self._buffers()]
+
+
+class _Version:
+    """A tensor and how often it was written to. Holds it: a tensor that is made later cannot have its id."""
+
+    def __init__(self, tensor: Tensor, version: int) -> None:
+        self._tensor, self._version = tensor, version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Version) and self._tensor is other._tensor and self._version == other._version
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def moving_buffers(model: nn.Module) -> list[int]:
+    """Bytes of each buffer that training moves in every step: running statistics. Each is a broadcast of its own."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    return [buffer.nbytes for norm in norms for buffer in norm.buffers(recurse=False)]

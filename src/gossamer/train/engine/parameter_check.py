@@ -1,0 +1,313 @@
+"""Parameter check: finds out during a run whether the ranks' parameters, or their steps, have parted.
+
+In lock step ranks apply the same mean to the same parameters, so these stay alike bit for bit although nobody sends
+them. What changes one rank's alone (a weight that is set, load_state_dict, an optimizer.step() left out) is seen by
+nobody: loss goes on falling, and at the end there are two models. So the report of every fourth step carries a checksum
+of the next 25th of all parameters. Every rank hears the same reports, hence all find the same difference at the same
+step, within 100 steps, and tell each other a checksum of each tensor to name it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from gossamer.base.kernels.crc import crc32
+from gossamer.base.layout import dense_stride
+from gossamer.errors import LoopError, MismatchError, require
+from gossamer.events import Parted, emit, notice
+from gossamer.train.engine.extension import Extension
+
+Verify = Literal["warn", "stop", "off"]
+
+EVERY_STEPS, PARTS = 4, 25
+NAMED = 3  # tensors in a message
+CHUNK_BYTES = 2**26
+
+
+def check_verify(verify: str, every: int | None = None) -> None:
+    require(verify in ("warn", "stop", "off"), f'verify is "warn", "stop" or "off", not {verify!r}')
+    whole = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+    require(
+        every is None or whole,
+        f"verify_every counts steps between two comparisons of all parameters, 1 or more, not {every!r}: "
+        "attach(..., verify_every=100), or leave it out",
+    )
+    require(
+        every is None or verify != "off",
+        f'verify="off" looks at nothing, so verify_every={every!r} would never compare: leave one of them out',
+    )
+
+
+class ParameterCheck(Extension):
+    """Compares parameters and steps of the ranks that train in lock step.
+
+    verify: "warn" notices the first difference and lets training go on, "stop" raises MismatchError on every rank,
+    "off" looks at nothing. rank: of this worker, among those that average gradients together; the first of them is
+    `first_rank` among all. every: after so many steps all parameters are compared at once.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        parameters: Mapping[str, Parameter],
+        verify: Verify,
+        rank: int,
+        first_rank: int = 0,
+        every: int | None = None,
+    ) -> None:
+        self._model, self._verify, self._every = model, verify, every
+        self._rank, self._first_rank = rank, first_rank
+        self.hold(parameters)
+
+    def hold(self, parameters: Mapping[str, Parameter]) -> None:
+        """From now on these are the parameters; nothing was said of them yet."""
+        self._parameters = parameters
+        self._numel = sum(parameter.numel() for parameter in parameters.values())
+        self._holders = _holders(self._model, parameters)
+        self._told: set[str] = set()
+        self._alike: dict[int, int] = {}  # the last step at which all ranks' reports had the same of a part
+
+    @property
+    def looks(self) -> bool:
+        return self._verify != "off"
+
+    def within_site(self, rank: int, first_rank: int) -> ParameterCheck:
+        """The same among the ranks of one site."""
+        return ParameterCheck(self._model, self._parameters, self._verify, rank, first_rank, self._every)
+
+    # -- one part in every report --------------------------------------------------------------------------------------
+
+    def sample(self, step: int) -> int:
+        """The checksum that goes into a step's report: of a part of the parameters, of all where that is due, or 0.
+
+        The host waits for parameters on a GPU here, so it is asked for on the communication thread.
+        """
+        return _checksums(self._due(step))
+
+    def sampled(self, step: int) -> Callable[[], int]:
+        """`sample` of the parameters as they are now, for another thread to call while training goes on: what lies on
+        a GPU is copied there, and what lies in the host's memory is read at once, since nobody waits for that."""
+        due = self._due(step)
+        if all(part.is_cpu for part in due):
+            found = _checksums(due)
+            return lambda: found
+        return partial(_checksums, [part.clone() for part in due])
+
+    def _due(self, step: int) -> Sequence[Tensor]:
+        """What is compared at a step."""
+        parts = self._parts(step)
+        if not parts or self._verify == "off" or "parameters" in self._told:
+            return ()
+        size = -(-self._numel // PARTS)
+        return list(self._between(parts.start * size, parts.stop * size))
+
+    def _parts(self, step: int) -> range:
+        """The parts that are compared at a step."""
+        if self._every is not None and step and step % self._every == 0:
+            return range(PARTS)
+        turn, rest = divmod(step, EVERY_STEPS)
+        return range(0) if rest else range(turn % PARTS, turn % PARTS + 1)
+
+    def note_alike(self, step: int) -> None:
+        """All ranks' reports of a step had the same checksum."""
+        if self._verify != "off":
+            self._alike |= dict.fromkeys(self._parts(step), step)
+
+    def _last_alike(self, name: str) -> int | None:
+        """The last step at which a tensor was seen to be the same everywhere. None: not since attach."""
+        size, start = -(-self._numel // PARTS), 0
+        for each, parameter in self._parameters.items():
+            if each == name:
+                parts = range(start // size, -(-(start + max(1, parameter.numel())) // size))
+                seen = [self._alike.get(part) for part in parts]
+                return None if None in seen else min(step for step in seen if step is not None)
+            start += parameter.numel()
+        return None
+
+    def _between(self, begin: int, end: int) -> Iterator[Tensor]:
+        """All parameters' elements from one place to another, each as they lie in memory."""
+        start = 0
+        for parameter in self._parameters.values():
+            stop = start + parameter.numel()
+            if start < end and stop > begin:
+                yield _flat(parameter)[max(begin - start, 0) : end - start]
+            start = stop
+
+    def text(self) -> str:
+        """A checksum of each tensor, for `compare`."""
+        return json.dumps([_checksum(_flat(parameter)) for parameter in self._parameters.values()])
+
+    def compare(self, texts: Mapping[int, str], when: str, kind: str = "parameters") -> None:
+        """Tell which tensors differ on which ranks, from their `text` by rank; nothing where none does.
+
+        Raises MismatchError where differences end the run.
+        """
+        by_rank = {self._first_rank + rank: tuple(json.loads(text)) for rank, text in texts.items()}
+        if len(set(by_rank.values())) == 1:
+            return
+        sums_by_tensor = zip(self._parameters, *by_rank.values(), strict=True)
+        differing = [name for name, *sums in sums_by_tensor if len(set(sums)) > 1]
+        agreed = self._last_alike(differing[0]) if kind == "parameters" else None
+        held = _held(by_rank, [*self._parameters].index(differing[0]))
+        if self._rank == 0 and kind not in self._told:
+            emit(Parted(when=when, tensor=differing[0], held=held, agreed=agreed))
+        self._tell(
+            kind,
+            f"the parameters of {_odd(by_rank)} {when}: {_listed(differing)}. {_first(differing[0], held, agreed)} "
+            "All apply the same averages, so they stay alike bit for bit unless something changes them on one rank "
+            "alone: a weight that is set, load_state_dict(), zero_grad() before the step, or an optimizer.step() left "
+            "out. Do it on every rank, and go on from a checkpoint of before, session.load(directory). "
+            'attach(..., verify="stop") ends the run where '
+            'this happens; verify="off" does not look.',
+        )
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def agree_on_steps(self, made: Mapping[int, int]) -> int:
+        """From how many steps of the optimizer all ranks go on, by what each has made. Raises MismatchError where
+        differences end the run."""
+        if len(set(made.values())) > 1 and self._verify != "off":
+            told = ", ".join(f"{steps} on rank {self._first_rank + rank}" for rank, steps in made.items())
+            self._tell(
+                f"steps {sorted(made.items())}",
+                f"the ranks have made different numbers of steps: {told}. Every rank applies the averages itself, so "
+                "parameters part where one leaves a step out or makes it twice. Call optimizer.step() once after "
+                "backward() on every rank, or on none.",
+            )
+        return max(made.values())
+
+    # -- data ----------------------------------------------------------------------------------------------------------
+
+    def note_apart_in_data(self, epochs: Mapping[int, float]) -> None:
+        """Say once that ranks train on different epochs of their data. epochs: how far each is ahead of another."""
+        if self._verify == "off" or "data" in self._told:
+            return
+        self._told.add("data")
+        behind = min(epochs.values())
+        ahead = [self._first_rank + rank for rank, epoch in epochs.items() if epoch > behind]
+        if self._rank == 0:  # all ranks have found the same
+            notice(
+                f"{_ranks(ahead)} trained on a later epoch of the data than the other ranks: a loader was iterated "
+                "more often there, as by next(iter(loader)) or by an evaluation on one rank. Each epoch has another "
+                "shuffle, so some samples are drawn twice and others not at all. Write `with session.epoch():` around "
+                "the loop over batches on every rank, and draw batches for other purposes outside of that block"
+            )
+
+    # -- this rank alone -----------------------------------------------------------------------------------------------
+
+    def before_exchange(self, steps: int) -> None:
+        """Look for a parameter that the model has not any more. Raises LoopError where
+        differences end the run."""
+        turn, rest = divmod(steps, EVERY_STEPS)
+        if rest:
+            return
+        for name, holder, leaf in self._holders[turn % PARTS :: PARTS]:
+            if holder.get(leaf) is not self._parameters[name]:
+                message = (
+                    f'the model has another "{name}" on rank {self._first_rank + self._rank} than at attach: the '
+                    "optimizer and the averages hold the old one, and the new one learns nothing. Write into it, "
+                    f"`with torch.no_grad(): parameter.copy_(...)`, or build the optimizer anew and call "
+                    f'session.reset_compressor_state("{name}") on every rank.'
+                )
+                if self._verify == "stop":
+                    raise LoopError(message)
+                if name not in self._told:
+                    self._told.add(name)
+                    notice(message)
+
+    def note_missing_pass(self) -> None:
+        """The optimizer is about to make a step, and no gradient was computed since the last. Raises LoopError where
+        differences end the run."""
+        if self._verify == "off" or "missing pass" in self._told:
+            return
+        self._told.add("missing pass")
+        message = (
+            f"optimizer.step() came on rank {self._first_rank + self._rank} without a backward() before it. The others "
+            "average with this rank once a step, so from now on it is one ahead of them, and has nothing of its own in "
+            "this average, unless every rank does so. Call step() once after every backward()."
+        )
+        if self._verify == "stop":
+            raise LoopError(message)
+        notice(message)
+
+    def _tell(self, kind: str, message: str) -> None:
+        if self._verify == "stop":
+            raise MismatchError(message)
+        if kind not in self._told and self._rank == 0:  # all ranks have found the same
+            notice(message)
+        self._told.add(kind)
+
+
+def _holders(
+    model: nn.Module | None, parameters: Mapping[str, Parameter]
+) -> list[tuple[str, Mapping[str, Parameter | None], str]]:
+    """(name, the dictionary of the module that holds it, its name there) of every parameter."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    return [
+        (names.pop(id(parameter)), module._parameters, leaf)
+        for module in (() if model is None else model.modules())
+        for leaf, parameter in module._parameters.items()
+        if id(parameter) in names
+    ]
+
+
+def _odd(by_rank: Mapping[int, tuple[int, ...]]) -> str:
+    """Whose parameters differ: all but those of the majority, if there is one."""
+    usual, times = Counter(by_rank.values()).most_common(1)[0]
+    odd = [rank for rank, sums in by_rank.items() if sums != usual]
+    return f"{_ranks(odd)} are not those of the others" if 2 * times > len(by_rank) else f"{_ranks([*by_rank])} differ"
+
+
+def _held(by_rank: Mapping[int, tuple[int, ...]], place: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """(checksum, ranks) of one tensor, that of most ranks first."""
+    ranks: dict[int, list[int]] = {}
+    for rank, sums in by_rank.items():
+        ranks.setdefault(sums[place], []).append(rank)
+    return tuple((f"{value:08x}", tuple(each)) for value, each in sorted(ranks.items(), key=lambda one: -len(one[1])))
+
+
+def _first(name: str, held: Sequence[tuple[str, Sequence[int]]], agreed: int | None) -> str:
+    """Which ranks hold what of the first tensor that differs, and since when."""
+    told = "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in held)
+    since = "" if agreed is None else f"; it was the same everywhere at step {agreed}"
+    return f'The checksum of "{name}" is {told}{since}.'
+
+
+def _flat(parameter: Tensor) -> Tensor:
+    """The elements as they lie in memory: (n,)."""
+    values = parameter.detach()
+    if values.is_contiguous() or dense_stride(values) != tuple(values.stride()):
+        return values.reshape(-1)
+    return values.as_strided((values.numel(),), (1,))
+
+
+def _checksums(parts: Iterable[Tensor]) -> int:
+    """Of all of them, one after the other; 0 of none."""
+    found = 0
+    for part in parts:
+        found = _checksum(part, found)
+    return found
+
+
+def _checksum(flat: Tensor, before: int = 0) -> int:
+    for chunk in flat.view(torch.uint8).split(CHUNK_BYTES):
+        before = crc32(memoryview(chunk.cpu().numpy()), before)
+    return before
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    *first, last = map(str, ranks)
+    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(f'"{name}"' for name in names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,162 @@
+"""Participation poll before each sync round: all-gathers (sample weight, steps, presence, moved frozen parameters)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from gossamer.base.ops import AllGather
+from gossamer.base.runner import ScriptCost, run_script
+from gossamer.base.transport import Transport
+from gossamer.comm.runtime.comm_thread import CommThread
+from gossamer.errors import LoopError
+from gossamer.train.engine.frozen_parameters import FrozenParameters, pack_flags, unpack_flags
+from gossamer.train.engine.report import NO_FLAGS, Flags, Presence
+
+
+@dataclass(frozen=True)
+class Participants:
+    """The ranks' answers to a poll, by rank."""
+
+    weights: tuple[float, ...]  # of samples since the last round
+    passes: tuple[int, ...]  # steps of the optimizer so far, or backward passes of gradients that are delayed
+    presences: tuple[Presence, ...]
+    members: tuple[int, ...] = ()  # by rank, numbers that stay when ranks change
+    awaited: bool = False  # newcomers wait to be let in
+    moved: Flags = field(
+        default_factory=lambda: NO_FLAGS
+    )  # frozen parameters that the script has changed on any of them
+
+    def among(self, members: Sequence[int]) -> Participants:
+        """Those of them that are among `members`; newcomers have nothing to give in the round that was polled."""
+        here = [rank for rank, member in enumerate(self.members) if member in members]
+        return Participants(
+            tuple(self.weights[rank] for rank in here),
+            tuple(self.passes[rank] for rank in here),
+            tuple(self.presences[rank] for rank in here),
+            tuple(self.members[rank] for rank in here),
+            self.awaited,
+            self.moved,
+        )
+
+    @property
+    def weight(self) -> float:
+        return sum(self.weights)
+
+    @property
+    def active(self) -> bool:
+        """Whether a rank goes on training."""
+        return Presence.TRAINING in self.presences
+
+    @property
+    def together(self) -> bool:
+        """Whether all have made equally many."""
+        return len(set(self.passes)) == 1
+
+
+POLL_BYTES = 24
+
+
+def gather_participants(
+    weight: float, passes: int, presence: Presence, moved: Flags = NO_FLAGS
+) -> Generator[AllGather, Any, Participants]:
+    """The first operation of a round in which parameters are averaged.
+
+    Args:
+        moved: a flag for each frozen parameter, as many on every rank.
+    """
+    mine = [weight, passes, presence, *pack_flags(moved)]
+    heard = yield AllGather((torch.tensor(mine, dtype=torch.float64, device="cpu"),))
+    rows = [theirs.tolist() for (theirs,) in heard]
+    union = np.any([unpack_flags(flags, len(moved)) for _, _, _, *flags in rows], axis=0)
+    weights, clocks, presences = zip(*(row[:3] for row in rows), strict=True)
+    return Participants(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)), moved=union)
+
+
+def refuse_apart(presences: Sequence[Presence]) -> None:
+    """A checkpoint needs all ranks at the same step, and so does the end. Raises LoopError."""
+    if len({*presences}) == 1:
+        return
+    ending = [rank for rank, presence in enumerate(presences) if presence == Presence.ENDING]
+    if ending and len(ending) < len(presences):
+        raise LoopError(
+            f"the session of rank{'s' * (len(ending) > 1)} {', '.join(map(str, ending))} ended while others went on "
+            "training: it has made fewer steps, since one was left out or it has fewer batches. Make equally many on "
+            "every rank, DataLoader(..., drop_last=True), or write `with session.epoch():` around the loop over "
+            "batches."
+        )
+    callers: dict[str, list[int]] = {}
+    for rank, presence in enumerate(presences):
+        if presence.call is not None:
+            callers.setdefault(presence.call, []).append(rank)
+    if len(callers) > 1:
+        calls = "; ".join(f"{call} on {ranks_text(ranks)}" for call, ranks in callers.items())
+        raise LoopError(
+            f"the ranks made different calls after the same step: {calls}. Each of these calls needs every rank. Make "
+            "the same calls in the same order on every rank."
+        )
+    for call, ranks in callers.items():
+        if len(ranks) < len(presences):
+            raise LoopError(
+                f"call {call} on every rank, not only where world.is_first: {ranks_text(ranks)} called it while other "
+                "ranks went on training or had run out of data, and the call needs every rank at the same step. Where "
+                "ranks have different numbers of batches, write `with session.epoch():` around the loop over batches "
+                "and make the call after it, or let all ranks draw equally many: DataLoader(..., drop_last=True)."
+            )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks in a sentence: "rank 1", "ranks 1, 2"."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+class ParticipationPoll:
+    """Polls on the communication thread that carries the rounds, or `apart` from it, over a group and a thread of its
+    own: then the poll of a round does not wait for the rounds before it. Every rank polls in the same order either way.
+    frozen: parameters of which all ranks say, before some rounds, whether the script has moved them.
+    """
+
+    def __init__(
+        self, transport: Transport, comm_thread: CommThread, *, apart: bool, frozen: FrozenParameters | None = None
+    ) -> None:
+        apart = apart and comm_thread.is_fixed  # two groups would have to change together
+        self._comm_thread = comm_thread.beside() if apart else comm_thread
+        self._transport = transport.part(transport.world) if apart else transport
+        self._apart, self._frozen = apart, frozen
+        self._still = NO_FLAGS if frozen is None else frozen.none_moved
+
+    def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], ScriptCost]:
+        """A function that waits for Participants on the rounds' communication thread, where it raises LoopError."""
+        if not self._apart:
+            transaction = self._comm_thread.transaction()
+            return partial(transaction.run, partial(self._meet, weight, passes, presence, self._still), last=True)
+        return self._comm_thread.submit(partial(self._meet, weight, passes, presence, self._still)).wait
+
+    def looks(self, number: int) -> bool:
+        """Whether frozen parameters are compared before the `number`-th round, so that all ranks must `hear`."""
+        return self._frozen is not None and self._frozen.looked_at(number)
+
+    def hear(self, weight: float, passes: int, presence: Presence, number: int) -> ScriptCost:
+        """Poll before the `number`-th round, or in its place, and wait for Participants in this thread. Raises
+        LoopError."""
+        if self._frozen is None or not self.looks(number):
+            return self._comm_thread.exchange(partial(self._meet, weight, passes, presence, self._still)).wait()
+        meet = partial(self._meet, weight, passes, presence, self._frozen.moved())
+        polled = self._comm_thread.exchange(meet).wait()
+        self._frozen.average(polled.result.moved, says=self._transport.rank == 0)
+        return polled
+
+    def _meet(self, weight: float, passes: int, presence: Presence, moved: Flags) -> ScriptCost:
+        met = run_script(gather_participants(weight, passes, presence, moved), self._transport)
+        refuse_apart(met.result.presences)
+        members = tuple(self._comm_thread.members(self._transport.world))
+        return replace(met, result=replace(met.result, members=members, awaited=self._comm_thread.is_awaited))
+
+    def close(self) -> None:
+        if self._apart:
+            self._comm_thread.close()

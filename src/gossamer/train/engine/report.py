@@ -1,0 +1,261 @@
+"""Step report: what each rank reports at the end of a step, and the decision that all ranks derive from all reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gossamer.base.ops import AllGather
+from gossamer.errors import MismatchError
+from gossamer.events import notice
+
+NOBODY, SHORT_OF_MEMORY = -1, -2
+HEAD = Struct("<dqqqiBB")  # of a report, alike on every machine
+FIELDS = np.dtype(  # the same
+    [
+        ("weight", "<f8"),
+        ("settings", "<i8"),
+        ("steps", "<i8"),
+        ("sample", "<i8"),
+        ("first_nonfinite", "<i4"),
+        ("presence", "u1"),
+        ("wishes", "u1"),
+    ]
+)
+STOP, LOOK, LAP = 1, 2, 4  # wishes; above them the lap
+LAPS = 64
+
+Flags = npt.NDArray[np.bool_]
+NO_FLAGS: Flags = np.zeros(0, dtype=bool)
+NonFiniteOrigin = tuple[int | None, str]  # (rank, tensor); no rank where only the agreed mean was not finite
+
+Agreement = Callable[[NonFiniteOrigin | None], NonFiniteOrigin | None]
+
+
+def unchanged(blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
+    """The agreement of a rank that holds the whole model."""
+    return blame
+
+
+class Presence(IntEnum):
+    """Why a rank takes part in a reduction."""
+
+    OUT_OF_DATA = 0
+    TRAINING = 1  # it has data
+    SAVING = 2  # it has none now: it called session.save(), and so on for the calls below
+    ENDING = 3  # it will have none any more
+    LOADING = 4
+    SWITCHING = 5
+    MERGING = 6
+    ADDING = 7
+
+    @property
+    def call(self) -> str | None:
+        """The call that needs every rank at the same step, as the loop writes it; None where there is none."""
+        return CALLS.get(self)
+
+
+CALLS = {
+    Presence.SAVING: "session.save()",
+    Presence.LOADING: "session.load()",
+    Presence.SWITCHING: "session.switch()",
+    Presence.MERGING: "session.averaged_parameters()",
+    Presence.ADDING: "session.add_parameters()",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One rank's report at the end of a step."""
+
+    weight: float  # of its batch
+    presence: Presence
+    settings: int  # a hash of the optimizer's hyperparameters
+    steps: int  # of the optimizer, before this one
+    used: Flags  # by place: parameters that have a gradient
+    moved: Flags  # by place: modules whose buffers changed
+    first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite, or SHORT_OF_MEMORY
+    sample: int = 0  # a hash of a part of the parameters; see gossamer.train.engine.parameter_check
+    stop: bool = False  # this rank was asked to end the run
+    look: bool = False  # it wants all to tell what they measured, since its steps have become slow
+    lap: int = 0  # its position in its data, in half epochs, modulo LAPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDecision:
+    """What follows from all reports, the same on every rank. "Active" ranks had data."""
+
+    weight: float  # of all batches
+    presences: tuple[Presence, ...]  # by rank
+    active: tuple[int, ...]
+    all_trained: bool  # every rank is active, and goes on to its optimizer's step
+    stop: bool  # the run ends
+    look: bool  # some rank wants all to tell what they measured
+    nonfinite: tuple[tuple[int, int], ...]  # (rank, place of a tensor) of numbers that are not finite
+    short: bool  # memory ran out on some rank, so no rank makes the step
+    alike: bool  # active ranks have the same optimizer settings
+    steps: Mapping[int, int]  # that each active rank has made
+    in_step: bool  # equally many on all of them: else their gradients do not belong together, and no rank uses them
+    parted: tuple[int, ...]  # the active ranks, where the checksums of their parameters differ
+    apart_in_data: Mapping[int, float]  # see `_apart`
+    used: Flags  # parameters that have a gradient on some rank
+    moved: Flags  # modules whose buffers changed on some rank
+
+
+def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
+    """Payload bytes of a report: its head and two bitmaps."""
+    return HEAD.size + -(-parameter_tensors // 8) + -(-buffer_groups // 8)
+
+
+def exchange_reports(report: StepReport) -> Generator[AllGather, Any, StepDecision]:
+    """All-gather the reports."""
+    heard = yield AllGather((encode(report),))
+    return decide([text for (text,) in heard], len(report.used), len(report.moved))
+
+
+def encode(report: StepReport) -> Tensor:
+    head = HEAD.pack(
+        report.weight,
+        report.settings,
+        report.steps,
+        report.sample,
+        report.first_nonfinite,
+        report.presence,
+        STOP * report.stop | LOOK * report.look | LAP * (report.lap % LAPS),
+    )
+    bits = np.packbits(report.used).tobytes(), np.packbits(report.moved).tobytes()
+    return torch.frombuffer(bytearray(b"".join((head, *bits))), dtype=torch.uint8)
+
+
+def decide(texts: Sequence[Tensor], parameters: int, buffers: int) -> StepDecision:
+    """Decode all ranks' reports at once. texts: by rank, as `encode` made them of so many flags."""
+    raw = torch.stack([*texts]).numpy()
+    split = HEAD.size + -(-parameters // 8)
+    heads = raw[:, : HEAD.size].copy().view(FIELDS)[:, 0]
+    presence, first, wishes = heads["presence"], heads["first_nonfinite"], int(np.bitwise_or.reduce(heads["wishes"]))
+    trained, found = presence == Presence.TRAINING, first >= 0
+    active = tuple(np.flatnonzero(trained).tolist())
+    steps = dict(zip(active, heads["steps"][trained].tolist(), strict=True))
+    in_step, settings = len({*steps.values()}) <= 1, {*heads["settings"][trained].tolist()}
+    samples, laps = {*heads["sample"][trained].tolist()}, (heads["wishes"][trained] // LAP).tolist()
+    return StepDecision(
+        weight=sum(heads["weight"].tolist()),  # in the order of ranks, or the bits would be others
+        presences=tuple(map(Presence, presence.tolist())),
+        active=active,
+        all_trained=len(active) == len(texts),
+        stop=bool(wishes & STOP),
+        look=bool(wishes & LOOK),
+        nonfinite=tuple(zip(np.flatnonzero(found).tolist(), first[found].tolist(), strict=True)),
+        short=bool((first == SHORT_OF_MEMORY).any()),
+        alike=len(settings) <= 1,
+        steps=steps,
+        in_step=in_step,
+        parted=active if in_step and len(samples) > 1 else (),
+        apart_in_data=_apart(dict(zip(active, laps, strict=True))) if len({*laps}) > 1 else {},
+        used=np.logical_or.reduce(np.unpackbits(raw[:, HEAD.size : split], axis=1, count=parameters), axis=0),
+        moved=np.logical_or.reduce(np.unpackbits(raw[:, split:], axis=1, count=buffers), axis=0),
+    )
+
+
+def _apart(laps: Mapping[int, int]) -> Mapping[int, float]:
+    """How far each rank is ahead of the first, in epochs, where that is more than half of one."""
+    first = next(iter(laps.values()))
+    ahead = {rank: (lap - first + LAPS // 2) % LAPS - LAPS // 2 for rank, lap in laps.items()}
+    apart = any(abs(more) >= 2 for more in ahead.values())
+    return {rank: more / 2 for rank, more in ahead.items()} if apart else {}
+
+
+def gather_first_batches(batch: int, weight: float) -> Generator[AllGather, Any, Sequence[tuple[int, float]]]:
+    """The first operation of a session: each rank's first batch, as a hash, and its weight."""
+    heard = yield AllGather(
+        (torch.tensor([weight], dtype=torch.float64, device="cpu"), torch.tensor([batch], device="cpu"))
+    )
+    return [(int(theirs.item()), weights.item()) for weights, theirs in heard]
+
+
+STANDING_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Standings:
+    """What the ranks say before a step's first bucket leaves."""
+
+    weight: float  # of all batches
+    steps: tuple[int, ...]  # of the optimizer, by rank
+
+
+def gather_standings(weight: float, steps: int) -> Generator[AllGather, Any, Standings]:
+    """The first operation of a step whose compressor has state, or before which a rank was out of data."""
+    heard = yield AllGather((torch.tensor([weight, steps], dtype=torch.float64, device="cpu"),))
+    weights, made = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
+    return Standings(float(sum(weights)), tuple(map(int, made)))
+
+
+def by_value(values: Sequence[str]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ", ".join(
+        f"{value!r} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for value, who in ranks.items()
+    )
+
+
+def settings(optimizer: Optimizer) -> str:
+    """The optimizer's hyperparameters as text, group by group: learning rates, momenta, decays."""
+    groups = []
+    for group in optimizer.param_groups:
+        numbers = []
+        for key, value in group.items():
+            if isinstance(value, (bool, int, float, tuple, Tensor)):
+                numbers.append(f"{key}={float(value) if isinstance(value, Tensor) else value!r}")
+        groups.append(", ".join(numbers))
+    return "; ".join(groups)
+
+
+def with_weights(settings: str, *, said: bool) -> str:
+    """The same, and whether the loop says how much its batches count, which is compared along."""
+    return f"{settings}\nsession.set_batch_weight(...) was {'' if said else 'not '}called"
+
+
+def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Sequence[int], rank: int) -> None:
+    """Raise MismatchError where the members that began a run differ; else on the newcomers alone that differ from them.
+
+    texts: of `with_weights`, by rank. joined: whether a rank came later. active: the ranks that train. rank: this one.
+    """
+    began = [each for each in active if not joined[each]] or list(active[:1])
+    if len({texts[each] for each in began}) > 1:
+        compare_settings(texts)
+    odd = [each for each in active if texts[each] != texts[began[0]]]
+    if rank in odd:
+        compare_settings([texts[began[0]] if each not in odd else texts[each] for each in range(len(texts))])
+    if odd and rank == began[0]:
+        notice(
+            f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} joined this run with other settings of the "
+            f"optimizer and must not go on: {by_value([text.rsplit(chr(10), 1)[0] for text in texts])}. The others do"
+        )
+
+
+def compare_settings(texts: Sequence[str]) -> None:
+    """Raise MismatchError for the texts of `with_weights` by rank, which differ."""
+    settings, weights = zip(*(text.rsplit("\n", 1) for text in texts), strict=True)
+    if len({*weights}) > 1:
+        raise MismatchError(
+            "a rank's batch counts for one until its weight is said, so beside numbers of samples it would count for "
+            f"nearly nothing: {by_value(weights)}. Write session.set_batch_weight(len(batch)) before backward() on "
+            "every rank, or on none."
+        )
+    raise MismatchError(
+        "the ranks would take different steps from the same gradient, so their parameters would drift apart: the "
+        f"optimizer's settings are {by_value(settings)}. Step learning-rate schedulers equally often on every rank; "
+        "where ranks have different numbers of batches, once an epoch instead of once a batch. In an elastic run, "
+        "track them, or a newcomer's begin anew: session.track(scheduler=scheduler)."
+    )

@@ -1,0 +1,467 @@
+"""Sessions of arrays: train named arrays of any framework under a recipe, without a model, an optimizer and hooks.
+
+The synchronizers, the reduction and the checkpoints are those of gossamer.attach. Gradients come from `Session.give` in
+place of autograd's hooks; parameters come from `Session.took_step` in place of the optimizer's hooks.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gossamer import events
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.aggregation import AggregationContext
+from gossamer.base.layout import dtype_name, dtype_of
+from gossamer.base.transport import Transport
+from gossamer.comm.elastic.transport import elastic
+from gossamer.comm.runtime import open_sessions
+from gossamer.comm.runtime.comm_thread import CommThread
+from gossamer.errors import AttachError, LayoutError, LoopError, Stopped
+from gossamer.events import RecordOption
+from gossamer.train.checkpoint.reshard import agreed
+from gossamer.train.engine.arrays import Array, GivenGradients, as_tensor, leaf, like
+from gossamer.train.engine.extension import Extensions
+from gossamer.train.engine.frozen_parameters import FrozenParameters
+from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
+from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
+from gossamer.train.engine.parameter_views import copy_parameters
+from gossamer.train.engine.report import NonFiniteOrigin, with_weights
+from gossamer.train.engine.weight_copies import WeightCopies
+from gossamer.train.moments.take_over import ownership
+from gossamer.train.session import lifecycle_events, session_checkpoint, startup_checks, uneven_inputs
+from gossamer.train.session.closing_comparison import compared
+from gossamer.train.session.gradient_guards import NonFiniteMonitor
+from gossamer.train.session.group_calls import GroupCalls, leave
+from gossamer.train.session.recipe_choice import Written, chosen_recipe
+from gossamer.train.session.scalars import sample_weight
+from gossamer.train.session.session_status import SessionStatus
+from gossamer.train.session.stop_blocks import StopBlocks
+from gossamer.train.session.transport_setup import begin_reports, transport_for
+from gossamer.train.synchronizers.base import Synchronizer
+from gossamer.train.synchronizers.solo import SoloSynchronizer
+from gossamer.train.synchronizers.stages import StageSequence, bucket_fragments
+from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic
+from gossamer.train.world_state import current
+
+Arrays = Mapping[str, Array]
+
+
+class ArraySession:
+    """Trains named arrays together with the other workers, as `recipe` says. One step of the loop:
+
+        mean = session.give(gradients)
+        if mean is not None:
+            parameters = update(parameters, mean)
+        parameters = session.took_step(parameters)
+
+    Every rank constructs it with the same names, shapes and dtypes; `session.parameters` are then rank 0's. Arrays may
+    be numpy's, torch's or anything with __dlpack__; results are arrays of the kind that was given, in memory of their
+    own.
+
+    Args:
+        parameters: arrays by name, flat or of any shape.
+        recipe: as for gossamer.attach; GOSSAMER_RECIPE beats it.
+        transport: None for that of `gossamer.init()`, or of a world of one.
+        seed: for random choices of the recipe, alike on every rank.
+        verify, verify_every, record, log_to: as for gossamer.attach.
+        server_optimizer: builds the torch optimizer that parameter servers run, from a list of tensors.
+
+    Raises:
+        AttachError: for arrays that cannot be served, elastic runs, and recipes that share the work of an optimizer
+            (DGC, OneBitAdam, LocalSGD(optimizer_state=...)), which this session does not know.
+        RecipeError: for a recipe that cannot be read.
+        MismatchError: where ranks are not alike.
+    """
+
+    model = optimizer = None  # to the registry of open sessions
+
+    def __init__(
+        self,
+        parameters: Arrays,
+        recipe: Written = None,
+        transport: Transport | None = None,
+        *,
+        seed: int = 0,
+        verify: Verify = "warn",
+        verify_every: int | None = None,
+        record: RecordOption = None,
+        log_to: Iterable[str] = (),
+        server_optimizer: Callable[[list[Tensor]], Optimizer] | None = None,
+    ) -> None:
+        check_verify(verify, verify_every)
+        self._tensors = {name: leaf(name, array) for name, array in _named(parameters).items()}
+        self._kinds = dict(parameters)  # what is handed out becomes arrays like these
+        recorded = ""
+        if transport is None:
+            world = current()
+            written = chosen_recipe(recipe, world)
+            self.recipe = resolve(written, world.size)
+            transport = transport_for(world, self.recipe)
+            recorded = begin_reports(world, record, log_to)
+        else:
+            self.recipe = resolve(recipe, transport.world)
+        if elastic(transport) is not None:
+            raise AttachError(
+                "workers of this run come and go, and a session of arrays keeps its group. Run a fixed number: "
+                "gossamer run --workers 4 --max-restarts 1."
+            )
+        self._transport, self._seed = transport, seed
+        named: Mapping[str, Any] = self._tensors  # leaves with gradients, as parameters of a model are
+        self._parameters: Mapping[str, Parameter] = named
+        self._refuse_shared_work()
+        comm_thread = CommThread([each.device for each in self._tensors.values()], transport.make_progress)
+        self._group = GroupCalls(transport, comm_thread)
+        self._leave = weakref.finalize(self, leave, comm_thread, (transport,), self._group.pid)  # at exit, too
+        self.status = SessionStatus(self.recipe, transport, lambda: self.steps)
+        self.status.record = recorded
+        self._extensions, self._given, self._nonfinite = Extensions(), GivenGradients(), NonFiniteMonitor()
+        self._stop = StopBlocks(self.close, self._extensions, says=transport.rank == 0)
+        self._check = ParameterCheck(None, self._parameters, verify, transport.rank, every=verify_every)
+        self._weighs, self._gave, self._uses = False, False, False
+        self._versions: dict[str, int] = {}
+        optimizer = None if server_optimizer is None else server_optimizer([*self._tensors.values()])
+        self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
+        self._stages = StageSequence(self.recipe, optimizer, transport, comm_thread, self._loop_state(), seed)
+        fragments = self._stages.fragments(self._parameters)
+        self._layout = self._stages.layout_text(self._parameters, fragments)
+        place = transport.rank, transport.world
+        events.emit(lifecycle_events.begun_with(self.recipe, fragments, place, tensors=len(self._tensors)))
+        try:
+            if not self._group.alone:
+                self._compare_ranks(f"seed={seed}, verify={verify}, {verify_every}")
+            self._synchronizer = self._stages.begin(self._parameters, fragments)
+        except BaseException:
+            comm_thread.close()
+            raise
+        open_sessions.register(self)
+        self._group.publish(lambda: self._synchronizer.roll_call)
+
+    def __repr__(self) -> str:
+        return self.status.text(self._tensors.values())
+
+    def _refuse_shared_work(self) -> None:
+        if self._transport.world > 1 and (owned := ownership(self.recipe.compressor, self._parameters)):
+            raise AttachError(
+                f"{self.recipe.compressor!r} applies the optimizer's momentum to {next(iter(owned))!r}, and a session "
+                "of arrays does not know the optimizer. Write TopK(density=0.01), which goes with every optimizer."
+            )
+
+    def _compare_ranks(self, options: str) -> None:
+        about = startup_checks.fingerprint(
+            recipe=repr(self.recipe), layout=self._layout, optimizer=None, options=options
+        )
+        tell = self._group.all_gather_text
+        startup_checks.compare(tell(json.dumps({**about, startup_checks.HOST: socket.gethostname()})))
+        startup_checks.hand_out([*self._tensors.values()], tell, self._group.broadcast_)
+
+    def _loop_state(self) -> LoopState:
+        def now() -> StepContext:
+            return StepContext(settings=with_weights("", said=self._weighs), first_batch=-1)
+
+        return LoopState(
+            now=now,
+            scale=lambda: None,
+            buffers=lambda: (),
+            averaged=dict,
+            frozen=FrozenParameters(),
+            copies=WeightCopies(),
+            warn=lambda batches: None,
+            ended=self.status.step_ended,
+            judged=self._judge,
+            check=self._check,
+            begins=self._extensions.begin_pass,
+            gradients=self._given.watch,
+        )
+
+    def _judge(self, what: JudgedAt, blame: NonFiniteOrigin | None) -> None:
+        if blame is not None or not self._nonfinite.is_clear:
+            self._nonfinite.judge(what, blame, self.steps, scaled=False)
+
+    # -- in the loop -----------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Steps so far: exchanges that were committed, or steps of this worker while workers train apart."""
+        return self._synchronizer.step
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """The parameters as this worker has them now."""
+        return {name: like(self._kinds[name], tensor) for name, tensor in self._tensors.items()}
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether the gradients given so far make no step yet, as under EveryStep(accumulate=4)."""
+        return self._synchronizer.accumulating
+
+    def give(self, gradients: Arrays, weight: float | None = None) -> dict[str, Array] | None:
+        """Average the gradients of one backward pass, as the recipe says; under local training they come back as they
+        are.
+
+        None where no step is to be made: gradients still add up, a rank's were not finite, or servers make the step.
+        Call `took_step` all the same, with the parameters as they are; within `no_sync` do not.
+
+        Args:
+            gradients: an array for each parameter, of its shape and dtype.
+            weight: how much this rank's batch counts, usually its number of samples; stays until it is given again.
+
+        Raises:
+            LayoutError: for names, shapes or dtypes that are not those of the parameters.
+            LoopError: for a second call without `took_step`.
+        """
+        if self._gave:
+            raise LoopError(
+                "give() was called twice without took_step(). Call session.took_step(parameters) after each give(), "
+                "also where it returned None; to add gradients up, write `with session.no_sync():` around all but the "
+                "last."
+            )
+        fresh = {name: self._fitting(name, array, "gradient") for name, array in self._all_of(gradients).items()}
+        if weight is not None:
+            self._synchronizer.controls.weight, self._weighs = sample_weight(weight), True
+        self._given.give(self._tensors, fresh)
+        if self._synchronizer.controls.muted:
+            return None
+        self._gave = True
+        self._extensions.begin_pass()
+        self._synchronizer.before_step(closure=False)
+        self._uses = all(tensor.grad is not None for tensor in self._tensors.values())
+        self._versions = self._written()
+        if not self._uses:
+            return None
+        return {name: like(gradients[name], tensor.grad) for name, tensor in self._tensors.items()}
+
+    def took_step(self, parameters: Arrays) -> dict[str, Array]:
+        """The parameters to go on with, after the step that the loop made with what `give` returned: those given, or
+        what the workers agree on where the recipe averages parameters now.
+
+        Raises:
+            LayoutError: for names, shapes or dtypes that are not those of the session's parameters.
+            LoopError: where no `give` came before.
+        """
+        if not self._gave:
+            raise LoopError("took_step() comes after give(), once for each. Call session.give(gradients) first.")
+        stepped = {name: self._fitting(name, array, "array") for name, array in self._all_of(parameters).items()}
+        self._gave = False
+        if self._uses:
+            with torch.no_grad():
+                for name, tensor in stepped.items():
+                    self._tensors[name].copy_(tensor)
+            self._versions = self._written()
+        for tensor in self._tensors.values():
+            tensor.grad = None
+        self._synchronizer.after_step()
+        if self._synchronizer.stopping:
+            self._stop.end()
+        elif self._synchronizer.last_pass is not None and self._stages.over(self._synchronizer.passes):
+            self._enter_next_stage()
+        return self._handed_out(parameters, kept=self._uses)
+
+    def _written(self) -> dict[str, int]:
+        return {name: tensor._version for name, tensor in self._tensors.items()}
+
+    def _handed_out(self, given: Arrays, *, kept: bool) -> dict[str, Array]:
+        """Parameters; `given` ones themselves where they are the same since they were taken."""
+        now = self._written()
+        return {
+            name: given[name] if kept and now[name] == self._versions[name] else like(given[name], tensor)
+            for name, tensor in self._tensors.items()
+        }
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up on this rank: within the block `give` sends nothing and returns None."""
+        controls = self._synchronizer.controls
+        before, controls.muted = controls.muted, True
+        try:
+            yield
+        finally:
+            self._synchronizer.controls.muted = before
+
+    def end_epoch(self, state: Arrays | None = None) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Wait until every rank is out of data: they may have different numbers of batches. Every rank calls it once
+        per epoch. A rank that missed steps takes over parameters, and `state`, from one that made all of them.
+
+        Args:
+            state: more arrays by name, such as the optimizer's moments; the same names on every rank.
+
+        Returns:
+            parameters and state to go on with.
+        """
+        self._extensions.begin_pass()
+        beside = {name: as_tensor(array).clone() for name, array in (state or {}).items()}
+        missed = 0 if self.should_stop else self._synchronizer.end_epoch()
+        while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
+            self._enter_next_stage(missed, beside)
+            missed = self._synchronizer.end_epoch()
+        if self._synchronizer.stopping:
+            self._stop.end()
+        if self._synchronizer.in_step:
+            self._catch_up(missed, beside)
+        for tensor in self._tensors.values():
+            tensor.grad = None
+        return self.parameters, {name: like((state or {})[name], tensor) for name, tensor in beside.items()}
+
+    def _catch_up(self, missed: int, beside: Mapping[str, Tensor]) -> None:
+        tensors = [*self._tensors.values(), *beside.values()]
+        self._group.together(partial(uneven_inputs.catch_up, tensors, [], missed, self._group))
+
+    def _enter_next_stage(self, missed: int = 0, beside: Mapping[str, Tensor] | None = None) -> None:
+        self._catch_up(missed, beside or {})  # so that all ranks enter it with the same parameters
+        self._enter_stage(self._synchronizer.passes)
+
+    def _enter_stage(self, passes: int) -> None:
+        self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
+
+    def averaged_parameters(self) -> dict[str, Array]:
+        """What the workers agree on, to evaluate and save: under local training the mean or the servers' parameters,
+        else the parameters. Every rank calls it after the same step."""
+        merged = self._synchronizer.merge() or {}
+        return {name: like(self._kinds[name], merged.get(name, own)) for name, own in self._tensors.items()}
+
+    def log(self, **metrics: float) -> None:
+        """Write numbers into the run's record: session.log(loss=0.3)."""
+        values = {name: float(value) for name, value in metrics.items()}
+        events.emit(events.Logged(step=self.steps, values=values))
+
+    # -- saving and ending -----------------------------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """End training on every rank after the same step, once the next exchange has landed: `should_stop`."""
+        self._synchronizer.asked_to_stop = True
+
+    ask_to_stop = request_stop  # the registry's name
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training is over, on every rank after the same step: `if session.should_stop: break`."""
+        return self._stop.over
+
+    stopping = should_stop
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part of a checkpoint: its parameters, as torch tensors, and what the recipe remembers of them.
+
+        All ranks call it after the same step. The optimizer's state and the position in the data are yours to save.
+        """
+        self._synchronizer.meet_to_save()
+        state = session_checkpoint.session_state(
+            self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
+        )
+        copies = {name: {key: each.clone() for key, each in kept.items()} for name, kept in state["state"].items()}
+        return {**state, "state": copies, "parameters": {name: each.clone() for name, each in self._tensors.items()}}
+
+    def load_state_dict(self, *states: Mapping[str, Any]) -> dict[str, Array]:
+        """Go on from what `state_dict` gave on the same rank; or, where another number of workers had them, from all of
+        their states in order of rank. Returns the parameters to go on with.
+
+        Raises:
+            CheckpointError: for the state of another recipe or layout.
+        """
+        own = session_checkpoint.own_state(states, self._transport)
+        self._enter_stage(own["passes"])
+        mine = session_checkpoint.session_state(
+            self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
+        )
+        session_checkpoint.refuse_misfit({**own, "rank": mine["rank"], "world": mine["world"]}, mine)
+        with torch.no_grad():
+            copy_parameters(own["parameters"], self._tensors)
+        session_checkpoint.restore(states, mine, self._transport, self._synchronizer)
+        if own["world"] != mine["world"]:
+            with torch.no_grad():
+                found = agreed(states)
+                copy_parameters(found, {name: each for name, each in self._tensors.items() if name in found})
+            self._synchronizer.restart()
+        self._gave = False
+        return self.parameters
+
+    def close(self) -> None:
+        """End the session; every rank does. Parameters stay as they are."""
+        self._end("finished")
+
+    def _end(self, how: events.Ended) -> None:
+        if self._group.forked or not open_sessions.unregister(self):
+            return
+        if how == "finished":
+            self._synchronizer.end_run()
+        self._synchronizer.close()
+        closed = lifecycle_events.ended(self._tensors, self.steps, self._synchronizer, how)
+        events.emit(compared(closed, self._transport))
+        self._leave()
+
+    def __enter__(self) -> Self:
+        self._stop.blocks += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._stop.blocks -= 1
+        self._end(events.ended_by(kind))
+        return kind is not None and issubclass(kind, Stopped) and self.should_stop
+
+    # -- arrays ----------------------------------------------------------------------------------------------------
+
+    def _all_of(self, arrays: Arrays) -> Arrays:
+        """`arrays` in the session's order. Raises LayoutError where names are missing or unknown."""
+        missing = [name for name in self._tensors if name not in arrays]
+        unknown = [name for name in arrays if name not in self._tensors]
+        if missing or unknown:
+            told = " and ".join(
+                f"{names} {how}" for names, how in ((missing, "missing"), (unknown, "unknown")) if names
+            )
+            raise LayoutError(
+                f"the names are not those of this session's parameters: {told}. Give one array for each of them; "
+                "sessions of other parameters are constructed anew, on every rank."
+            )
+        return {name: arrays[name] for name in self._tensors}
+
+    def _fitting(self, name: str, array: Array, what: str) -> Tensor:
+        tensor, own = as_tensor(array), self._tensors[name]
+        if tensor.shape != own.shape or tensor.dtype != own.dtype:
+            raise LayoutError(
+                f'the {what} of "{name}" has shape {tuple(tensor.shape)} and dtype {dtype_name(tensor.dtype)}; the '
+                f"parameter has {tuple(own.shape)} and {dtype_name(own.dtype)}. Give it in the parameter's, as by "
+                "array.astype(parameter.dtype)."
+            )
+        return tensor.to(own.device)
+
+
+def estimate(parameters: Mapping[str, Any], recipe: Written, *, workers: int) -> TrafficEstimate:
+    """Bytes that one of `workers` sends and keeps, computed by the recipe's own algorithms. Trains nothing.
+
+    Args:
+        parameters: arrays by name; or (shape, dtype), as ((3, 4), "float32"), or objects with `shape` and `dtype`.
+    """
+    resolved = resolve(recipe, workers)
+    named: Mapping[str, Any] = {name: _blank(each) for name, each in _named(parameters).items()}
+    at = AggregationContext(seed=0, rank=0, world=workers)
+    fragments = bucket_fragments(resolved.strategy.steady_stage, named, resolved.compressor, at)
+    begun = lifecycle_events.begun_with(resolved, fragments, (0, workers), tensors=len(named))
+    return estimate_traffic(resolved, begun, workers=workers)
+
+
+def _named(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(parameters, Mapping) or not parameters:
+        raise AttachError(
+            "parameters are arrays by name, at least one: {'weight': array}. Flatten a tree of them first, as by "
+            "jax.tree_util.tree_flatten_with_path."
+        )
+    return parameters
+
+
+def _blank(described: Any) -> Tensor:
+    shape, dtype = described if isinstance(described, tuple) else (described.shape, described.dtype)
+    return torch.empty(tuple(shape), dtype=dtype if isinstance(dtype, torch.dtype) else _dtype(dtype), device="meta")
+
+
+def _dtype(dtype: Any) -> torch.dtype:
+    return dtype_of(str(getattr(dtype, "name", dtype)))

@@ -1,0 +1,112 @@
+"""Gradients that come to lie in a bucket while backward goes on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.virtual_workers import Worker, cluster, loss_of, network, parameters
+from torch import Tensor
+from torch.nn import Parameter
+
+from gossamer.algorithms.compressors import Dense
+from gossamer.algorithms.strategies import EveryStep
+from gossamer.base.aggregation import AggregationContext
+from gossamer.errors import LayoutError
+from gossamer.train.engine import bucket as module
+from gossamer.train.engine.bucket import EARLY_BYTES, Bucket
+
+LARGE = EARLY_BYTES // 4
+STEPS, WORLD = 3, 2
+OUTPUTS = 3  # of support.virtual_workers.network
+
+
+def bucket_of(**sizes: int) -> Bucket:
+    parameters = {name: Parameter(torch.zeros(size)) for name, size in sizes.items()}
+    return Bucket(parameters, Dense(), AggregationContext(world=WORLD))
+
+
+def give(bucket: Bucket, name: str) -> Tensor:
+    """A gradient of ones."""
+    gradient = torch.ones_like(bucket.parameters[name])
+    bucket.parameters[name].grad = gradient
+    return gradient
+
+
+def test_a_large_gradient_lies_there_at_once_and_its_own_memory_is_free() -> None:
+    bucket = bucket_of(large=LARGE, small=LARGE - 1)
+    alive = {name: weakref.ref(give(bucket, name)) for name in ("large", "small")}
+    for name in bucket.early:
+        bucket.take(name, bucket.parameters[name])
+    assert alive["large"]() is None
+    assert alive["small"]() is not None
+    assert bucket.parameters["large"].grad is bucket.views["large"]
+    assert bool((bucket.views["large"] == 1).all())
+    new, held = bucket.new_gradients()
+    assert [view.numel() for view, _ in new] == [LARGE - 1]
+    assert not held
+
+
+def test_a_gradient_that_lay_there_before_the_pass_is_told_from_one_that_came_in_it() -> None:
+    bucket = bucket_of(large=LARGE)
+    give(bucket, "large")
+    bucket.take("large", bucket.parameters["large"])
+    bucket.expect_all()  # the next pass
+    bucket.take("large", bucket.parameters["large"])
+    assert bucket.new_gradients() == ([], True)
+
+
+def test_a_gradient_of_another_shape_is_told_of_when_the_bucket_leaves() -> None:
+    bucket = bucket_of(large=LARGE)
+    bucket.parameters["large"].data = torch.zeros(2 * LARGE)
+    give(bucket, "large")
+    bucket.take("large", bucket.parameters["large"])
+    with pytest.raises(LayoutError, match=f"was \\({LARGE},\\) at attach and is \\({2 * LARGE},\\) now"):
+        bucket.new_gradients()
+
+
+def trained(worker: Worker, change: Callable[[Tensor], None]) -> Tensor:
+    """The user's own hooks run after ours, and may still change a gradient in its place."""
+    model, optimizer, _ = worker.start(
+        network(worker.rank), lambda m: torch.optim.SGD(m.parameters(), lr=0.1), EveryStep()
+    )
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(change)
+    for step in range(STEPS):
+        loss_of(model, step, worker.rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters(model)
+
+
+@pytest.mark.parametrize("early_bytes", [0, 2**62])
+def test_when_gradients_come_to_lie_there_changes_no_bit(early_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = cluster(lambda worker: trained(worker, lambda parameter: None), WORLD)
+    monkeypatch.setattr(module, "EARLY_BYTES", early_bytes)
+    found = cluster(lambda worker: trained(worker, lambda parameter: None), WORLD)
+    assert all(torch.equal(a, b) for a, b in zip(honest, found, strict=True))
+
+
+def double(parameter: Tensor) -> None:
+    """Of the last layer, whose gradients are there first: the bucket leaves later."""
+    if parameter.grad is not None and len(parameter) == OUTPUTS:
+        parameter.grad.mul_(2)
+
+
+def test_what_a_hook_of_the_user_makes_of_a_gradient_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EARLY_BYTES", 2**62)
+    late = cluster(lambda worker: trained(worker, double), WORLD)
+    monkeypatch.setattr(module, "EARLY_BYTES", 0)
+    assert all(torch.equal(a, b) for a, b in zip(late, cluster(lambda w: trained(w, double), WORLD), strict=True))
+
+
+def test_the_check_catches_a_gradient_that_is_only_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twin: the parameter keeps its own gradient, and what a later hook makes of that is lost."""
+    monkeypatch.setattr(module, "EARLY_BYTES", 2**62)
+    late = cluster(lambda worker: trained(worker, double), WORLD)
+    monkeypatch.setattr(Bucket, "take", lambda self, name, parameter: self.views[name].copy_(parameter.grad))
+    monkeypatch.setattr(Bucket, "new_gradients", lambda self: ([], False))
+    found = cluster(lambda worker: trained(worker, double), WORLD)
+    assert not all(torch.equal(a, b) for a, b in zip(late, found, strict=True))
