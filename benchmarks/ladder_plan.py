@@ -1,7 +1,8 @@
 """Plan of benchmarks/ladder.py: the next trainings, and the learning rates that follow from the known ones.
 
 Every arm has its own learning rate on every rung. The search goes over half decades with the first tuning seed until
-the best rate has a worse neighbor on both sides; the second tuning seed then decides between the best two.
+the best rate has a worse neighbor on both sides. The best rate is then trained with the second tuning seed, and the
+search continues if that makes another rate the best.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import GossamerError
 
 TUNING_SEEDS = 100, 101  # no result is reported for these
-FINALISTS = 2
 
 
 class LadderRun(Run):
@@ -80,23 +80,19 @@ def tuning_losses(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> dict[fl
 def next_tries(losses: Losses, first: float) -> list[tuple[float, int]]:
     """(learning rate, seed) to train next; empty when the best rate is known."""
     seed, *others = TUNING_SEEDS
-    seen = {rate: by_seed[seed] for rate, by_seed in losses.items() if seed in by_seed}
-    if not seen:
+    if not losses:
         return [(first, seed)]
-    best = min(seen, key=lambda rate: (seen[rate], rate))
+    best = best_rate(losses)
     at = RATES.index(best)
     around = [RATES[place] for place in (at - 1, at + 1) if 0 <= place < len(RATES)]
-    if missing := [rate for rate in around if rate not in seen]:
-        return [(rate, seed) for rate in missing]
-    finalists = sorted(seen, key=lambda rate: (seen[rate], rate))[:FINALISTS]
-    return [(rate, other) for other in others for rate in finalists if other not in losses[rate]]
+    missing = [rate for rate in around if rate not in losses]
+    return [(rate, seed) for rate in missing] or [(best, other) for other in others if other not in losses[best]]
 
 
 def best_rate(losses: Losses) -> float:
-    """The rate with the lowest mean loss, among those that were trained with the most tuning seeds."""
-    most = max(map(len, losses.values()))
-    whole = {rate: sum(by_seed.values()) / most for rate, by_seed in losses.items() if len(by_seed) == most}
-    return min(whole, key=lambda rate: (whole[rate], rate))
+    """The rate with the lowest mean loss over the seeds that it was trained with."""
+    means = {rate: sum(by_seed.values()) / len(by_seed) for rate, by_seed in losses.items()}
+    return min(means, key=lambda rate: (means[rate], rate))
 
 
 def tuned_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | None:
