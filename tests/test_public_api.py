@@ -60,7 +60,10 @@ def test_a_module_without_a_literal_list_is_seen() -> None:
             exported(source)
 
 
-@pytest.mark.parametrize("place", ["engine", "errors", "events", "extend", "parallel", "federated", "federated.population"])
+PACKAGES = ["engine", "errors", "events", "extend", "parallel", "federated", "federated.population"]
+
+
+@pytest.mark.parametrize("place", PACKAGES)
 def test_every_listed_name_exists(place: str) -> None:
     module = importlib.import_module(f"gossamer.{place}")
     assert [name for name in FROZEN[f"gossamer.{place}"] if not hasattr(module, name)] == []
