@@ -218,7 +218,7 @@ def test_the_lap_follows_workers_that_come_and_go() -> None:
 )
 def test_there_is_no_lap_where_epochs_do_not_matter_or_are_unknown(shard: Any) -> None:
     world = WorldState(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
-    world._kept(shard)
+    world.keep(shard)
     list(shard)
     assert shard.lap is None
     assert world.lap == 0
