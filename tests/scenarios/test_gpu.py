@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.host_calls import COMMUNICATION, RECIPES, HostBoundary, World, run_both
+from benchmarks.host_calls import COMMUNICATION, RECIPES, HostBoundary, run_both
 from support.virtual_workers import in_threads
 from torch import nn
 
@@ -24,6 +24,7 @@ from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import LoopError
 from gossamer.train.session.session import Session
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
+from gossamer.train.world_state import WorldState
 
 pytestmark = pytest.mark.gpu
 WAITED = "called a synchronizing CUDA operation"
@@ -98,7 +99,8 @@ def test_encoders_run_on_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) 
 def attached(rank: int, group: SimulatedGroup, model: nn.Module, recipe: str) -> tuple[torch.optim.Optimizer, Session]:
     transport: Any = group.transports[rank] if rank else HostBoundary(group.transports[rank], gpu())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return optimizer, Session(model, optimizer, resolve(recipe), transport, world=World())
+    world = WorldState(rank=rank, size=transport.world, local_rank=rank, device=next(model.parameters()).device)
+    return optimizer, Session(model, optimizer, resolve(recipe), transport, world=world)
 
 
 def test_a_recorded_graph_is_refused() -> None:

@@ -140,7 +140,7 @@ def test_a_loop_that_asks_ends_itself_on_every_rank_after_the_same_step(recipe: 
 
 def test_a_step_that_is_given_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin knows of the end in the pass before the step."""
-    monkeypatch.setattr(Session, "stopping", property(lambda self: self._synchronizer.stopping))
+    monkeypatch.setattr(Session, "should_stop", property(lambda self: self._synchronizer.stopping))
     with pytest.raises(AssertionError, match="left out"):
         cluster(lambda worker: broken_off(worker, "Dense()"), 2)
 

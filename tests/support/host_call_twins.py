@@ -14,7 +14,7 @@ from benchmarks import fake_accelerator, host_calls
 from benchmarks.host_calls import on_training_threads
 
 from gossamer.algorithms.compressors import Int8
-from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.extension import GradientUse
 from gossamer.train.session.gradient_guards import GradientClip
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
 
@@ -27,15 +27,15 @@ def before(function: Callable[..., Any], act: Callable[..., object]) -> Callable
     return both
 
 
-def reads_in_a_hook(_: Any, bucket: Bucket, name: str, parameter: torch.Tensor) -> None:
+def reads_in_a_hook(_: Any, name: str, parameter: torch.Tensor) -> None:
     parameter.grad.sum().item()  # type: ignore[union-attr]
 
 
-def copies_before_the_step(_: Any, optimizer: Any, parameters: Any) -> None:
-    [parameter.grad.cpu() for parameter in parameters if parameter.grad is not None]
+def copies_before_the_step(_: Any, use: GradientUse) -> None:
+    [parameter.grad.cpu() for parameter in use.parameters.values() if parameter.grad is not None]
 
 
-def selects_in_a_hook(_: Any, bucket: Bucket, name: str, parameter: torch.Tensor) -> None:
+def selects_in_a_hook(_: Any, name: str, parameter: torch.Tensor) -> None:
     assert parameter.grad is not None
     parameter.grad[parameter.grad > 0]
 
@@ -47,7 +47,7 @@ def reads_in_the_encoder(_: Any, x: Any, *more: Any) -> None:
 
 TWINS = {
     "hook": (GradientSynchronizer, "_ready", reads_in_a_hook),
-    "step": (GradientClip, "before", copies_before_the_step),
+    "step": (GradientClip, "before_step", copies_before_the_step),
     "index": (GradientSynchronizer, "_ready", selects_in_a_hook),
     "encoder": (Int8, "encode", reads_in_the_encoder),
 }

@@ -17,9 +17,7 @@ def check_matplotlib(hint: str = "") -> None:
     """Raise GossamerError, with the line to write, where matplotlib is not installed: before a run whose picture could
     not be drawn after it. hint: what works without it, after "; "."""
     if find_spec("matplotlib") is None:
-        raise GossamerError(
-            f'A picture needs matplotlib, which is not installed here{hint}. Write: pip install "gossamer[plot]"'
-        )
+        raise GossamerError(f'A picture needs matplotlib{hint}. Write: pip install "gossamer[plot]"')
 
 
 def figure(width: float, height: float, dpi: int = 150) -> Any:

@@ -73,7 +73,7 @@ def made_step(step: int, compressor: Compressor, buckets: Sequence[Bucket], keep
         reduction.exchange(bucket, NO_INPUT, 1.0)
     reduction._pipeline.finish()
     seen.append(alive_bytes())
-    for bucket, staged in zip(buckets, reduction.staged, strict=True):
+    for bucket, (_, staged) in zip(buckets, sorted(reduction._staged.items()), strict=True):
         bucket.commit(staged.next_state, set(bucket.parameters), 1.0)
     return max(seen)
 
