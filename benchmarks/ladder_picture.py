@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from benchmarks.ladder_report import LOCK_STEP, SILENCE, Results
@@ -26,9 +27,14 @@ def plot(found: Sequence[Results], path: Path) -> None:
     labels = [f"{arm}  1/{order[arm]:,.0f}" if isfinite(order[arm]) else arm for arm in names]
     panels[0].set_yticks(range(len(names)), labels, fontsize=FONT)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
-    figure.supxlabel(
+    says = (
         "retained benefit with 95 % interval over seeds; 0 %: never communicating, 100 %: lock step; "
-        "beside each name: its bytes over those of lock step",
+        "beside each name: its bytes over those of lock step"
+    )
+    figure.supxlabel(
+        fill(says, 45 * (1 + len(found))),
+        x=0.01,
+        ha="left",
         fontsize=FONT,
         color="#555555",
     )
