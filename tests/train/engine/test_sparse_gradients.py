@@ -123,9 +123,7 @@ def test_a_dense_gradient_and_a_resized_table_are_told_of() -> None:
     table.grad = None
     table.data = torch.zeros(7, 2)
     table.grad = sparse([6], table)
-    with pytest.raises(
-        LayoutError, match=r'\(6, 2\) at attach and is \(7, 2\).*reset_compressor_state\("table"\)'
-    ):
+    with pytest.raises(LayoutError, match=r'\(6, 2\) at attach and is \(7, 2\).*reset_compressor_state\("table"\)'):
         gradients.rows()
 
 
