@@ -47,6 +47,7 @@ class ParameterAveraging(RoundTask):
                 f"{strategy!r} averages or resets the optimizer's state, and a session of arrays does not know the "
                 "optimizer. Leave out optimizer_state and the periods of moments."
             )
+        self._shares_second_moment = strategy.moments.shared_divisor
         self._rounds = {} if optimizer is None else averaged_keys(optimizer, strategy.moments)
         self._memory: dict[Bucket, Memory] = {
             bucket: strategy.begin(bucket.gather_parameters()) for buckets in fragments for bucket in buckets
@@ -92,7 +93,8 @@ class ParameterAveraging(RoundTask):
             averaged = self.averaged_state(landed.number, landed)
             averaged.replace(result.averaged_state, self._strategy.kept_share, landed.sent)
             self.agreed_state = {**self.agreed_state, **averaged.named(result.averaged_state)}
-            self._share_second_moment(landed)
+            if self._shares_second_moment:
+                self._share_second_moment(landed)
         if self._optimizer is not None and self._strategy.on_merge == RESET:
             for outgoing in landed.outgoing:
                 for parameter in outgoing.bucket.parameters.values():
@@ -109,7 +111,7 @@ class ParameterAveraging(RoundTask):
     def _share_second_moment(self, landed: InFlightRound) -> None:
         """From now on local steps divide by the second moment that was averaged, in rounds that averaged it."""
         moments, turn = self._strategy.moments, landed.number // len(self._fragments)
-        if self._optimizer is not None and moments.shared_divisor and (turn + 1) % moments.second == 0:
+        if self._optimizer is not None and (turn + 1) % moments.second == 0:
             parameters = [p for outgoing in landed.outgoing for p in outgoing.bucket.parameters.values()]
             share_variance(self._optimizer, parameters, keeps_largest=moments.keeps_largest)
 
