@@ -7,7 +7,8 @@ means nothing to this version is left out, and said.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.front_tasks import ADAMW, MUON, SGD
+from benchmarks.front_tasks import SGD
+from benchmarks.ladder_tasks import ADAMW, MUON
 
 DENSE = "Dense()"
 

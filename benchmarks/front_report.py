@@ -7,7 +7,8 @@ from math import inf, isfinite
 
 from benchmarks.front_families import DENSE, FAMILIES
 from benchmarks.front_plan import TUNING_SEEDS, Job, Plan, TaskRun, at_the_end
-from benchmarks.front_tasks import ADAMW, MUON, SGD
+from benchmarks.front_tasks import SGD
+from benchmarks.ladder_tasks import ADAMW, MUON
 from benchmarks.losses import Losses, number
 from benchmarks.pareto import front
 from benchmarks.report import markdown

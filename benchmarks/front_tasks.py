@@ -1,55 +1,22 @@
 """Tasks of benchmarks/front.py: models, their optimizers, and the learning rates that are tried first."""
 
-import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import Optimizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.byte_models import ByteLSTM  # found only after the line above
+from benchmarks.ladder_tasks import ADAMW, LAST, MUON, WARMUP, MuonWithAdamW, schedule
 from benchmarks.local import exam
 from benchmarks.tasks import BASE, TASKS, Adaptive, Learner, Momentum, Task, digits, surprise
 
-ADAMW, SGD, MUON = "AdamW", "SGD", "Muon"
+SGD = "SGD"
 # a ladder, so that every task's rates are numbers of the same few
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0)
-RISE, END = 0.05, 0.1  # the share of steps in which a rate rises, and what is left of it at last
-
-
-def wave(made: float) -> float:
-    """A learning rate's factor: it rises for a twentieth of the steps, and falls along a cosine to a tenth.
-
-    A constant rate would flatter whoever averages rarely, since an average of workers calms noise as a falling rate
-    does; and trainings that are worth a network have a falling one.
-    """
-    if made < RISE:
-        return max(made, RISE / 10) / RISE
-    return END + (1 - END) * (1 + math.cos(math.pi * (made - RISE) / (1 - RISE))) / 2
-
-
-class MuonBesideAdamW(Optimizer):
-    """Muon for matrices within the model, AdamW for the others; one learning rate serves both.
-
-    Embeddings, the model's first matrices, and its last one, the head, are AdamW's.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, embeddings: int = 2) -> None:
-        every = list(parameters)
-        within = [parameter for parameter in every if parameter.ndim == 2][embeddings:-1]
-        chosen = set(map(id, within))
-        self.parts: list[Optimizer] = [  # where attach looks for what this one wraps
-            Muon(within, lr=lr, adjust_lr_fn="match_rms_adamw", weight_decay=0.01),
-            AdamW([parameter for parameter in every if id(parameter) not in chosen], lr=lr, betas=(0.9, 0.98)),
-        ]
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for part in self.parts:
-            part.step()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +24,7 @@ class Orthogonal:
     lr: float = 3e-3
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return MuonBesideAdamW(parameters, self.lr)
+        return MuonWithAdamW(parameters, self.lr)
 
     def __str__(self) -> str:
         return f"Muon with momentum 0.95 for matrices within the model, AdamW for the others, lr {self.lr:g}"
@@ -75,8 +42,8 @@ class Setting:
     @property
     def about(self) -> str:
         return (
-            f"{self.task.about}; the learning rate rises for {RISE:.0%} of the steps and falls along a cosine to "
-            f"{END:.0%} of it"
+            f"{self.task.about}; the learning rate rises for {WARMUP:.0%} of the steps and falls along a cosine to "
+            f"{LAST:.0%} of it"
         )
 
 
@@ -94,7 +61,7 @@ def setting(
 ) -> Setting:
     model, _, batch = task.about.split("; ")
     about = f"{model}; {learner}; {batch}".replace(f", lr {rate:g}", "")
-    changed = replace(task, about=about, optimizer=learner, steps=steps, pace=wave)
+    changed = replace(task, about=about, optimizer=learner, steps=steps, pace=schedule)
     return Setting(task=changed, optimizer=optimizer, rate=rate, exam=held_out)
 
 

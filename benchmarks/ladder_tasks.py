@@ -27,7 +27,7 @@ BYTES_PER_PARAMETER = 20  # of training text, over all workers
 FEWEST_STEPS = 1000
 EXAM = 256  # held-out windows
 RATES = tuple(round(digit * 10.0**power, 10) for power in range(-5, 2) for digit in (1, 3))  # half decades
-WARMUP, END = 0.05, 0.1
+WARMUP, LAST = 0.05, 0.1  # share of the steps; share of the learning rate
 ADAMW, MUON = "AdamW", "Muon"
 SIZES = {
     "57k": (32, 3),
@@ -46,7 +46,7 @@ def schedule(made: float) -> float:
     """
     if made < WARMUP:
         return max(made, WARMUP / 10) / WARMUP
-    return END + (1 - END) * (1 + math.cos(math.pi * (made - WARMUP) / (1 - WARMUP))) / 2
+    return LAST + (1 - LAST) * (1 + math.cos(math.pi * (made - WARMUP) / (1 - WARMUP))) / 2
 
 
 class MuonWithAdamW(Optimizer):

@@ -17,7 +17,8 @@ from benchmarks.front_families import DENSE, FAMILIES, Family
 from benchmarks.front_picture import drawn, plot
 from benchmarks.front_plan import TUNING_SEEDS, Job, TaskRun, at_the_end, best_rate, is_current, next_tries, plan
 from benchmarks.front_report import Front, fronts, page_part
-from benchmarks.front_tasks import RATES, SETTINGS, MuonBesideAdamW, wave
+from benchmarks.front_tasks import RATES, SETTINGS
+from benchmarks.ladder_tasks import MuonWithAdamW, schedule
 from benchmarks.pareto import front
 from benchmarks.tasks import TASKS
 from benchmarks.virtual_workers import APART
@@ -121,7 +122,7 @@ def test_every_task_starts_within_the_ladder() -> None:
 
 
 def test_the_rate_rises_and_falls() -> None:
-    paces = [wave(step / 1000) for step in range(1000)]
+    paces = [schedule(step / 1000) for step in range(1000)]
     assert max(paces) == pytest.approx(1.0, abs=1e-4) == paces[50]
     assert paces[:50] == sorted(paces[:50])
     assert paces[50:] == sorted(paces[50:], reverse=True)
@@ -136,7 +137,7 @@ def test_muon_and_adamw_share_a_model() -> None:
     torch.manual_seed(0)
     one, other = TASKS["bytelm"].build(), TASKS["bytelm"].build()
     other.load_state_dict(one.state_dict())
-    together = MuonBesideAdamW(one.parameters(), 1e-3)
+    together = MuonWithAdamW(one.parameters(), 1e-3)
     names = [name for name, p in other.named_parameters() if p.ndim == 2 and name.startswith("blocks.")]
     assert len(names) == 4 * 4
     within = [p for name, p in other.named_parameters() if name in names]
