@@ -52,14 +52,14 @@ def do(job: Job, steps: int | None) -> LadderRun | str:
     return {**run, "rung": job.rung, "arm": job.arm, "about": rung.about, "cpu_seconds": used}
 
 
-def read(path: Path) -> dict[Job, LadderRun]:
+def read(path: Path, steps: int | None) -> dict[Job, LadderRun]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {key(run): run for run in map(json.loads, lines) if is_current(run)}
+    return {key(run): run for run in map(json.loads, lines) if is_current(run, steps)}
 
 
 def train_all(args: argparse.Namespace) -> None:
     """Train what is wanted and missing, the most important first, until the time is up."""
-    runs, refused = read(args.runs), dict[Job, str]()
+    runs, refused = read(args.runs, args.steps), dict[Job, str]()
     args.runs.parent.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * args.minutes
     working: dict[Future[LadderRun | str], Job] = {}
@@ -87,7 +87,7 @@ def train_all(args: argparse.Namespace) -> None:
 
 
 def report(args: argparse.Namespace) -> None:
-    found = results(read(args.runs), args.rungs, args.seeds)
+    found = results(read(args.runs, args.steps), args.rungs, args.seeds)
     if not found:
         sys.exit(f"{args.runs} has no rung with a tuned run of both lock step and silence. Train without --report.")
     command = ["python", "benchmarks/ladder.py", "--report", *(["--quick"] if args.quick else [])]

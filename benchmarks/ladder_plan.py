@@ -60,11 +60,13 @@ def steps_of(arm: Arm, rung: Rung) -> int:
     return max(1, round(rung.task.steps * arm.share * WORKERS / workers_of(arm)))
 
 
-def is_current(run: LadderRun) -> bool:
-    """Whether the task is unchanged, and the recipe still resolves to the one that was trained."""
+def is_current(run: LadderRun, steps: int | None = None) -> bool:
+    """Whether the run has the steps that are asked for, its task is unchanged, and its recipe still resolves to the one
+    that was trained. steps: None for those of the rung."""
     arm, rung = ARMS.get(run["arm"]), rungs().get(run["rung"])
-    known = arm is not None and rung is not None and run["about"] == rung.about
-    return known and arm is not None and run["resolved"] == meaning(arm.recipe, workers_of(arm))
+    if arm is None or rung is None or run["about"] != rung.about:
+        return False
+    return run["steps"] == (steps or steps_of(arm, rung)) and run["resolved"] == meaning(arm.recipe, workers_of(arm))
 
 
 def tuning_losses(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> dict[float, dict[int, float]]:

@@ -249,6 +249,8 @@ def test_runs_of_a_changed_recipe_or_task_are_not_kept() -> None:
     assert is_current(run)
     assert not is_current({**run, "resolved": "EveryStep() + Int8() + Complete()"})
     assert not is_current({**run, "about": "another task"})
+    assert not is_current({**run, "steps": 8}), "a short trial is no result"
+    assert is_current({**run, "steps": 8}, steps=8)
     assert not is_current({**run, "arm": "an arm that is gone"})
 
 
