@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         NoLoCo,
         ParameterServer,
         PostLocalSGD,
+        Silent,
         Strategy,
     )
     from gossamer.algorithms.strategies.federated import Median, MultiKrum, SecureAggregation, TrimmedMean, WeightedMean
@@ -103,6 +104,7 @@ __all__ = [
     "Sharded",
     "SharedMask",
     "SignMagnitude",
+    "Silent",
     "SparseSum",
     "Strategy",
     "TernGrad",

@@ -121,6 +121,70 @@ def test_the_rate_that_hides_a_recipe_has_a_column(tmp_path: Path, monkeypatch: 
     assert "10.0 Mbit/s" in said
 
 
+ENDS = {"Dense()": 1.0, "Silent()": 2.0, "Int8()": 1.25, "TopK(density=0.01)": 2.5}
+
+
+def _ended(recipe: str, training: list[str], best: str = "0.03") -> dict[str, Any]:
+    """A record whose loss follows from the recipe, the seed and the learning rate of the script's arguments."""
+    _, seed, rate = training
+    loss = ENDS[recipe] + 0.01 * int(seed) + (rate not in ("", best))
+    return {**_record(recipe), "metrics": {"validation_loss": [[10, 1.0, loss]]}}
+
+
+def _compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    trained: list[str] = []
+
+    def train(recipe: str, workers: int, network: Any, limits: Any, training: list[str], console: Any) -> Any:
+        trained.append(f"{recipe} {training[1]} {training[2]}")
+        return _ended(recipe, training)
+
+    monkeypatch.setattr(compare, "train_for_record", train)
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "found.json"
+    code, said = run(*arguments, "--json", str(file), str(tmp_path / "train.py"), "{seed}", "{learning_rate}")
+    assert code == 0, said
+    return said, {**json.loads(file.read_text()), "trained": trained}
+
+
+def test_the_share_of_the_benefit_of_communication_has_an_interval_over_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = ["--recipe", "Int8()", "--recipe", "TopK(density=0.01)", "--retained", "--seeds", "3", "--rates", "0.03"]
+    said, found = _compared(monkeypatch, tmp_path, *recipes)
+    assert [share["value"] for share in found["retained"]] == pytest.approx([0.75, -0.5, 1.0, 0.0])
+    assert [share["low"] for share in found["retained"]] == pytest.approx([0.75, -0.5, 1.0, 0.0])
+    assert "75 % (75 to 75)" in said
+    assert "worse than silence" in said
+    assert len(found["other_seeds"][0]) == 2
+
+
+def test_a_single_seed_has_a_share_and_no_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, found = _compared(monkeypatch, tmp_path, "--recipe", "Int8()", "--retained", "--rates", "0.03")
+    assert "75 %" in said
+    assert found["retained"][0]["low"] is None
+
+
+def test_each_recipe_is_compared_at_its_own_best_learning_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, found = _compared(monkeypatch, tmp_path, "--recipe", "Int8()", "--seeds", "2", "--rates", "0.1,0.01,0.03")
+    assert found["trained"] == ["Int8() 0 0.01", "Int8() 0 0.03", "Int8() 0 0.1", "Int8() 1 0.03"]
+    assert found["learning_rates"] == ["0.03"]
+    assert "an end of --rates" not in said
+
+
+def test_a_best_learning_rate_at_the_end_of_the_list_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, _ = _compared(monkeypatch, tmp_path, "--recipe", "Int8()", "--rates", "0.03,0.1")
+    assert "0.03, is an end of --rates" in said
+
+
+@pytest.mark.parametrize("option", [["--seeds", "2"], ["--rates", "0.1,0.3"]])
+def test_runs_that_would_all_be_the_same_are_refused(option: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    code, said = run("--recipe", "Int8()", *option, str(tmp_path / "train.py"))
+    assert (code, "would all be the same" in said) == (2, True)
+
+
 def test_a_failure_is_told_in_a_sentence_first() -> None:
     told = [
         "gossamer: starting",

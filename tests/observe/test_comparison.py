@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 
 from gossamer.events import Attached, Logged, StepEnded
-from gossamer.observe.comparison import Prices, compare, seconds_to, value_until
+from gossamer.observe.comparison import Prices, compare, final_loss, loss_at, seconds_to, value_until
 from gossamer.observe.target import Target, TargetWatch, read_target
 
 
@@ -36,6 +37,13 @@ def test_the_rate_that_hides_a_step_sends_its_bytes_while_it_computes() -> None:
     assert fast.bits_per_second_to_hide == 8 * 1e7 / 0.375
     idle = {**SLOW, "compute_seconds_per_step": 0.0}
     assert compare([idle]).rows[0].bits_per_second_to_hide is None
+
+
+def test_a_loss_is_infinite_from_where_it_was_not_finite() -> None:
+    diverged = record("Int8()", 0.5, 3, 1.0, [3.0, 2.0, None])
+    assert loss_at(diverged, "loss", 2) == 2.5
+    assert loss_at(diverged, "loss", 3) == final_loss(diverged) == inf
+    assert final_loss(SLOW) == 2.5
 
 
 def test_rows() -> None:

@@ -29,17 +29,21 @@ from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
-from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare
+from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare, final_loss, loss_at
 from gossamer.observe.pages.comparison import write_page
 from gossamer.observe.plot import plot
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target, read_target
+from gossamer.plan import retained_benefit
+from gossamer.plan.advise.curves import ConfidenceInterval
 from gossamer.plan.cost.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.plan.profile.profile_runs import profile_script
 
 WIDTH = 140  # of a table that goes into a file
 PROGRESS = ("gossamer: starting", "gossamer: step ")  # not what went wrong
 CAUSES = ("rank ", "server ", "Error: ")  # that lines begin with which say what did
+SEED, RATE = "{seed}", "{learning_rate}"  # among the script's arguments, replaced in every run
+RETAINED = "share of the gain of Dense() over Silent() at equal steps; intervals of 95 % need --seeds of 3 or more"
 NO_LOSS = "The script logged no loss, so columns about it are empty. Add session.log(loss=loss.item()) to its loop."
 
 
@@ -48,6 +52,14 @@ def _target(context: click.Context, option: click.Parameter, text: str | None) -
         return read_target(text) if text is not None else None
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def _learning_rates(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """As they are written, from the lowest to the highest."""
+    try:
+        return tuple(sorted(text.split(","), key=float)) if text else ()
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of numbers, such as 0.01,0.03,0.1") from None
 
 
 def target_option(help_text: str) -> Callable[[Command], Command]:
@@ -84,6 +96,11 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
 @click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @target_option('End a run there: "validation_loss<2.2".')
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End a run after so long.")
+@click.option(
+    "--seeds", type=click.IntRange(1), default=1, help=f"Runs per recipe; {SEED} among ARGUMENTS is 0, 1, ..."
+)
+@click.option("--rates", callback=_learning_rates, help=f"0.01,0.03: the best per recipe, as {RATE} among ARGUMENTS.")
+@click.option("--retained", "scale", is_flag=True, help="Also train Silent() and Dense(), the ends of the scale.")
 @click.option("--unlimited/--no-unlimited", default=True, help="Also run Dense() without a network limit.")
 @click.option("--foretell/--no-foretell", "foretelling", default=True, help="Foretell each step before its run.")
 @click.option("--price-per-hour", type=float, help="Of one worker.")
@@ -99,6 +116,9 @@ def compare_command(
     network: str | None,
     target: Target | None,
     seconds: float | None,
+    seeds: int,
+    rates: tuple[str, ...],
+    scale: bool,
     unlimited: bool,
     foretelling: bool,
     price_per_hour: float | None,
@@ -113,37 +133,115 @@ def compare_command(
     to it. All ranks of a run end after the same step."""
     if plot_file is not None:
         _check_plot(plot_file)
+    recipes = _with_ends(recipes, workers) if scale else recipes
+    _check_placeholders(arguments, seeds, rates)
     register_terms(script, arguments, recipes)
     console = wide_console(WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
-    training = [str(script), *arguments]
+    first = _arguments(arguments, seed=0, rate=rates[0] if rates else "")
     foretold: list[StepTimeEstimate | None] = []
-    records: list[Record] = []
+    rows: list[list[Record]] = []
+    chosen: list[str] = []
     failed: click.ClickException | None = None
     floor = None
     try:
         for recipe in recipes:
-            told = _foretell(recipe, workers, network, script, arguments, console) if foretelling else None
-            records.append(train_for_record(recipe, workers, network, limits, training, console))
+            told = _foretell(recipe, workers, network, script, first, console) if foretelling else None
+
+            def train(seed: int, rate: str, recipe: str = recipe) -> Record:
+                training = [str(script), *_arguments(arguments, seed=seed, rate=rate)]
+                return train_for_record(recipe, workers, network, limits, training, console)
+
+            rate, runs = tuned(train, seeds, rates)
+            rows.append(runs)
+            chosen.append(rate)
             foretold.append(told)
         if unlimited and network is not None:
-            floor = train_for_record("Dense()", workers, None, limits, training, console)
+            floor = train_for_record("Dense()", workers, None, limits, [str(script), *first], console)
     except click.ClickException as failure:
-        if not records:
+        if not rows:
             raise
         failed = failure  # those before it took their time, and are shown
-    recipes = recipes[: len(records)]
+    recipes, records = recipes[: len(rows)], [row[0] for row in rows]
     prices = Prices(per_hour=price_per_hour, per_gigabyte=egress_price_per_gb)
     steps = [each.step_seconds if each else None for each in foretold]
     found = compare(records, unlimited=floor, target=target, prices=prices, foretold=steps)
-    _show(found, recipes, console)
+    shares = retained_shares(found, rows, workers)
+    columns: dict[str, Sequence[str | None]] = {
+        "learning rate": chosen,
+        "retained": [None if each is None else retained_benefit.text(each) for each in shares],
+    }
+    header, lines = table_text(found, recipes, columns)
+    _show(found, header, lines, console)
+    for each, rate in zip(recipes, chosen, strict=True):
+        if len(rates) > 1 and rate in (rates[0], rates[-1]):
+            console.print(f"{each}: its best learning rate, {rate}, is an end of --rates. Try more.", markup=False)
     if json_file:
-        forecasts = [asdict(each) if each else None for each in foretold]
-        write(json_file, {"comparison": asdict(found), "foretold": forecasts, "records": records, "unlimited": floor})
-    _draw(found, recipes, records, workers, network, plot_file, page_file)
+        content = {
+            "comparison": asdict(found),
+            "foretold": [asdict(each) if each else None for each in foretold],
+            "retained": [asdict(each) if each else None for each in shares],
+            "learning_rates": chosen,
+            "records": records,
+            "other_seeds": [row[1:] for row in rows],
+            "unlimited": floor,
+        }
+        write(json_file, content)
+    _draw(header, lines, recipes, records, workers, network, plot_file, page_file)
     if failed is not None:
         console.print()
         raise failed
+
+
+def _with_ends(recipes: Sequence[str], workers: int) -> tuple[str, ...]:
+    """With Dense() and Silent(), the ends of the scale of the retained benefit."""
+    known = [resolve(each, workers) for each in recipes]
+    return (*recipes, *(each for each in ("Dense()", "Silent()") if resolve(each, workers) not in known))
+
+
+def _check_placeholders(arguments: Sequence[str], seeds: int, rates: Sequence[str]) -> None:
+    for wanted, placeholder, option in ((seeds > 1, SEED, "--seed"), (bool(rates), RATE, "--learning-rate")):
+        if wanted and not any(placeholder in each for each in arguments):
+            raise click.UsageError(
+                f"the runs of a recipe would all be the same: {placeholder} is not among the script's arguments. Write "
+                f"it where the script takes that number, such as train.py {option} {placeholder}"
+            )
+
+
+def _arguments(arguments: Sequence[str], *, seed: int, rate: str) -> list[str]:
+    return [each.replace(SEED, str(seed)).replace(RATE, rate) for each in arguments]
+
+
+def tuned(train: Callable[[int, str], Record], seeds: int, rates: Sequence[str]) -> tuple[str, list[Record]]:
+    """Train a recipe at its best learning rate.
+
+    Args:
+        train: One run, from its seed and learning rate.
+        seeds: Runs at the best learning rate.
+        rates: Learning rates to try with seed 0; none: the script's own.
+
+    Returns:
+        The learning rate whose run ended with the lowest loss, "" for the script's own, and its runs by seed.
+    """
+    tries = {rate: train(0, rate) for rate in rates or [""]}
+    best = min(tries, key=lambda rate: final_loss(tries[rate])) if len(tries) > 1 else next(iter(tries))
+    return best, [tries[best], *(train(seed, best) for seed in range(1, seeds))]
+
+
+def retained_shares(
+    found: Comparison, rows: Sequence[Sequence[Record]], workers: int
+) -> list[ConfidenceInterval | None]:
+    """The retained benefit of each row at equal steps; None for all where Silent() or Dense() is missing or has no
+    loss, or lock step is not better than silence. rows: records of a recipe by seed."""
+    recipes, ends = [resolve(row[0]["recipe"], workers) for row in rows], (resolve("Silent()"), resolve("Dense()"))
+    if not all(end in recipes for end in ends):
+        return [None] * len(rows)
+    losses = [{seed: loss_at(run, found.metric, found.equal_steps) for seed, run in enumerate(row)} for row in rows]
+    silent, dense = (losses[recipes.index(end)] for end in ends)
+    try:
+        return [retained_benefit.retained_benefit(each, silent=silent, dense=dense) for each in losses]
+    except ValueError:
+        return [None] * len(rows)
 
 
 def _foretell(
@@ -227,16 +325,20 @@ def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str 
     }
 
 
-def table_text(found: Comparison, recipes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Header and lines, as text."""
-    lines = [_cells(row, recipe, found) for row, recipe in zip(found.rows, recipes, strict=True)]
+def table_text(
+    found: Comparison, recipes: Sequence[str], columns: Mapping[str, Sequence[str | None]]
+) -> tuple[list[str], list[list[str]]]:
+    """Header and lines, as text. columns: more of them, with a cell for each recipe."""
+    lines = [
+        {**_cells(row, recipe, found), **{name: cells[place] or None for name, cells in columns.items()}}
+        for place, (row, recipe) in enumerate(zip(found.rows, recipes, strict=True))
+    ]
     header = [name for name in lines[0] if any(line[name] is not None for line in lines)]
     return header, [[line[name] or "-" for name in header] for line in lines]
 
 
-def _show(found: Comparison, recipes: Sequence[str], console: Console) -> None:
-    header, lines = table_text(found, recipes)
-    shown = table(header, left=("recipe",), no_wrap=("recipe",))
+def _show(found: Comparison, header: Sequence[str], lines: Sequence[Sequence[str]], console: Console) -> None:
+    shown = table(header, left=("recipe",), no_wrap=("recipe", "retained"))
     for line in lines:
         shown.add_row(*line)
     console.print()
@@ -247,11 +349,14 @@ def _show(found: Comparison, recipes: Sequence[str], console: Console) -> None:
     if found.unlimited_step_seconds is not None:
         floor = seconds_text(found.unlimited_step_seconds)
         console.print(f"over unlimited: of Dense() without a network limit, {floor} a step in this comparison")
+    if "retained" in header:
+        console.print(f"retained: {RETAINED}")
     console.print(f"\n{NO_LOSS}" if found.metric is None else f"loss: {found.metric} as the script logged it")
 
 
 def _draw(
-    found: Comparison,
+    header: Sequence[str],
+    lines: Sequence[Sequence[str]],
     recipes: Sequence[str],
     records: Sequence[Record],
     workers: int,
@@ -263,7 +368,6 @@ def _draw(
     if plot_file is not None:
         plot(named, plot_file)
     if page_file is not None:
-        header, lines = table_text(found, recipes)
         where = f"on {network}" if network else "without a network limit"
         write_page(
             page_file,

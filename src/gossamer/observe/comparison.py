@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Any
 
 from gossamer.base.bounded_mean import mean_of
@@ -143,6 +144,18 @@ def value_until(record: Record, metric: str | None, column: int, limit: float) -
     if not seen:
         return None
     return float(seen[-1]) if metric == "validation_loss" else mean_of(seen[-SMOOTHED_POINTS:])
+
+
+def loss_at(record: Record, metric: str | None, steps: float) -> float:
+    """The loss after so many steps; infinite where the last one was not finite, or none was logged until then."""
+    points = [point for point in record["metrics"].get(metric, ()) if point[0] <= steps] if metric else []
+    loss = value_until(record, metric, 0, steps) if points and points[-1][2] is not None else None
+    return inf if loss is None or not isfinite(loss) else loss
+
+
+def final_loss(record: Record) -> float:
+    """The validation loss at the end, else the training loss; infinite where it is not finite."""
+    return loss_at(record, next((each for each in LOSSES if each in record["metrics"]), None), inf)
 
 
 def seconds_to(record: Record, target: Target | None) -> float | None:

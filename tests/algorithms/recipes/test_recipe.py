@@ -345,6 +345,7 @@ def test_the_nouns_are_every_concrete_class():
         "PeriodicSchedule",
         "ServerStage",
         "ServerStrategy",
+        "SilentStage",
         "Stage",
         "SyncRound",
     }

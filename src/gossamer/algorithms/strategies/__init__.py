@@ -11,6 +11,7 @@ diloco             DiLoCo, Streaming DiLoCo
 delayed_averaging  DelayedAveraging (DGA)
 gossip             Gossip: symmetric, push-sum or pairwise (AD-PSGD)
 noloco             NoLoCo: an outer optimizer above gossip
+silent             Silent: no communication, the baseline of measurements
 parameter_server   ParameterServer: synchronous, asynchronous or stale-synchronous
 federated          rounds of a server and devices that hold their own data
 """
@@ -27,6 +28,7 @@ from gossamer.algorithms.strategies.base import (
     Memory,
     ServerStage,
     ServerStrategy,
+    SilentStage,
     Stage,
     Strategy,
 )
@@ -50,6 +52,7 @@ from gossamer.algorithms.strategies.moment_rounds import AVERAGE, KEEP, NEVER, R
 from gossamer.algorithms.strategies.noloco import NoLoCo
 from gossamer.algorithms.strategies.parameter_server import ParameterServer
 from gossamer.algorithms.strategies.schedule import PeriodicSchedule, SyncRound
+from gossamer.algorithms.strategies.silent import Silent
 
 __all__ = [
     "AGREED",
@@ -86,6 +89,8 @@ __all__ = [
     "PostLocalSGD",
     "ServerStage",
     "ServerStrategy",
+    "Silent",
+    "SilentStage",
     "Stage",
     "Strategy",
     "SyncRound",

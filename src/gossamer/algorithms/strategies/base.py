@@ -203,6 +203,7 @@ class _AnyStage(ABC):
     start: int  # its first backward pass
 
     local_parameters: ClassVar[bool] = False  # whether workers hold different parameters between rounds
+    communicates: ClassVar[bool] = True  # whether anything is sent for training
 
     @property
     @abstractmethod
@@ -345,6 +346,18 @@ class GossipStage(_AnyStage):
 
 
 @dataclass(frozen=True)
+class SilentStage(_AnyStage):
+    """Each worker trains by itself, as in a world of one."""
+
+    local_parameters = True
+    communicates = False
+
+    @property
+    def schedule(self) -> PeriodicSchedule:
+        return PeriodicSchedule(1)
+
+
+@dataclass(frozen=True)
 class ServerStage(_AnyStage):
     """Parameters are held by servers."""
 
@@ -383,4 +396,4 @@ class FederatedStage(_AnyStage):
         )
 
 
-Stage = GradientStage | AveragingStage | GossipStage | ServerStage | FederatedStage
+Stage = GradientStage | AveragingStage | GossipStage | SilentStage | ServerStage | FederatedStage

@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from gossamer.algorithms.collectives import Collective
 from gossamer.algorithms.collectives.base import Does
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.algorithms.strategies import AveragingStage, FederatedStage, GossipStage, GradientStage, ServerStage
+from gossamer.algorithms.strategies import (
+    AveragingStage,
+    FederatedStage,
+    GossipStage,
+    GradientStage,
+    ServerStage,
+    SilentStage,
+)
 from gossamer.base.layout import Layout, dtype_of
 from gossamer.base.ops import AllReduceMean, CollectiveOp, InGroup, NeighborAllGather
 from gossamer.comm.network import Network
@@ -93,6 +100,8 @@ def machine_load(recipe: Recipe, model: Attached, traffic: TrafficEstimate, netw
     """The load of the machine that sends most. network: with a host for each worker."""
     workers = traffic.workers
     match recipe.strategy.among(workers).steady_stage:
+        case SilentStage():
+            return MachineLoad(machine="every worker", bytes_sent=0, bytes_received=0, messages=0, heard_bytes=0)
         case GradientStage() | AveragingStage():
             return _of_collectives(recipe, model, traffic, network)
         case GossipStage():

@@ -168,6 +168,7 @@ def _per_step(
 ) -> PerStep:
     """By the steady stage. A worker alone sends nothing."""
     stage, cost = recipe.strategy.steady_stage, partial(op_costs, network, tcp, collective)
+    workers = workers if stage.communicates else 1
     played = 1 if is_alike(network) else workers  # who stand for all
     if workers > 1 and stage.scheduled:
         moves = trips(recipe, measured, workers, played)

@@ -64,12 +64,12 @@ def _site_rows(stage: Stage, columns: int) -> Iterator[tuple[str, str]]:
 
 
 def _rows(stage: Stage, schedule: PeriodicSchedule, passes: int, width: int) -> Iterator[tuple[str, str]]:
-    rounds = list(islice(schedule.rounds_until(passes), MOST_ROUNDS))
+    rounds = list(islice(schedule.rounds_until(passes), MOST_ROUNDS if stage.communicates else 0))
     for fragment in range(schedule.fragments):
         own = [
             ((each.launch - 1) // width, (each.landing - 1) // width) for each in rounds if each.fragment == fragment
         ]
-        for place, row in enumerate(_without_overlap(own)):
+        for place, row in enumerate(_without_overlap(own) or [[]]):
             name = _name(stage, schedule, fragment) if place == 0 else ""
             yield name, _marks(row, -(-passes // width), " " if place else TRAINS)
 

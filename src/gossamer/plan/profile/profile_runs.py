@@ -179,7 +179,7 @@ def assume_profile(model: Attached, recipe: Recipe, step_seconds: float, workers
     stage = recipe.strategy.steady_stage
     site = stage.per_site if workers > 1 else None
     with worker_threads(workers):
-        buckets = _assumed_buckets(model, stage, recipe.compressor, step_seconds, workers)
+        buckets = _assumed_buckets(model, stage, recipe.compressor, step_seconds, workers) if stage.communicates else []
         site_buckets = _assumed_buckets(model, AT_ONCE, Dense(), step_seconds, site) if site else []
     return WorkloadProfile(
         recipe=model.recipe,

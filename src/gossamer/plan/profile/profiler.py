@@ -181,6 +181,8 @@ class _StepProfiler:
     def _watch(self, session: Session) -> None:
         self.session, self.stage = session, session.recipe.strategy.steady_stage
         parameters, at = trainable(session.model), AggregationContext(step=STEADY, world=self.workers)
+        if not self.stage.communicates:
+            return
         self.fragments = bucket_fragments(self.stage, parameters, session.recipe.compressor, at)
         if self.stage.per_site is not None:
             self.site = [Bucket(part, Dense(), at) for part in assign_buckets(parameters)]

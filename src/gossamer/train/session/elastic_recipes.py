@@ -6,7 +6,7 @@ from gossamer.algorithms.compressors.hierarchical import Hierarchical
 from gossamer.algorithms.compressors.sharded import Sharded
 from gossamer.algorithms.compressors.sparse_allreduce import SparseSum
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.algorithms.strategies import GossipStage, ServerStage
+from gossamer.algorithms.strategies import GossipStage, ServerStage, SilentStage
 from gossamer.algorithms.topologies import Hierarchy
 from gossamer.errors import AttachError
 
@@ -20,6 +20,10 @@ def refuse_inelastic(recipe: Recipe) -> None:
                 "neighbors hold different parameters, and there is none from which all could go on",
                 "A fixed run of Gossip('pairwise') outlives losses as it is: gossamer run --workers 4 --recipe "
                 "\"Gossip('pairwise')\"",
+            )
+        if isinstance(stage, SilentStage):
+            raise _refusal(
+                recipe, "its workers agree on no parameters, from which a newcomer could go on", "Write Dense()"
             )
         if isinstance(stage, ServerStage):
             raise _refusal(

@@ -20,6 +20,7 @@ from gossamer.algorithms.strategies import (
     GossipStage,
     GradientStage,
     ServerStage,
+    SilentStage,
     Stage,
 )
 from gossamer.base.transport import Transport
@@ -100,7 +101,7 @@ def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int
             return control_bytes(0) + flags_bytes(frozen)
         case GossipStage():
             return HEADER_BYTES
-        case ServerStage():
+        case ServerStage() | SilentStage():
             return 0
         case FederatedStage() as stage:
             stage.refuse()

@@ -157,6 +157,11 @@ def laid_out(session: SwitchingSession, recipe: Recipe, since: int) -> Following
 
 
 def _refuse_unswitchable(session: SwitchingSession, recipe: Recipe) -> None:
+    if not recipe.strategy.steady_stage.communicates:
+        raise RecipeError(
+            f"with {recipe.strategy!r} workers share nothing, so a session can neither change to it nor leave it. "
+            f"Train with it from the beginning: gossamer.attach(model, optimizer, {str(recipe)!r})."
+        )
     if not all(stage.in_lock_step for stage in recipe.strategy.stages):
         raise RecipeError(
             f"with {recipe.strategy!r} workers do not move in step, so there is no step after which all of them could "

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.algorithms.strategies import AveragingStage, GossipStage, GradientStage, Stage
+from gossamer.algorithms.strategies import AveragingStage, GossipStage, GradientStage, SilentStage, Stage
 from gossamer.errors import LoopError
 from gossamer.train.engine.bucket import Bucket
 
@@ -71,7 +71,7 @@ def refuse_late(recipe: Recipe, stage: Stage, buckets: Iterable[Bucket]) -> None
     match stage:
         case GradientStage(delay=0, accumulates=False) if not any(bucket.state for bucket in buckets):
             return
-        case AveragingStage():
+        case AveragingStage() | SilentStage():
             return
         case GossipStage(strategy=strategy) if strategy.in_lock_step:
             return

@@ -18,6 +18,7 @@ from gossamer.algorithms.strategies import (
     GossipStage,
     GradientStage,
     ServerStage,
+    SilentStage,
     Stage,
 )
 from gossamer.base import rng
@@ -95,7 +96,7 @@ class StageSequence:
 
     def begin(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
         """Go on with parameters as they are, alike on every rank; alone with plain training, bit for bit."""
-        if self.comm_thread.is_alone(self.transport.world):
+        if self.comm_thread.is_alone(self.transport.world) or not self.now.communicates:
             return self._begin_alone(parameters)
         exchange = self.make(parameters, fragments)
         later = [stage.start for stage in self._stages if stage.start > self.now.start]
@@ -140,6 +141,8 @@ class StageSequence:
                 return ServerSynchronizer(
                     strategy, parameters, buckets, self.optimizer, self.recipe, context, self._tell
                 )
+            case SilentStage():
+                return SoloSynchronizer(self.loop.ended)
             case FederatedStage() as stage:
                 stage.refuse()
             case stage:

@@ -20,6 +20,7 @@ from gossamer.algorithms.strategies import (
     GossipStrategy,
     GradientStage,
     ServerStage,
+    SilentStage,
 )
 from gossamer.algorithms.topologies import Topology
 from gossamer.base.aggregation import STEADY, AggregationContext, State
@@ -135,6 +136,8 @@ def _cycle(recipe: Recipe, model: Attached, workers: int) -> _Cycle:
             return _of_pairwise_gossip(strategy, recipe, model, workers)
         case ServerStage():
             return _of_servers(recipe, model, workers)
+        case SilentStage():
+            return _Cycle([], [], [], 0)
         case FederatedStage() as stage:
             stage.refuse()
         case stage:
