@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy
-from gossamer.algorithms.strategies.federated.privacy.loss import sampled_gaussian_epsilon
+from gossamer.algorithms.strategies.federated.privacy.epsilon import sampled_gaussian_epsilon
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.environment.host_info import machine
 from gossamer.comm.simulation import simulate_peers
@@ -33,7 +33,7 @@ from gossamer.federated.client.script import ClientRecipe, participate
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.privacy.guard import PrivacyGuard
+from gossamer.federated.privacy.accountant import PrivacyAccountant
 from gossamer.federated.privacy.mechanisms import PrivateSum, integers
 from gossamer.federated.privacy.noise import SystemBits, gaussian
 from gossamer.federated.server.aggregation import WeightedSum
@@ -66,8 +66,8 @@ def seconds_of(call: Callable[[], Any], times: int = 3) -> float:
 
 def parts(entries: int) -> None:
     privacy, block = CentralPrivacy(noise=1.0, clip=1.0), torch.randn(entries)
-    guard = PrivacyGuard(privacy, cohort=100, clients=10_000, feedback=False, blank=[block])
-    plain, private = WeightedSum(), PrivateSum(guard, privacy)
+    kept = PrivacyAccountant(privacy, cohort=100, clients=10_000, feedback=False, blank=[block])
+    plain, private = WeightedSum(), PrivateSum(kept, privacy)
     rounds = iter(range(100, 200))
     timed: dict[str, Callable[[], Any]] = {
         "Gaussian noise": lambda: gaussian(entries, 1.0, SystemBits()),

@@ -16,7 +16,7 @@ from gossamer.comm.membership.journal import MemoryJournal
 from gossamer.comm.membership.messages import WorkerReport
 from gossamer.comm.membership.resolution import Resolution
 from gossamer.comm.membership.view import View
-from gossamer.comm.membership.view_rule import ViewRule
+from gossamer.comm.membership.view_policy import ViewPolicy
 
 
 def one_view_a_number(run: ElasticRun) -> None:
@@ -136,7 +136,7 @@ class Forgiving(Process):
         return Resolution(completed=min(survivors.values()), donors={})
 
 
-class Generous(ViewRule):
+class Generous(ViewPolicy):
     """Takes whoever is in a view for one who has the parameters."""
 
     def _has_state(self, worker: HeardWorker) -> bool:
@@ -163,7 +163,7 @@ TWINS: Mapping[str, Callable[[int], ElasticRun]] = {
     "answers for views that are over": lambda seed: ElasticRun(seed, process=Careless),
     "joins without the state": lambda seed: ElasticRun(seed, process=Presumptuous),
     "makes again what is complete": lambda seed: ElasticRun(seed, process=Forgiving),
-    "a coordinator that takes newcomers for others": lambda seed: ElasticRun(seed, view_rule=Generous),
+    "a coordinator that takes newcomers for others": lambda seed: ElasticRun(seed, view_policy=Generous),
     "a coordinator without a journal": lambda seed: ElasticRun(seed, rule=Credulous, journal=Forgetful),
 }
 

@@ -37,7 +37,7 @@ from gossamer.comm.membership.member import MemberScripts
 from gossamer.comm.membership.messages import ATTACHED, COORDINATOR, HERE, HERE_AGAIN, READY, RESIZE, WorkerReport
 from gossamer.comm.membership.resolution import Resolution, resolve
 from gossamer.comm.membership.view import View
-from gossamer.comm.membership.view_rule import ViewRule
+from gossamer.comm.membership.view_policy import ViewPolicy
 from gossamer.comm.simulation import Trace, compute, simulate_peers
 from gossamer.comm.simulation.faulty_network import (
     Cut,
@@ -279,10 +279,10 @@ class ElasticRun:
         process: Callable[..., Process] = Process,
         rule: type[Coordinator] = Coordinator,
         journal: Callable[[], ViewJournal] | None = None,
-        view_rule: type[ViewRule] = ViewRule,
+        view_policy: type[ViewPolicy] = ViewPolicy,
     ) -> None:
         self.random = Random(address("elastic run", seed))
-        self.seed, self.process, self._rule, self._view_rule = seed, process, rule, view_rule
+        self.seed, self.process, self._rule, self._view_policy = seed, process, rule, view_policy
         self.transactions = self.random.randint(15, 50)
         self.count, self.notes = self.random.randint(2, 5), list[str]()
         initial = self.random.randint(1, self.count)
@@ -301,7 +301,7 @@ class ElasticRun:
     def coordinating(self) -> PeerScript:
         draw = Random(self.random.random())
         self.coordinator = coordinator = self._rule(
-            self._view_rule(
+            self._view_policy(
                 least=self.least,
                 most=self.most,
                 initial=self.initial,

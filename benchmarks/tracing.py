@@ -26,10 +26,10 @@ from benchmarks.provenance import provenance
 from benchmarks.report import markdown
 
 import gossamer
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import RECORD, SpanKind
-from gossamer.base.tracing.span_recorder import SpanRecorder
-from gossamer.base.tracing.step_range import StepRange
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import RECORD, SpanKind
+from gossamer.base.spans.recorder import SpanRecorder
+from gossamer.base.spans.step_range import StepRange
 
 TARGET = 1.03
 

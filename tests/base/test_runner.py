@@ -8,8 +8,8 @@ import torch
 
 from gossamer.base.ops import AllGather, AllReduceMean, Coalesced, InGroup, NeighborAllGather, Script
 from gossamer.base.runner import run_script
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import EVERYONE, SpanKind, operation_text
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import EVERYONE, SpanKind, operation_text
 from gossamer.comm.replay import ReplayTransport
 from gossamer.observe.trace.span_files import ProcessSpans, read_run
 

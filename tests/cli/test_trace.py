@@ -12,10 +12,10 @@ from support.processes import succeed
 from support.trace_reader import ReadTrace, check_read_back, read_back
 from support.virtual_traces import CLOCKS, Rounds
 
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import SpanKind, Untraced
-from gossamer.base.tracing.span_recorder import SpanRecorder
-from gossamer.base.tracing.step_range import StepRange
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import SpanKind, Untraced
+from gossamer.base.spans.recorder import SpanRecorder
+from gossamer.base.spans.step_range import StepRange
 from gossamer.cli.options import check_profiled, trace_settings
 from gossamer.cli.trace import trace_command, write
 from gossamer.errors import GossamerError

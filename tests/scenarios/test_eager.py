@@ -9,7 +9,7 @@ from support.paths import ROOT
 from support.processes import findings, succeed
 
 from gossamer.algorithms.compressors import PowerSGD, SparseSum, TopK
-from gossamer.algorithms.recipes.compression_choice import bytes_sent
+from gossamer.algorithms.recipes.wrapping import bytes_sent
 
 TRAIN = """
 import json, sys
@@ -30,7 +30,7 @@ found["frames"] = torch._dynamo.utils.counters["frames"]["ok"]
 PRICE = """
 import json, sys
 import gossamer
-from gossamer.algorithms.recipes.compression_choice import bytes_sent
+from gossamer.algorithms.recipes.wrapping import bytes_sent
 from gossamer.algorithms.compressors import PowerSGD, SparseSum, TopK
 
 ways = [TopK(density=0.01), SparseSum(TopK(density=0.01)), PowerSGD(rank=2)]

@@ -23,7 +23,7 @@ from gossamer.base.kernels.library import library
 from gossamer.base.ops import AllGather, AllReduceMean, Coalesced
 from gossamer.comm.elastic import operation_log
 from gossamer.comm.elastic.operation_log import handed_out
-from gossamer.comm.elastic.state_transfer import broadcast_value, hand_over_value
+from gossamer.comm.elastic.value_transfer import broadcast_value, hand_over_value
 from gossamer.comm.elastic.view_engines import ViewEngine
 from gossamer.comm.mesh import device_transport
 from gossamer.comm.mesh.device_transport import DeviceTransport

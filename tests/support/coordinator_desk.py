@@ -37,7 +37,7 @@ from gossamer.comm.membership.messages import (
     WorkerReport,
 )
 from gossamer.comm.membership.view import View
-from gossamer.comm.membership.view_rule import ViewRule
+from gossamer.comm.membership.view_policy import ViewPolicy
 
 LIKE = json.dumps({"torch": "2.13.0"})
 
@@ -45,7 +45,9 @@ LIKE = json.dumps({"torch": "2.13.0"})
 class Desk:
     """Workers are numbers; each follows the news unless a test says that it is silent."""
 
-    def __init__(self, journal: MemoryJournal | None = None, rule: type[ViewRule] = ViewRule, **options: Any) -> None:
+    def __init__(
+        self, journal: MemoryJournal | None = None, rule: type[ViewPolicy] = ViewPolicy, **options: Any
+    ) -> None:
         self.now, self.notes = 0.0, list[str]()
         self.journal = journal or MemoryJournal()
         given = {"least": 1, "most": 8, "initial": 2, "dead_after_seconds": 5.0, "patience_seconds": 60.0} | options

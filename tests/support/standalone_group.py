@@ -11,7 +11,7 @@ from gossamer.comm.mesh.standalone import standalone_mesh
 
 
 def connected(world):
-    """By rank, its connections to all others, as a view's doors make them."""
+    """By rank, its connections to all others, as a view's listeners make them."""
     ends = [[None] * world for _ in range(world)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for high in range(world):

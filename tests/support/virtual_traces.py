@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from gossamer.base.tracing.record_format import EVERYONE, SpanKind, code_of
-from gossamer.base.tracing.span_recorder import SpanRecorder
-from gossamer.base.tracing.step_range import StepRange
+from gossamer.base.spans.record_format import EVERYONE, SpanKind, code_of
+from gossamer.base.spans.recorder import SpanRecorder
+from gossamer.base.spans.step_range import StepRange
 
 OWN_SECONDS = 1e-4  # after which a rank has its own part
 GATHER = code_of({"Gather"})

@@ -23,5 +23,5 @@ run_files     the run's private directory: output, start, end and failure report
 units         numbers as text: 1.2 MB, 34 ms, 12 %
 
 kernels/      inner loops: compiled, in Triton, and their reference in plain torch
-tracing/      spans of a run, in a ring buffer per rank
+spans/        spans of one process: recorded by thread, written to a file
 """

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from gossamer.base.tracing.record_format import code_of, operation_text
+from gossamer.base.spans.record_format import code_of, operation_text
 
 MOST_OPERATIONS = 200
 

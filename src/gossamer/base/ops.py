@@ -244,6 +244,9 @@ class NeighborAllGather(Operation):
         return _join_payloads(ops)
 
 
+SimpleOp = AllReduceMean | AllGather | AllToAll | NeighborAllGather  # an operation of one group
+
+
 @dataclass(frozen=True)
 class InGroup(Operation):
     """Run `op` within a sub-group. Within it, ranks are places in `ranks`.
@@ -255,7 +258,7 @@ class InGroup(Operation):
     name: ClassVar[str] = "Among"
 
     ranks: tuple[int, ...]  # ascending, this one among them
-    op: AllReduceMean | AllGather | AllToAll | NeighborAllGather
+    op: SimpleOp
 
     def group_of(self, rank: int, world: int) -> tuple[int, ...]:
         """The sub-group of `rank`, if all sub-groups are alike: blocks of neighbors, or every k-th rank.
@@ -313,7 +316,7 @@ class Coalesced(Operation):
 
     name: ClassVar[str] = "Together"
 
-    ops: tuple[AllReduceMean | AllGather | AllToAll | NeighborAllGather | InGroup, ...]
+    ops: tuple[SimpleOp | InGroup, ...]
 
     def tensors(self) -> Payload:
         return tuple(tensor for op in self.ops for tensor in op.tensors())
@@ -355,7 +358,7 @@ class Coalesced(Operation):
         return Coalesced(tuple(op.within(ranks) for op in self.ops))  # type: ignore[misc]
 
 
-CollectiveOp = AllReduceMean | AllGather | AllToAll | NeighborAllGather | InGroup | Coalesced
+CollectiveOp = SimpleOp | InGroup | Coalesced
 Script = Generator[CollectiveOp, Any, Any]
 
 

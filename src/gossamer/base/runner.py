@@ -12,9 +12,9 @@ from torch import Tensor
 from gossamer.base import flight_recorder
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import CollectiveOp, Script
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import SpanKind, code_of
-from gossamer.base.tracing.span_recorder import SpanRecorder, mask
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import SpanKind, code_of
+from gossamer.base.spans.recorder import SpanRecorder, mask
 from gossamer.base.transport import Transport
 
 

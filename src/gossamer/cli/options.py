@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
-from gossamer.base.tracing import active
-from gossamer.base.tracing.step_range import StepRange, read_steps
+from gossamer.base.spans import active
+from gossamer.base.spans.step_range import StepRange, read_steps
 from gossamer.comm.network import Network, read_network
 from gossamer.errors import AttachError, ConnectError, GossamerError, RecipeError
 from gossamer.launch.job import WorkerRange, interfaces, read_worker_range

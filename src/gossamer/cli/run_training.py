@@ -18,7 +18,7 @@ import click
 
 from gossamer.base.figures import check_matplotlib
 from gossamer.base.run_files import RunFiles, Stage
-from gossamer.base.tracing.step_range import StepRange
+from gossamer.base.spans.step_range import StepRange
 from gossamer.cli.console import say
 from gossamer.cli.dry_run import show_plan
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from gossamer.base.tracing.record_format import SpanKind, Untraced
-from gossamer.base.tracing.step_range import StepRange
+from gossamer.base.spans.record_format import SpanKind, Untraced
+from gossamer.base.spans.step_range import StepRange
 from gossamer.cli.console import echo
 from gossamer.cli.options import check_parent, check_steps
 from gossamer.errors import GossamerError

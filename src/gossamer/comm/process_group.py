@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, assert_never
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from gossamer.base.ops import (
     InGroup,
     NeighborAllGather,
     Payload,
+    SimpleOp,
 )
 from gossamer.comm.communicator import Communicator
 from gossamer.comm.environment.rendezvous import gone
@@ -37,7 +38,6 @@ from gossamer.comm.packing import into, join, split
 from gossamer.comm.peer_watch import Peers, PeerWatch
 from gossamer.errors import ConnectError, PeerLost
 
-SimpleOp = AllReduceMean | AllGather | AllToAll | NeighborAllGather
 Begin = Callable[[Any], Callable[[], Any]]
 
 
@@ -52,10 +52,11 @@ def _beside(op: SimpleOp, answer: Any, place: int) -> Any:
         case AllReduceMean(tensor, out):
             return answer.to(tensor.device) if out is None else out.copy_(answer)
         case AllToAll(parts):
-            like = parts[place]
+            return [_moved(payload, parts[place]) for payload in answer]
+        case AllGather(payload) | NeighborAllGather(payload):
+            return [_moved(theirs, payload) for theirs in answer]
         case _:
-            like = op.tensors()
-    return [_moved(payload, like) for payload in answer]
+            assert_never(op)
 
 
 def _moved(payload: Payload, like: Payload) -> Payload:
@@ -266,7 +267,7 @@ class ProcessGroupTransport:
                 joint = join(payload)
                 told = {ranks[peer]: joint for peer in op.told}
                 return self._told(told, [ranks[peer] for peer in op.hears], joint, payload)
-            case _:
+            case InGroup() | Coalesced():
                 raise AssertionError("InGroup cannot contain Coalesced; build Coalesced((InGroup(...), ...)) instead.")
 
     def _told(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -15,7 +15,16 @@ from gossamer.base.aggregation import Aggregation, AggregationContext, State
 from gossamer.base.kernels import half_decode
 from gossamer.base.layout import FlatTensors
 from gossamer.base.op_semantics import rank_order_mean
-from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup, Payload
+from gossamer.base.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Payload,
+)
 
 WIDE_BYTES = 4  # of a number, from which on it is summed as it is
 
@@ -124,7 +133,11 @@ class Echo:
                 return list(self._parts)
             case AllToAll(parts):
                 self._parts = parts
-        return op.meta_answer(self._world, 0)
+                return op.meta_answer(self._world, 0)
+            case AllGather() | NeighborAllGather():
+                return op.meta_answer(self._world, 0)
+            case _:
+                assert_never(op)
 
 
 def _half_mean(tensor: Tensor, out: Tensor | None, world: int) -> Tensor:

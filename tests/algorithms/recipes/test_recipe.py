@@ -229,7 +229,7 @@ def test_few_entries_are_summed_where_that_sends_less_than_half(text, summed):
 @pytest.mark.parametrize(("of_the_sum", "taken"), [(49, True), (50, False), (100, False)])
 def test_the_cheapest_is_chosen_by_its_price(monkeypatch, of_the_sum, taken):
     price = lambda compressor, world: of_the_sum if "Sum" in repr(compressor) else 100  # noqa: E731
-    monkeypatch.setattr("gossamer.algorithms.recipes.compression_choice.bytes_sent", price)
+    monkeypatch.setattr("gossamer.algorithms.recipes.wrapping.bytes_sent", price)
     assert ("SparseSum" in repr(resolve("TopK(0.01)", 8))) == taken
 
 

@@ -26,7 +26,7 @@ class Lone(JoinedRun):
 
     def __init__(self, number: int, sockets: Any = None, encrypts: bool = False) -> None:
         self.agent: Any = SimpleNamespace(number=number)
-        self._door: Any = SimpleNamespace(meet=lambda *_: sockets)
+        self._listener: Any = SimpleNamespace(meet=lambda *_: sockets)
         self._token, self._seconds, self._over, self._measured = b"", 20.0, -1, None
         self._encrypts = encrypts
 

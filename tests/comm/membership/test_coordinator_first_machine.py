@@ -17,7 +17,7 @@ from gossamer.base.peer_ops import Peer, PeerScript
 from gossamer.comm.membership.journal import MemoryJournal, Remembered
 from gossamer.comm.membership.messages import COORDINATOR
 from gossamer.comm.membership.view import View
-from gossamer.comm.membership.view_rule import ViewRule
+from gossamer.comm.membership.view_policy import ViewPolicy
 from gossamer.comm.simulation import compute
 from gossamer.comm.simulation.faulty_network import Kill, Restart, VirtualNetwork
 
@@ -167,7 +167,7 @@ def test_a_run_that_is_ended_from_outside_tells_its_workers() -> None:
     assert desk.journal.load().ended == "its first launcher has ended"
 
 
-class Trusting(ViewRule):
+class Trusting(ViewPolicy):
     """Takes the workers of its own earlier start for living ones."""
 
     @property

@@ -14,7 +14,7 @@ from support.federations import model_of, one_pass
 from support.rpc_endpoints import wait_until
 from torch import nn
 
-from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
+from gossamer.algorithms.strategies.federated.privacy.epsilon import gaussian_epsilon
 from gossamer.errors import CheckpointError, MismatchError, RecipeError
 from gossamer.federated.client.functions import Round, ScriptFile, Update
 from gossamer.federated.server.selection import LeastTrained, WithinDeadline

@@ -16,7 +16,7 @@ from gossamer.base.peer_ops import Peer
 from gossamer.comm.simulation.faulty_network import Kill, VirtualNetwork
 from gossamer.errors import RecipeError
 from gossamer.federated.messages import CLIENT, NOT_COUNTED, THE_SERVER
-from gossamer.federated.privacy.guard import PoissonSelection
+from gossamer.federated.privacy.accountant import PoissonSelection
 from gossamer.federated.server.rounds import Rounds
 
 

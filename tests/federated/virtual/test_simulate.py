@@ -10,7 +10,7 @@ import torch
 from support.federations import RATE, data_of, model_of, one_pass
 from torch import nn
 
-from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
+from gossamer.algorithms.strategies.federated.privacy.epsilon import gaussian_epsilon
 from gossamer.errors import PeerLost
 from gossamer.federated import Round, Update, simulate
 from gossamer.federated.round_record import RoundRecord

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from support.virtual_traces import CLOCKS, Rounds, SkewedClock
 
-from gossamer.base.tracing.record_format import SpanKind
+from gossamer.base.spans.record_format import SpanKind
 from gossamer.observe.trace import clock_alignment
 from gossamer.observe.trace.clock_alignment import AlignedClock, align, describe, fit
 from gossamer.observe.trace.span_files import read_run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.virtual_traces import CLOCKS, Rounds
 
-from gossamer.base.tracing.record_format import CLOCK_MARK, OPERATORS_SUFFIX, RECORD, SpanKind
+from gossamer.base.spans.record_format import CLOCK_MARK, OPERATORS_SUFFIX, RECORD, SpanKind
 from gossamer.errors import GossamerError
 from gossamer.observe.trace.span_files import Operator, missing_ranks, read_operators, read_run, read_span_file
 

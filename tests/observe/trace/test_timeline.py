@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.virtual_traces import CLOCKS, Rounds
 
-from gossamer.base.tracing.step_range import StepRange
+from gossamer.base.spans.step_range import StepRange
 from gossamer.errors import GossamerError
 from gossamer.observe.trace import timeline as timelines
 from gossamer.observe.trace.clock_alignment import AlignedClock, align

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import OPERATORS_SUFFIX, SpanKind
-from gossamer.base.tracing.step_range import StepRange
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import OPERATORS_SUFFIX, SpanKind
+from gossamer.base.spans.step_range import StepRange
 from gossamer.observe.trace.span_files import read_run
 from gossamer.observe.trace.timeline import Timeline, build
 from gossamer.train.session import operator_profile

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import SpanKind
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import SpanKind
 from gossamer.errors import AttachError
 from gossamer.observe.trace.span_files import ProcessSpans, read_run
 from gossamer.train.session.step_spans import StepHook, begin_tracing, hooks

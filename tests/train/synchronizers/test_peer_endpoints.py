@@ -10,9 +10,9 @@ import pytest
 from support.virtual_workers import notices
 
 from gossamer.base.peer_ops import SERVER, WORKER, Await, Peer, PeerScript
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import SpanKind, Untraced
-from gossamer.base.tracing.step_range import StepRange
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import SpanKind, Untraced
+from gossamer.base.spans.step_range import StepRange
 from gossamer.comm.simulation import Trace, compute, simulate_peers
 from gossamer.comm.simulation.faulty_network import Cut, Fault, Kill, Restart, VirtualNetwork
 from gossamer.errors import ConnectError, GossamerError, PeerLost

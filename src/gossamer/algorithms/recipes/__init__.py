@@ -10,7 +10,7 @@ registry            terms of scripts and of installed packages: register, entry 
 fields              signatures and argument types, from a term's dataclass fields
 validation          refuses types, nesting and pairs that mean nothing
 advice_reference    the recipe that @advice.json means
-compression_choice  Sharded or SparseSum around a compressor where so many workers then send less
+wrapping            Feedback, Sharded, SparseSum and Route around a compressor, where it needs them or they save bytes
 """
 
 from gossamer.algorithms.recipes.catalog import PRESETS, describe

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
-from gossamer.algorithms.compressors import Compressor, Dense, Feedback, Route
+from gossamer.algorithms.compressors import Compressor, Dense
 from gossamer.algorithms.recipes.auto import Auto
-from gossamer.algorithms.recipes.compression_choice import cheapest
 from gossamer.algorithms.recipes.nodes import compress_between_nodes, sharing_workers
 from gossamer.algorithms.recipes.parser import parse
 from gossamer.algorithms.recipes.validation import LONGEST_TEXT, check_pair, check_place, check_term, check_type
+from gossamer.algorithms.recipes.wrapping import wrapped
 from gossamer.algorithms.strategies import EveryStep, Strategy
 from gossamer.algorithms.topologies import Complete, Topology
 from gossamer.base.term import Term, Terms
@@ -83,9 +82,9 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says `feedback=False`; then
     anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and tiny ones dense. A codec
     that is wrapped so and whose means can be encoded again is wrapped in Sharded first, and few entries inside Feedback
-    in SparseSum, where `world` is known and so many workers then send less: see `cheapest`. Wrappers that were written
-    stay; a strategy that resends losses gets Route. Where the recipe is chosen while training, this is the one to begin
-    with.
+    in SparseSum, where `world` is known and so many workers then send less: see `wrapping.cheapest`. Wrappers that were
+    written stay; a strategy that resends losses gets Route. Where the recipe is chosen while training, this is the one
+    to begin with.
     """
     chosen: dict[str, Any] = {}
     for term in () if automatic(recipe) else _terms(recipe):
@@ -103,7 +102,9 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     written = replace(written, compressor=compressor, topology=topology)
     for term in written.terms:
         check_term(term, ())  # before anything is priced that would not run
-    resolved = replace(written, compressor=_wrapped(written, sharing_workers(written.strategy, compressor, world)))
+    sharing = sharing_workers(written.strategy, compressor, world)
+    compressor = wrapped(compressor, sharing, resends_losses=written.strategy.resends_losses)
+    resolved = replace(written, compressor=compressor)
     for term in resolved.terms:
         check_term(term, ())
     check_pair(resolved.strategy, resolved.compressor)
@@ -138,14 +139,3 @@ def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:
             return recipe.terms
         case _:
             return (recipe,)
-
-
-def _wrapped(recipe: Recipe, world: int | None) -> Compressor:
-    if recipe.strategy.resends_losses:
-        return recipe.compressor if recipe.compressor.handles_every_shape else Route(recipe.compressor)
-    completed = recipe.compressor.completed(partial(_fed_back, world=world))
-    return completed if completed.handles_every_shape else Route(cheapest(completed, world))
-
-
-def _fed_back(compressor: Compressor, world: int | None) -> Compressor:
-    return Feedback(cheapest(compressor, world)) if compressor.wants_feedback else compressor

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.comm.elastic.change import FAILURES, Group, RunMembership, Trainee, unreached
-from gossamer.comm.elastic.state_transfer import hand_over_value
+from gossamer.comm.elastic.value_transfer import hand_over_value
 from gossamer.comm.membership.view import View
 from gossamer.errors import MismatchError, PeerLost
 

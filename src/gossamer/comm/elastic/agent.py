@@ -97,9 +97,9 @@ class MembershipAgent:
 
     # -- coming --------------------------------------------------------------------------------------------------------
 
-    def here(self, door: tuple[str, int], *, seconds: float = 300.0) -> None:
+    def here(self, address: tuple[str, int], *, seconds: float = 300.0) -> None:
         """Tell that this worker is there, and where others reach it. Raises ConnectError where nobody answers."""
-        self._scripts.learn(host=door[0], port=door[1])
+        self._scripts.learn(host=address[0], port=address[1])
         standing: Standing = self._run(self._scripts.say(HERE), "the coordinator to answer", seconds)
         self.formed, self.size, self.most = standing.formed, standing.size, standing.most
         self.began = standing.began or standing.size

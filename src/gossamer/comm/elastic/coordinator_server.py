@@ -13,7 +13,7 @@ from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
 from gossamer.comm.membership.coordinator import Coordinator, coordinate
 from gossamer.comm.membership.journal import MemoryJournal, ViewLog
 from gossamer.comm.membership.messages import COORDINATOR
-from gossamer.comm.membership.view_rule import ViewRule
+from gossamer.comm.membership.view_policy import ViewPolicy
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc.sockets import Tls
@@ -51,7 +51,7 @@ class CoordinatorServer:
         self._log = None if journal is None else ViewLog(journal, note)
         try:
             self._coordinator = Coordinator(
-                ViewRule(
+                ViewPolicy(
                     least=least,
                     most=most,
                     initial=initial,

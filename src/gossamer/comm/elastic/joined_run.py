@@ -1,4 +1,4 @@
-"""Joined run: holds this process's place in an elastic run: its agent, its door and the meshes of its views."""
+"""Joined run: holds this process's place in an elastic run: its agent, its listener and the meshes of its views."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 from gossamer.comm.elastic.agent import MembershipAgent, read_address
 from gossamer.comm.elastic.change import Group
-from gossamer.comm.elastic.door import Door
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.comm.elastic.view_engines import ViewEngines, nccl_group
+from gossamer.comm.elastic.view_listener import ViewListener
 from gossamer.comm.environment.run_settings import own_address, run_tls
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.environment.wait_timeout import coordinator_seconds, timeout_seconds
@@ -56,7 +56,7 @@ class JoinedRun:
         self._transport: ElasticTransport | None = None
         self._connecting: Sequence[socket.socket | None] = ()
         self._measured: tuple[tuple[int, ...], Links] | None = None
-        self._door = Door(own_address())
+        self._listener = ViewListener(own_address())
         self.agent = MembershipAgent(
             read_address(os.environ[COORDINATOR]),
             token,
@@ -67,11 +67,11 @@ class JoinedRun:
             tls=None if (contexts := run_tls()) is None else Tls(*contexts),
         )
         try:
-            self.agent.here(self._door.address, seconds=coordinator_seconds())
+            self.agent.here(self._listener.address, seconds=coordinator_seconds())
             self.first = None if self.agent.formed else self.agent.first_view(self._seconds)
         except BaseException:
             self.agent.close()
-            self._door.close()
+            self._listener.close()
             raise
 
     @property
@@ -118,7 +118,7 @@ class JoinedRun:
         if self._is_over(view):
             raise PeerLost("another view was made")
         rank, members = view.rank_of(self.agent.number), tuple(member.number for member in view.members)
-        sockets = self._door.meet(view, self.agent.number, self._token, self._seconds, lambda: self._is_over(view))
+        sockets = self._listener.meet(view, self.agent.number, self._token, self._seconds, lambda: self._is_over(view))
         self._connecting = sockets
         try:
             if self._is_over(view):

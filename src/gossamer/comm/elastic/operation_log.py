@@ -6,12 +6,21 @@ them to any other.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
 
-from gossamer.base.ops import AllGather, AllReduceMean, Coalesced, CollectiveOp, Payload
+from gossamer.base.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    Payload,
+)
 
 MISSING = object()
 
@@ -62,7 +71,10 @@ class OperationLog:
             case AllGather():
                 mine = tuple(self._copy((*at, number), tensor) for number, tensor in enumerate(answer[rank]))
                 return [mine if peer == rank else payload for peer, payload in enumerate(answer)]
-        return answer
+            case AllToAll() | NeighborAllGather() | InGroup():
+                return answer
+            case _:
+                assert_never(op)
 
     def _copy(self, at: tuple[int, ...], tensor: Tensor) -> Tensor:
         room = self._rooms.get(at)
@@ -89,7 +101,10 @@ def handed_out(op: CollectiveOp, answer: Any) -> Any:
             return (tensor.clone() if out is None else out).copy_(answer)
         case AllGather(payload):
             return [_beside(theirs, payload) for theirs in answer]
-    return answer
+        case AllToAll() | NeighborAllGather() | InGroup():
+            return answer
+        case _:
+            assert_never(op)
 
 
 def _beside(payload: Payload, like: Payload) -> Payload:

@@ -32,7 +32,7 @@ from gossamer.comm.elastic.change import (
     unreached,
 )
 from gossamer.comm.elastic.operation_log import OperationLog, handed_out
-from gossamer.comm.elastic.state_transfer import broadcast_value
+from gossamer.comm.elastic.value_transfer import broadcast_value
 from gossamer.comm.membership.resolution import resolve
 from gossamer.comm.membership.view import View
 from gossamer.comm.runtime.transaction import Regrouped

@@ -24,12 +24,11 @@ from torch.distributed import AllreduceOptions, ReduceOp, Store, TCPStore  # typ
 from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from gossamer import events
-from gossamer.base.ops import AllGather, AllReduceMean, CollectiveOp, Payload
+from gossamer.base.ops import AllGather, AllReduceMean, CollectiveOp, Payload, SimpleOp
 from gossamer.comm.communicator import Communicator
 from gossamer.comm.environment.listening import listen_as
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.comm.mesh.device_transport import DeviceTransport
-from gossamer.comm.mesh.operations import SimpleOp
 from gossamer.comm.mesh.transport import MeshTransport
 from gossamer.comm.packing import into, join, split
 from gossamer.comm.peer_watch import Peers, PeerWatch, first_line

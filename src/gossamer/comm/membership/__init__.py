@@ -4,7 +4,7 @@ view          View and Member: a numbered set of workers, their ranks and addres
 messages      what workers and their coordinator say to each other, as JSON
 member        a worker's side: it reports itself, waits for news, and closes what is over
 coordinator   hears workers, and answers those who wait for news; its script
-view_rule     when a view is over, who is in the next one, and who is put out of it
+view_policy   when a view is over, who is in the next one, and who is put out of it
 heard_worker  what the coordinator knows of one worker, and the evidence that it lives
 fingerprints  what a newcomer must be like
 journal       what a coordinator that is started again goes on from

@@ -44,7 +44,7 @@ from gossamer.comm.membership.messages import (
     WorkerReport,
     version_of,
 )
-from gossamer.comm.membership.view_rule import NO_SECRET, ViewRule
+from gossamer.comm.membership.view_policy import NO_SECRET, ViewPolicy
 from gossamer.errors import MalformedError
 
 MOST_DIGITS = 19  # of a worker's number
@@ -57,7 +57,7 @@ OTHER_RUN = (
 class Coordinator:
     """Events in, replies out; no clock but the events' moments, and no socket."""
 
-    def __init__(self, rule: ViewRule) -> None:
+    def __init__(self, rule: ViewPolicy) -> None:
         self.rule = rule
         self._replies: list[Reply] = []
 

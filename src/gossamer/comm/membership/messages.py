@@ -47,7 +47,7 @@ class WorkerReport:
     """All that a coordinator must know of a worker: one that was restarted asks for it again."""
 
     number: int
-    host: str  # where its door is
+    host: str  # where its view listener is
     port: int
     place: int  # the rank that it would like in the first view; -1 where it does not care
     view: int = 0  # the newest view that it was told of; 0 for none

@@ -61,7 +61,7 @@ def connect(
 
         def call() -> str:
             end = time.monotonic() + SECONDS
-            for peer, (host, port, _) in enumerate(doors[:rank]):
+            for peer, (host, port, _) in enumerate(listeners[:rank]):
                 left = max(0.01, end - time.monotonic())
                 found[peer] = socket.create_connection((host, port), min(DIAL_SECONDS, left))
             return ""
@@ -69,7 +69,7 @@ def connect(
         def greet() -> str:
             calls = {peer: partial(_dialed, each) for peer, each in enumerate(found[:rank])}
             names = {peer: f"rank {peer}" for peer in range(world) if peer != rank}
-            key = meeting_key(token, b"".join(theirs for *_, theirs in doors))
+            key = meeting_key(token, b"".join(theirs for *_, theirs in listeners))
             meeting = MeshMeeting(number=0, key=key, me=rank, names=names, calls=calls, insists=False)
             for peer, connection in greeters[0].meet(meeting, SECONDS).items():
                 found[peer] = connection
@@ -77,7 +77,7 @@ def connect(
 
         greeters: list[Greeter] = []
         heard = [text.split() for text in together(listen)]
-        doors = [(host, int(number), bytes.fromhex(theirs)) for host, number, theirs, _ in heard]
+        listeners = [(host, int(number), bytes.fromhex(theirs)) for host, number, theirs, _ in heard]
         _check_tokens(rank, token, [(bytes.fromhex(theirs), bytes.fromhex(proof)) for *_, theirs, proof in heard])
         together(call)  # the kernel completes a connection before it is accepted
         together(greet)

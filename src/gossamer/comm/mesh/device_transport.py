@@ -14,12 +14,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from gossamer.base.ops import Coalesced, CollectiveOp, InGroup
+from gossamer.base.ops import Coalesced, CollectiveOp, InGroup, SimpleOp
 from gossamer.base.transport import Transport
 from gossamer.comm.mesh.collective_selector import AUTO, ENGINE
 from gossamer.comm.mesh.engine_selector import EngineSelector, Nodes, OperationsOnDevices, measured_ways
 from gossamer.comm.mesh.link_measurement import Links
-from gossamer.comm.mesh.operations import SimpleOp, Wait, is_here
+from gossamer.comm.mesh.operations import Wait, is_here
 from gossamer.comm.mesh.program import Ranks
 from gossamer.comm.peer_watch import Peers
 

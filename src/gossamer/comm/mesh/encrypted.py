@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from gossamer.base.ops import SimpleOp
 from gossamer.base.transport import Transport
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
@@ -20,7 +21,7 @@ from gossamer.comm.mesh.connect import connect
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
-from gossamer.comm.mesh.operations import MeshOperations, SimpleOp, Wait
+from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
 from gossamer.comm.mesh.sealing import Contexts, agree_group, hang_up
 from gossamer.comm.mesh.shared_memory import share

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.base.kernels.buffer_pool import empty, scratch_for
-from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather, Payload
+from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather, Payload, SimpleOp
 from gossamer.comm.mesh.collective_selector import CollectiveSelector
 from gossamer.comm.mesh.native_mesh import Mesh
 from gossamer.comm.mesh.program import (
@@ -28,7 +28,6 @@ from gossamer.errors import PeerLost
 ALIGNED_BYTES = 64  # so that what is received may be viewed as wider numbers
 
 Wait = Callable[[], Any]
-SimpleOp = AllReduceMean | AllGather | AllToAll | NeighborAllGather
 
 
 class MeshOperations:

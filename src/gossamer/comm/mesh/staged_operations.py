@@ -16,8 +16,8 @@ from torch import Tensor
 from gossamer.algorithms.collectives import Collective
 from gossamer.base.kernels import scratch_for
 from gossamer.base.op_semantics import rank_order_mean
-from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather, Payload
-from gossamer.comm.mesh.operations import MeshOperations, SimpleOp, Wait, is_here
+from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather, Payload, SimpleOp
+from gossamer.comm.mesh.operations import MeshOperations, Wait, is_here
 from gossamer.comm.mesh.program import FORMATS, Ranks, broadcast_program, form_of, mean_program, straight_program
 from gossamer.comm.staging.byte_views import ByteViews, bytes_of, dense
 from gossamer.comm.staging.chunk_tables import Range, byte_chunks, mean_chunks

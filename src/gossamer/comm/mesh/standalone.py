@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from gossamer.base.op_semantics import rank_order_mean
-from gossamer.base.ops import AllGather, AllReduceMean
+from gossamer.base.ops import AllGather, AllReduceMean, SimpleOp
 from gossamer.base.transport import Transport
 from gossamer.comm.mesh.collective_selector import ENGINE, CollectiveSelector, check_wish
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
-from gossamer.comm.mesh.operations import MeshOperations, SimpleOp, Wait
+from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
 from gossamer.comm.mesh.sealing import LinksKeys
 from gossamer.comm.mesh.shared_memory import share

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gossamer import events
 from gossamer.algorithms.collectives import DirectAllReduce
-from gossamer.base.ops import Coalesced, CollectiveOp, InGroup
+from gossamer.base.ops import Coalesced, CollectiveOp, InGroup, SimpleOp
 from gossamer.base.transport import Transport
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.mesh.collective_preference import prefer_collective
@@ -23,7 +23,7 @@ from gossamer.comm.mesh.engine_selector import nodes_of
 from gossamer.comm.mesh.link_measurement import Links, measure
 from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
-from gossamer.comm.mesh.operations import MeshOperations, SimpleOp, Wait
+from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
 from gossamer.comm.mesh.shared_memory import share
 from gossamer.comm.mesh.staged_operations import CPU, StagedOperations

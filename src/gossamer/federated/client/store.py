@@ -22,7 +22,7 @@ from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Stamp
 from gossamer.errors import CheckpointError
 from gossamer.federated.messages import Report
-from gossamer.train.checkpoint.durable import make_folder, sync_folder, write_file
+from gossamer.train.checkpoint.fsync import make_folder, sync_folder, write_file
 
 
 @dataclass(frozen=True)

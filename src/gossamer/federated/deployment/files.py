@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gossamer.errors import CheckpointError
-from gossamer.train.checkpoint.durable import make_folder, sync_folder, write_file
+from gossamer.train.checkpoint.fsync import make_folder, sync_folder, write_file
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -126,12 +126,12 @@ class FederationServer:
             )
             self.rounds.on_made = self._made
             self.resumed = journal is not None and keep(journal, self.rounds)
-            guard = self.rounds.guard
+            accountant = self.rounds.accountant
             self.report = RoundReport(
                 settings.rounds,
                 say,
                 None if journal is None else journal / "rounds.jsonl",
-                names_clients=guard is None or not guard.amplified,  # where nobody may see which were drawn
+                names_clients=accountant is None or not accountant.amplified,  # where nobody may see which were drawn
                 made=self.rounds.model.version,
             )
             self._end_if_reached(self.report.rounds)

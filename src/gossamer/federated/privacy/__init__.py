@@ -2,5 +2,5 @@
 
 noise       Gaussian, Skellam and discrete Gaussian numbers of random bits
 mechanisms  clipping, and where noise is added: by a device, by devices of a secure sum, by the server
-guard       PrivacyGuard: the clip norm, epsilon spent, selection by coins, and when a budget ends the rounds
+accountant  PrivacyAccountant: the clip norm, epsilon spent, selection by coins, and when a budget ends the rounds
 """

@@ -12,7 +12,7 @@ from gossamer.algorithms.strategies.federated import CentralPrivacy, CohortSumma
 from gossamer.algorithms.strategies.federated.privacy.integer_grid import IntegerGrid
 from gossamer.errors import MismatchError, NotFinite
 from gossamer.federated.messages import Report
-from gossamer.federated.privacy.guard import PrivacyGuard
+from gossamer.federated.privacy.accountant import PrivacyAccountant
 from gossamer.federated.privacy.noise import RandomBits, SystemBits, gaussian, integer_noise, uniforms
 from gossamer.federated.server.aggregation import ContributionSum, WeightedSum
 
@@ -120,15 +120,15 @@ class PrivateSum(ContributionSum):
     What it gives is the same however often it is asked: noise that is drawn twice for one sum averages out.
     """
 
-    def __init__(self, guard: PrivacyGuard, privacy: CentralPrivacy) -> None:
+    def __init__(self, accountant: PrivacyAccountant, privacy: CentralPrivacy) -> None:
         super().__init__()
-        assert guard.clip is not None
-        self._clip, self._cohort, self._bits = guard.clip, guard.cohort, guard.bits
-        self._deviation = privacy.sum_noise_of(guard.cohort) * guard.clip
-        self._count_deviation = privacy.count_noise_of(guard.cohort)
+        assert accountant.clip is not None
+        self._clip, self._cohort, self._bits = accountant.clip, accountant.cohort, accountant.bits
+        self._deviation = privacy.sum_noise_of(accountant.cohort) * accountant.clip
+        self._count_deviation = privacy.count_noise_of(accountant.cohort)
         self._halves = 0.0
-        self._blank = guard.blank
-        self._sums = tuple(torch.zeros(each.shape, dtype=torch.float64) for each in guard.blank)
+        self._blank = accountant.blank
+        self._sums = tuple(torch.zeros(each.shape, dtype=torch.float64) for each in accountant.blank)
         self._means: tuple[Tensor, ...] = ()
         self._share: float | None = None
 
@@ -162,7 +162,7 @@ class PrivateSum(ContributionSum):
         return CohortSummary(contributions=self._cohort, clients=clients, steps=1.0)
 
 
-def private_sum(guard: PrivacyGuard) -> ContributionSum:
-    """The sum of contributions under a guard's privacy: with the server's noise, or equally weighted."""
-    privacy = guard.privacy
-    return PrivateSum(guard, privacy) if isinstance(privacy, CentralPrivacy) else EqualMean()
+def private_sum(accountant: PrivacyAccountant) -> ContributionSum:
+    """The sum of contributions under an accountant's privacy: with the server's noise, or equally weighted."""
+    privacy = accountant.privacy
+    return PrivateSum(accountant, privacy) if isinstance(privacy, CentralPrivacy) else EqualMean()

@@ -29,7 +29,7 @@ from gossamer.errors import CheckpointError
 from gossamer.events import notice
 from gossamer.federated.server.roster import Assignment, RosterChange
 from gossamer.train import checkpoint
-from gossamer.train.checkpoint.durable import sync_folder
+from gossamer.train.checkpoint.fsync import sync_folder
 from gossamer.train.parameter_server.journal import Log
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ from gossamer.federated.messages import (
     Uploads,
     encode,
 )
-from gossamer.federated.privacy.guard import guard_for, private_selection
+from gossamer.federated.privacy.accountant import accountant_for, private_selection
 from gossamer.federated.privacy.mechanisms import private_sum
 from gossamer.federated.server.admission import Attempts, ContributionAdmission, ContributionLimits
 from gossamer.federated.server.aggregation import ContributionSum, sum_for
@@ -139,11 +139,12 @@ class Rounds(ABC):
         told of each version once it is journaled; of one that was made just before a kill perhaps never.
         return_seconds: after a restart, until devices that are not heard of again count as gone."""
         self.model, self.clients, self.rounds = model, clients, rounds
-        self.guard = guard_for(model.strategy, model.compressor, model.state, clients)  # None: without privacy
+        # None: no privacy
+        self.accountant = accountant_for(model.strategy, model.compressor, model.state, clients)
         self.selection, limits = selection, admission or ContributionLimits()
-        if self.guard is not None:
-            self.selection = private_selection(self.guard, selection)
-            if not self.guard.privacy.on_device:  # one device's contribution must not decide whether another's counts
+        if self.accountant is not None:
+            self.selection = private_selection(self.accountant, selection)
+            if not self.accountant.privacy.on_device:  # one contribution must not decide whether another counts
                 limits = replace(limits, largest_ratio=None)
         elif selection.draws_each:
             raise RecipeError(
@@ -173,12 +174,12 @@ class Rounds(ABC):
     def finished(self) -> bool:
         if self.model.version >= self.rounds:
             return True
-        return self.guard is not None and self.guard.exhausted and not self.roster.assigned
+        return self.accountant is not None and self.accountant.exhausted and not self.roster.assigned
 
     @property
     def why_exhausted(self) -> str:
         """Why no round begins any more, where the privacy budget is spent."""
-        return self.guard.why if self.guard is not None and self.guard.exhausted else ""
+        return self.accountant.why if self.accountant is not None and self.accountant.exhausted else ""
 
     @property
     def due(self) -> float:
@@ -381,15 +382,15 @@ class Rounds(ABC):
             self.roster.counted[client] = self.roster.assigned[client].round, version
         self._end(done)
         self.attempts.counted(done)
-        if self.guard is not None:
-            self.guard.committed(done, self.sum.share_below())
+        if self.accountant is not None:
+            self.accountant.committed(done, self.sum.share_below())
         self.sum = self._new_sum()
         self.roster.advance()
         self.open_anew(moment)
         refused, self.refused = self.refused, {}
         reports = {client: each.report for client, each in done.items()}
         staleness = {client: before - each.stamp.known for client, each in done.items()}
-        epsilon = None if self.guard is None else self.guard.epsilon
+        epsilon = None if self.accountant is None else self.accountant.epsilon
         committed = Committed(version, moment, reports, refused, staleness, epsilon)
         if self.on_made is not None:
             self.on_made(committed)
@@ -424,8 +425,8 @@ class Rounds(ABC):
     def _note(self, given: Sequence[int] = (), ended: Sequence[int] = ()) -> None:
         """Account for and journal tasks that were given, or ended, before their devices hear of it."""
         roster = self.roster
-        if self.guard is not None:
-            self.guard.given(given)
+        if self.accountant is not None:
+            self.accountant.given(given)
         if self.journal is not None:
             assigned = {client: roster.assigned[client] for client in given}
             self.journal.changed(RosterChange(roster.next_round, roster.given, assigned, ended))
@@ -485,10 +486,10 @@ class Rounds(ABC):
     @property
     def must_be_journaled(self) -> bool:
         """Whether a server that forgets rounds does harm: it would spend the same privacy again."""
-        return self.guard is not None
+        return self.accountant is not None
 
     def state_dict(self) -> dict[str, Any]:
-        privacy = {} if self.guard is None else self.guard.state_dict()
+        privacy = {} if self.accountant is None else self.accountant.state_dict()
         return {"identity": self._identity(), "privacy": privacy, **{n: getattr(self, n).state_dict() for n in KEPT}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -496,15 +497,15 @@ class Rounds(ABC):
         refuse_others(state["identity"], self._identity())
         for name in KEPT:
             getattr(self, name).load_state_dict(state[name])
-        if self.guard is not None:
-            self.guard.load_state_dict(state["privacy"])
+        if self.accountant is not None:
+            self.accountant.load_state_dict(state["privacy"])
         self.sum = self._new_sum()
 
     def change(self, change: RosterChange) -> None:
         """Make a change again."""
         self.roster.change(change)
-        if self.guard is not None:
-            self.guard.given(change.assigned)
+        if self.accountant is not None:
+            self.accountant.given(change.assigned)
 
     def begin_anew(self) -> None:
         """Continue from this version with a new lineage: later versions are lost, and devices may hold them."""
@@ -515,8 +516,8 @@ class Rounds(ABC):
         return {"clients": self.clients} | self.model.identity()
 
     def _new_sum(self) -> ContributionSum:
-        if self.guard is not None:
-            return private_sum(self.guard)
+        if self.accountant is not None:
+            return private_sum(self.accountant)
         return sum_for(self.model.strategy.aggregator)
 
 

@@ -60,9 +60,9 @@ class SynchronousRounds(Rounds):
 
     def _check_privacy(self, over_selection: float, fewest: int, late: Late) -> None:
         """A device that was drawn by a coin counts in the version of that draw or in none, whoever else was drawn."""
-        if self.guard is None:
+        if self.accountant is None:
             return
-        term = self.guard.privacy
+        term = self.accountant.privacy
         if late == "count":
             raise RecipeError(
                 'late="count" makes a device a part of a version that it was not drawn for, and '

@@ -28,7 +28,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.base.tracing.record_format import EVERYONE, MOST_PEERS
+from gossamer.base.spans.record_format import EVERYONE, MOST_PEERS
 from gossamer.observe.trace.span_files import Key, ProcessSpans
 
 MOST_DRIFT = 500e-6  # as much as NTP slews a clock; crystals are within 100e-6

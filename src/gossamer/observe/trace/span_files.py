@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.base import bounded_file
-from gossamer.base.tracing.record_format import (
+from gossamer.base.spans.record_format import (
     CLOCK_MARK,
     FIELDS,
     MAGIC,

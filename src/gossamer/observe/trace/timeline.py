@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.base.tracing.record_format import ABOUT, EVERYONE, MOST_PEERS, SpanKind, operation_text
-from gossamer.base.tracing.step_range import StepRange
+from gossamer.base.spans.record_format import ABOUT, EVERYONE, MOST_PEERS, SpanKind, operation_text
+from gossamer.base.spans.step_range import StepRange
 from gossamer.errors import GossamerError
 from gossamer.observe.trace.clock_alignment import AlignedClock, align, hears
 from gossamer.observe.trace.span_files import Key, ProcessSpans, Records, read_operators

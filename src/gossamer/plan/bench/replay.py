@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -14,7 +14,16 @@ from gossamer.algorithms.compressors import Compressor
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.layout import FlatTensors, Layout
-from gossamer.base.ops import AllReduceMean, AllToAll, Coalesced, CollectiveOp, payload_bytes
+from gossamer.base.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    payload_bytes,
+)
 from gossamer.base.runner import simulate
 
 SEED = 11
@@ -154,7 +163,10 @@ def _kept(op: CollectiveOp, answer: Any) -> Any:
             return answer.clone()
         case Coalesced(ops):
             return [_kept(*each) for each in zip(ops, answer, strict=True)]
-    return answer
+        case AllGather() | AllToAll() | NeighborAllGather() | InGroup():
+            return answer
+        case _:
+            assert_never(op)
 
 
 def _repeat(op: CollectiveOp, answers: Any) -> Any:
@@ -164,7 +176,10 @@ def _repeat(op: CollectiveOp, answers: Any) -> Any:
             return answers.clone() if out is None else out.copy_(answers)
         case Coalesced(ops):
             return [_repeat(*each) for each in zip(ops, answers, strict=True)]
-    return answers
+        case AllGather() | AllToAll() | NeighborAllGather() | InGroup():
+            return answers
+        case _:
+            assert_never(op)
 
 
 def _answer_bytes(answer: Any) -> int:

@@ -22,7 +22,7 @@ from gossamer.algorithms.strategies import (
     SilentStage,
 )
 from gossamer.base.layout import Layout, dtype_of
-from gossamer.base.ops import AllReduceMean, CollectiveOp, InGroup, NeighborAllGather
+from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup, NeighborAllGather
 from gossamer.comm.network import Network
 from gossamer.comm.network.cost.cheapest_collective import is_alike, wished, wished_alike
 from gossamer.comm.network.cost.representative_cost import UniformNetwork
@@ -169,7 +169,7 @@ def gathered_bytes(op: CollectiveOp, workers: int) -> int:
             return 0
         case InGroup(ranks, inner):
             return gathered_bytes(inner, len(ranks))
-        case _:
+        case AllGather() | AllToAll() | NeighborAllGather() | Coalesced():
             return int(op.bytes_sent(workers))
 
 
@@ -189,7 +189,7 @@ class _Tables:
                 return self.busiest(inner, len(ranks))
             case NeighborAllGather():
                 return op.bytes_sent(world), sum(peer != 0 for peer in op.told)
-            case _:
+            case AllGather() | AllToAll() | Coalesced():
                 return op.bytes_sent(world), world - 1
 
     def _of_mean(self, numel: int, itemsize: int, world: int) -> tuple[float, int]:

@@ -25,7 +25,16 @@ from gossamer.algorithms.strategies import GossipStage, Stage
 from gossamer.base import bounded_file
 from gossamer.base.aggregation import STEADY, AggregationContext
 from gossamer.base.layout import Layout, dtype_of
-from gossamer.base.ops import AllGather, AllToAll, CollectiveOp, InGroup, payload_bytes
+from gossamer.base.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    payload_bytes,
+)
 from gossamer.comm.network.cost.step_simulator import ready_seconds
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
@@ -284,7 +293,7 @@ def _heard(op: CollectiveOp, world: int) -> int:
             return world * payload_bytes(parts[0])
         case InGroup(ranks, inner):
             return _heard(inner, len(ranks))
-        case _:
+        case AllReduceMean() | NeighborAllGather() | Coalesced():
             return 0
 
 

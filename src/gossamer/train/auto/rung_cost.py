@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gossamer.base.layout import dtype_of
-from gossamer.base.ops import AllReduceMean, Coalesced, CollectiveOp
+from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup, NeighborAllGather
 from gossamer.comm.runtime.pipeline import DEPTH
 from gossamer.events import Attached
 from gossamer.train.auto.ladder import LadderRung
@@ -78,5 +78,5 @@ def _trips(op: CollectiveOp) -> int:
             return 2
         case Coalesced(ops):
             return max(map(_trips, ops), default=0)
-        case _:
+        case AllGather() | AllToAll() | NeighborAllGather() | InGroup():
             return 1

@@ -5,7 +5,7 @@
     coordinated.py  save and load on all ranks: a step counts once every rank has written its part
     dcp.py          torch's own format, both ways: the one module here that knows torch.distributed
     disk_space.py   what may be removed where the disk is full
-    durable.py      writes, folders and moves that are on disk when the call returns
+    fsync.py        writes, folders and moves that are on disk when the call returns
     files.py        one rank's part on disk: staged, completed, pruned, read back and verified
     listing.py      what a directory holds, and what of it is complete
     nothing_found.py  what a path holds that has no checkpoint

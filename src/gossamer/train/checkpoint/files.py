@@ -19,7 +19,7 @@ from gossamer.base.json_text import read_json
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
 from gossamer.train.checkpoint.disk_space import room_text
-from gossamer.train.checkpoint.durable import link_file, make_folder, sync_folder, write_file
+from gossamer.train.checkpoint.fsync import link_file, make_folder, sync_folder, write_file
 from gossamer.train.checkpoint.pytree import DIGEST_BYTES, FORMAT_DTYPES, chunks, unflatten
 from gossamer.train.checkpoint.snapshot import Flat
 

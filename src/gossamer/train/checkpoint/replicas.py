@@ -24,8 +24,8 @@ from gossamer.base.transport import Transport
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
 from gossamer.train.checkpoint.agreement import AllGatherText, on_all_ranks
-from gossamer.train.checkpoint.durable import make_folder
 from gossamer.train.checkpoint.files import intact, part_files, parts_of, pieces_of, put_in_place, stage_pieces
+from gossamer.train.checkpoint.fsync import make_folder
 from gossamer.train.checkpoint.runs import agree_on_name, save_of
 
 CHUNK_BYTES = 1 << 26

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gossamer.train.checkpoint.durable import move_folder
 from gossamer.train.checkpoint.files import REPLACED, manifests, step_folders
+from gossamer.train.checkpoint.fsync import move_folder
 
 UNNAMED = "unnamed"  # the run of manifests that name none, as earlier versions wrote them
 

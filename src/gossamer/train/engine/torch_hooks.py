@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.base.kernels import all_finite
-from gossamer.base.tracing import active
+from gossamer.base.spans import active
 from gossamer.comm.runtime.graph_capture import refuse_capture
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.sparse_gradients import entries

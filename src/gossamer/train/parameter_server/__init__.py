@@ -6,7 +6,7 @@ A push to a server and back:
  3  base/peer_ops           Push, with stamp (worker, step, version) and a header (weight, hyperparameters)
  4  comm/rpc, wire    to the server's process and back; in tests: simulation
  5  server                  serve: hands each event to the policy
- 6  update_policy           receive: a duplicate (deduplication) is answered as before, others as update_rules say
+ 6  update_policy           receive: a duplicate (deduplication) is answered as before, others as the policy says
  7  shard                   take, apply, publish: each a journal_entry in the journal first; flat_optimizer steps
  8  delta_chain             the published parameters, as deltas since the version that a worker knows
  9  update_policy           settle: receipts at once, pulls once their clock is reached
@@ -21,11 +21,11 @@ from gossamer.train.parameter_server.client.partition import ShardSlice, gather,
 from gossamer.train.parameter_server.journal import keep, restore
 from gossamer.train.parameter_server.server import host, serve
 from gossamer.train.parameter_server.shard import ServerShard
-from gossamer.train.parameter_server.update_policy import UpdatePolicy
-from gossamer.train.parameter_server.update_rules import (
+from gossamer.train.parameter_server.update_policy import (
     AsynchronousPolicy,
     StaleSynchronousPolicy,
     SynchronousPolicy,
+    UpdatePolicy,
     policy_of,
 )
 

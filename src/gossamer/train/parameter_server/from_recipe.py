@@ -13,8 +13,7 @@ from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError, RecipeError
 from gossamer.train.parameter_server.shard import ServerShard
 from gossamer.train.parameter_server.shard_spec import ShardSpec
-from gossamer.train.parameter_server.update_policy import UpdatePolicy
-from gossamer.train.parameter_server.update_rules import policy_of
+from gossamer.train.parameter_server.update_policy import UpdatePolicy, policy_of
 
 
 class PushPullCodecs(NamedTuple):

@@ -23,8 +23,8 @@ from gossamer.base.peer_ops import (
     Push,
     Reply,
 )
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import SpanKind
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import SpanKind
 from gossamer.errors import MalformedError
 from gossamer.train.parameter_server.from_recipe import make_shard, policy_for
 from gossamer.train.parameter_server.journal import keep, restore

@@ -14,8 +14,8 @@ import time
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from gossamer.base.tracing.record_format import CLOCK_MARK, OPERATORS_SUFFIX
-from gossamer.base.tracing.span_recorder import SpanRecorder
+from gossamer.base.spans.record_format import CLOCK_MARK, OPERATORS_SUFFIX
+from gossamer.base.spans.recorder import SpanRecorder
 
 PROFILED = "GOSSAMER_TORCH_PROFILER"
 MOST_PASSES = 50  # forward passes: each has thousands of operators, which wait in memory until the last one

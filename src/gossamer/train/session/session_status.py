@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.base.tracing import active
+from gossamer.base.spans import active
 from gossamer.base.transport import Transport
 from gossamer.base.units import bytes_text, seconds_text
 from gossamer.comm.runtime.worker_scope import current_worker

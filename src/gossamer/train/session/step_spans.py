@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import SpanKind
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import SpanKind
 from gossamer.errors import AttachError
 from gossamer.train.session.first_batch import tensors_in
 from gossamer.train.session.operator_profile import PROFILED, profile_as_told

@@ -7,7 +7,7 @@
     parameter_averaging  the task of LocalSGD, DiLoCo and DelayedAveraging; delayed_gradients: of EveryStep(delay=...)
     in_flight            one round: what leaves, its reduction on the communication thread, its result
     exact_mean           the uncompressed mean of all ranks' parameters and other state, for `merge`
-    local_steps          counts the optimizer's steps between rounds and reports what they took
+    local_step_counter   counts the optimizer's steps between rounds and reports what they took
     solo                 SoloSynchronizer: a world of one, plain training
     hierarchical         HierarchicalLocalSGD: gradients within a site, scheduled rounds between all
     gossip               GossipAveraging, in lock step; gossip_round: one round of it
@@ -15,7 +15,7 @@
     termination          how pairwise workers end together: leader, final mean, dismissal
     parameter_server     ServerSynchronizer: push and pull; peer_endpoints: opens and connects endpoints
 
-A parameter's round: LocalSteps counts a step of the optimizer; after it ScheduledSynchronizer finds that a
+A parameter's round: LocalStepCounter counts a step of the optimizer; after it ScheduledSynchronizer finds that a
 round is due and lets its task `offer` each bucket; on the communication thread OutgoingRound polls who takes part,
 reduces (see train/engine) and commits; when the round lands the task applies the result, or reverts its offer.
 

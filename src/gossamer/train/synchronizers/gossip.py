@@ -28,7 +28,7 @@ from gossamer.train.engine.reduction import sum_costs
 from gossamer.train.engine.report import Presence, gather_first_batches
 from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer
 from gossamer.train.synchronizers.gossip_round import MixedTensors, NeighborGraph, RoundHeader, gossip_round
-from gossamer.train.synchronizers.local_steps import LocalSteps
+from gossamer.train.synchronizers.local_step_counter import LocalStepCounter
 
 PREFIX = "mixing."  # of a rule's keys in checkpoints, beside a compressor's
 BUFFERS = "buffers"
@@ -60,7 +60,7 @@ class GossipAveraging(Synchronizer):
         self._merged: dict[str, Tensor] | None = None
         self._begin_anew()
         rank, comm_thread = self._transport.rank, context.comm_thread
-        self._local = LocalSteps(self.controls, self._loop, rank, buckets, self._count, comm_thread=comm_thread)
+        self._local = LocalStepCounter(self.controls, self._loop, rank, buckets, self._count, comm_thread=comm_thread)
 
     def _begin_anew(self) -> None:
         """All workers have the same parameters and buffers."""

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.base import flight_recorder, rng
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import SpanKind
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import SpanKind
 from gossamer.comm.runtime.pipeline_tuner import PipelineTuner
 from gossamer.errors import LoopError
 from gossamer.events import notice

@@ -35,7 +35,7 @@ from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.parameter_views import copy_parameters
 from gossamer.train.engine.report import Presence
 from gossamer.train.synchronizers.base import SyncContext, Synchronizer
-from gossamer.train.synchronizers.local_steps import LocalSteps
+from gossamer.train.synchronizers.local_step_counter import LocalStepCounter
 from gossamer.train.synchronizers.peer_endpoints import Tell, close_now, connect_workers, reconnect_worker, relocate
 from gossamer.train.synchronizers.rejoin import nearest_first, pack_parameters, pack_statistics, take_over_state
 from gossamer.train.synchronizers.termination import TerminationProtocol
@@ -98,7 +98,7 @@ class PairwiseGossip(Synchronizer):
         mark_training(self._rank, incarnation)
         self.roll_call = session_calls(self._rank, self._world, lambda: self._partner.left)
         self._sent_bytes = self._all_sent_bytes()
-        self._local = LocalSteps(self.controls, loop, self._rank, buckets, self._count)
+        self._local = LocalStepCounter(self.controls, loop, self._rank, buckets, self._count)
 
     @property
     def buckets(self) -> Sequence[Bucket]:

@@ -18,8 +18,8 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import ServerStrategy
 from gossamer.algorithms.strategies.parameter_server import ASYNC
 from gossamer.base.layout import Layout
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import SpanKind
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import SpanKind
 from gossamer.base.transport import Transport
 from gossamer.comm.environment.run_settings import dedicated_servers
 from gossamer.comm.environment.survivor_calls import session_calls

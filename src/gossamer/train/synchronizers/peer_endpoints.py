@@ -12,8 +12,8 @@ from math import inf
 from typing import Protocol
 
 from gossamer.base.peer_ops import SERVER, WORKER, Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, PeerScript
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import Untraced
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import Untraced
 from gossamer.comm.environment.run_settings import (
     LARGEST_FRAME_BYTES,
     Address,

@@ -37,7 +37,7 @@ from gossamer.train.synchronizers.in_flight import (
     RoundResult,
     read_result,
 )
-from gossamer.train.synchronizers.local_steps import LocalSteps
+from gossamer.train.synchronizers.local_step_counter import LocalStepCounter
 from gossamer.train.synchronizers.round_task import RoundTask
 
 LAG_STEPS = 16  # after as many it is looked at again
@@ -73,7 +73,7 @@ class ScheduledSynchronizer(Synchronizer):
         apart, frozen = schedule.delay > 0, None if task.keeps_alike else self._loop.frozen
         self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=apart, frozen=frozen)
         rank, comm_thread, within = context.transport.rank, context.comm_thread, task.in_backward
-        self._local = LocalSteps(
+        self._local = LocalStepCounter(
             self.controls, self._loop, rank, self.buckets, self._count, in_backward=within, comm_thread=comm_thread
         )
 

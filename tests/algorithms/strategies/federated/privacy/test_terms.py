@@ -23,13 +23,13 @@ from gossamer.algorithms.strategies.federated import (
     SecureAggregation,
 )
 from gossamer.algorithms.strategies.federated.privacy import terms
-from gossamer.algorithms.strategies.federated.privacy.integer_grid import SPARE, TAIL, WIDEST
-from gossamer.algorithms.strategies.federated.privacy.loss import (
+from gossamer.algorithms.strategies.federated.privacy.epsilon import (
     PLD,
     gaussian_epsilon,
     renyi_epsilon,
     sampled_gaussian_epsilon,
 )
+from gossamer.algorithms.strategies.federated.privacy.integer_grid import SPARE, TAIL, WIDEST
 from gossamer.algorithms.strategies.federated.privacy.terms import DISCRETE_GAUSSIAN, SAMPLE, TABLE_DISTANCE, remembers
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from gossamer.algorithms.compressors import Compressor, point_to_point
-from gossamer.algorithms.strategies.federated.privacy.integer_grid import IntegerGrid
-from gossamer.algorithms.strategies.federated.privacy.loss import (
+from gossamer.algorithms.strategies.federated.privacy.epsilon import (
     INTEGER_ORDERS,
     ORDERS,
     PLD,
@@ -27,6 +26,7 @@ from gossamer.algorithms.strategies.federated.privacy.loss import (
     sampled_gaussian_epsilon,
     skellam_divergence,
 )
+from gossamer.algorithms.strategies.federated.privacy.integer_grid import IntegerGrid
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.term import Term

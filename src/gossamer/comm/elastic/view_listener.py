@@ -1,4 +1,4 @@
-"""Door: listens at the address by which a worker is reached in every view, and calls at the others' doors."""
+"""View listener: a worker's listening socket, by which the members of each view connect to each other."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gossamer.comm.mesh.greeter import Greeter, MeshMeeting, dial, meeting_key
 
 BACKLOG = 1024  # calls of a view that this worker has not heard of yet wait in the kernel
 
-_open_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+_open: weakref.WeakSet[ViewListener] = weakref.WeakSet()
 
 
-class Door:
-    """A worker's listening socket, for the process's life. In each view its members connect anew, by their doors."""
+class ViewListener:
+    """A worker's listening socket, open as long as the process. In each view its members connect again through it."""
 
     def __init__(self, address: str) -> None:
         """address: of this machine, as the others reach it. Raises OSError."""
         listener = socket.create_server((address, 0), family=family_of(address), backlog=BACKLOG)
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._greeter = Greeter(listener)
-        _open_doors.add(self)
+        _open.add(self)
 
     def meet(
         self, view: View, number: int, token: bytes, seconds: float, over: Callable[[], bool]
@@ -56,9 +56,9 @@ class Door:
 
 
 def _close_in_child() -> None:
-    """A forked child must not hold the door open when its parent has ended: callers would wait for an answer."""
-    for door in list(_open_doors):
-        door.close()
+    """A forked child must not hold the socket open when its parent has ended: callers would wait for an answer."""
+    for each in list(_open):
+        each.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

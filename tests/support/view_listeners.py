@@ -1,4 +1,4 @@
-"""Members of views in threads of one process, connected by their doors; and intruders, who call doors by themselves."""
+"""Members of views in threads of one process, connected by their view listeners; and intruders, who call them alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from gossamer.comm.elastic.door import Door
+from gossamer.comm.elastic.view_listener import ViewListener
 from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES, PROOF_BYTES, Dialer
 from gossamer.comm.membership import Member, View
 from gossamer.comm.mesh.greeter import CLAIMS, PURPOSE, meeting_key
@@ -25,24 +25,24 @@ def never():
     return False
 
 
-class Doors:
+class ListenerGroup:
     """Members in threads of one process."""
 
     def __init__(self, count):
         self.pool = ThreadPoolExecutor(count + 1)
-        self.doors = {1000 + each: Door("127.0.0.1") for each in range(count)}
+        self.listeners = {1000 + each: ViewListener("127.0.0.1") for each in range(count)}
         self.open = []
 
     def view(self, number, places, secret=None):
         members = tuple(
-            Member(number=1000 + each, host="127.0.0.1", port=self.doors[1000 + each].address[1]) for each in places
+            Member(number=1000 + each, host="127.0.0.1", port=self.listeners[1000 + each].address[1]) for each in places
         )
         return View(number=number, members=members, newcomers=frozenset(), secret=secret or secrets.token_bytes(32))
 
     def meeting(self, view, place, token=TOKEN, seconds=10.0, over=never):
         """A ticket for what a member comes to."""
         number = view.members[place].number
-        return self.pool.submit(self.doors[number].meet, view, number, token, seconds, over)
+        return self.pool.submit(self.listeners[number].meet, view, number, token, seconds, over)
 
     def meet(self, view):
         return self.both(*[self.meeting(view, place) for place in range(view.world)])
@@ -56,7 +56,7 @@ class Doors:
         return self
 
     def __exit__(self, *_):
-        for each in (*self.open, *self.doors.values()):
+        for each in (*self.open, *self.listeners.values()):
             each.close()
         self.pool.shutdown()
 
@@ -75,12 +75,12 @@ def check_connected(ends):
 
 
 class Intruder:
-    """Calls a door by itself."""
+    """Calls a listener by itself."""
 
     open: ClassVar = []
 
-    def __init__(self, door):
-        self.connection = socket.create_connection(door.address, 5)
+    def __init__(self, listener):
+        self.connection = socket.create_connection(listener.address, 5)
         self.open.append(self.connection)
 
     def challenge(self):
@@ -111,12 +111,12 @@ def hello(view, challenge, **changes):
     return dialer(view, challenge, **changes).output()
 
 
-def answer_of_door(says):
+def answer_of_listener(says):
     """What member 1000 answers in a view with 1001 and 1002, to whom says(view, challenge) gives what is said."""
-    with Doors(3) as doors:
-        view = doors.view(5, (0, 1, 2))
-        ticket = doors.meeting(view, 0, seconds=20.0, over=(over := threading.Event()).is_set)
-        intruder = Intruder(doors.doors[1000])
+    with ListenerGroup(3) as group:
+        view = group.view(5, (0, 1, 2))
+        ticket = group.meeting(view, 0, seconds=20.0, over=(over := threading.Event()).is_set)
+        intruder = Intruder(group.listeners[1000])
         answer = intruder.say(says(view, intruder.challenge()))
         over.set()
         with pytest.raises(ConnectError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.comm.membership.view_rule import TRIES, Accusation, AccusationRecord, least_connected
+from gossamer.comm.membership.view_policy import TRIES, Accusation, AccusationRecord, least_connected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Local steps: counts the optimizer's steps between sync rounds, and reports what each of them took."""
+"""Local step counter: counts the optimizer's steps between sync rounds, and reports what each of them took."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import SpanKind
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import SpanKind
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState
@@ -25,7 +25,7 @@ class StepPhase(Enum):
     IN_CLOSURE = auto()  # it goes on, with a closure that computes gradients: it counts when it is over
 
 
-class LocalSteps:
+class LocalStepCounter:
     """Counts the optimizer's steps of a rank that trains its own parameters, and adds up what they took.
 
     A step counts once, however many backward passes come before it; a pass that no step uses does not count.

@@ -13,7 +13,7 @@ from support.fake_disk import WRITING, FakeDisk, watched
 
 from gossamer.errors import CheckpointError
 from gossamer.train import checkpoint
-from gossamer.train.checkpoint import coordinated, durable
+from gossamer.train.checkpoint import coordinated, fsync
 from gossamer.train.checkpoint.coordinated import LoadedCheckpoint
 
 ABOUT = {"run": "mine"}
@@ -139,7 +139,7 @@ def check_saved_outlives(folder: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", ["the first", "the second", "a step again"])
 def test_without_syncing_folders_it_is_lost(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (durable, checkpoint.files):
+    for module in (fsync, checkpoint.files):
         monkeypatch.setattr(module, "sync_folder", lambda folder: None)
     with pytest.raises((AssertionError, CheckpointError)):
         check_saved_outlives(tmp_path, case)

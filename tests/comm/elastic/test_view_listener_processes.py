@@ -1,4 +1,4 @@
-"""Views of real processes: where one is killed, the others hear of it at once, and meet again by their doors."""
+"""Views of real processes: where one is killed, the others hear of it at once, and meet again by their group."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ import torch
 from gossamer.base.ops import AllReduceMean
 from gossamer.errors import PeerLost
 from gossamer.comm.membership import View
-from gossamer.comm.elastic.door import Door
+from gossamer.comm.elastic.view_listener import ViewListener
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.standalone import standalone_mesh
 
 torch.set_num_threads(1)
 number, steps = int(sys.argv[1]), 0
-door = Door("127.0.0.1")
-print(door.address[1], flush=True)
+here = ViewListener("127.0.0.1")
+print(here.address[1], flush=True)
 for line in sys.stdin:
     view = View.of(line)
-    sockets = door.meet(view, number, {TOKEN!r}, 30.0, lambda: False)
+    sockets = here.meet(view, number, {TOKEN!r}, 30.0, lambda: False)
     links = Links.alike(((0.0001,) * view.world,) * view.world, 1e9)
     mesh = standalone_mesh(view.rank_of(number), sockets, "ring", links, says=False)
     print("meets", view.number, flush=True)

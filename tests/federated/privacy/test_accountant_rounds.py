@@ -1,4 +1,4 @@
-"""Privacy guard in whole federations: what is released is bounded, noisy and accounted for, whatever networks do."""
+"""Privacy accountant in whole federations: releases are bounded, noisy and accounted for, whatever networks do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from support.rounds_by_hand import rounds_of
 from torch import nn
 
 from gossamer.algorithms.strategies.federated import CentralPrivacy, FedAvg, LocalPrivacy
-from gossamer.algorithms.strategies.federated.privacy.loss import gaussian_epsilon
+from gossamer.algorithms.strategies.federated.privacy.epsilon import gaussian_epsilon
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.errors import RecipeError
 from gossamer.federated.client.functions import Round, Update
-from gossamer.federated.privacy import guard
+from gossamer.federated.privacy import accountant
 from gossamer.federated.privacy.noise import SeededBits
 from gossamer.federated.server.from_strategy import rounds_for
 
@@ -26,7 +26,7 @@ BAD = VirtualNetwork(round_trip_seconds=0.1, jitter_seconds=0.2, loss=0.2, dupli
 @pytest.fixture(autouse=True)
 def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same noise and coins in every run: bounds on what is random would fail once in a while."""
-    monkeypatch.setattr(guard, "SystemBits", lambda: SeededBits(12))
+    monkeypatch.setattr(accountant, "SystemBits", lambda: SeededBits(12))
 
 
 def first_version() -> torch.Tensor:
@@ -102,7 +102,7 @@ def test_cohorts_are_drawn_by_coins_and_an_empty_one_makes_a_version() -> None:
     assert len(sizes) == 30
     assert 0 in sizes
     assert abs(sum(sizes) - 30) < 4.5 * sqrt(30 * 8 * 0.125 * 0.875)
-    assert epsilons(run) == [run.rounds.guard.privacy.epsilon_after(n, 1, 8) for n in range(1, 31)]  # type: ignore[union-attr]
+    assert epsilons(run) == [run.rounds.accountant.privacy.epsilon_after(n, 1, 8) for n in range(1, 31)]  # type: ignore[union-attr]
     assert epsilons(run)[-1] < gaussian_epsilon(2.0, 30, 0.01) / 1.5
 
 
@@ -143,7 +143,7 @@ def test_local_noise_is_spent_by_every_task_also_one_that_does_not_count() -> No
 
 
 def test_coins_without_noise_on_the_server_are_refused() -> None:
-    coins = guard.PoissonSelection(0.2, SeededBits(1))
+    coins = accountant.PoissonSelection(0.2, SeededBits(1))
     with pytest.raises(RecipeError, match="perhaps none, of which no mean"):
         federate("FedAvg()", policy=lambda model, **options: rounds_for(model, **{**options, "selection": coins}))
 
@@ -179,10 +179,10 @@ def test_a_server_that_begins_again_has_spent_what_it_had() -> None:
     recipe = "FedAvg(fraction=1.0, privacy=CentralPrivacy(2.0, delta=0.01))"
     run, other = federate(recipe, clients=4, rounds=3), federate(recipe, clients=4, rounds=1)
     other.rounds.load_state_dict(run.rounds.state_dict())
-    assert other.rounds.guard is not None
-    assert run.rounds.guard is not None
-    assert (other.rounds.guard.epsilon, other.rounds.guard.clip) == (
-        run.rounds.guard.epsilon,
-        run.rounds.guard.clip,
+    assert other.rounds.accountant is not None
+    assert run.rounds.accountant is not None
+    assert (other.rounds.accountant.epsilon, other.rounds.accountant.clip) == (
+        run.rounds.accountant.epsilon,
+        run.rounds.accountant.clip,
     )
-    assert other.rounds.guard.epsilon == gaussian_epsilon(2.0, 3, 0.01)
+    assert other.rounds.accountant.epsilon == gaussian_epsilon(2.0, 3, 0.01)

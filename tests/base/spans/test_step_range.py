@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.base.tracing.step_range import StepRange, read_steps
+from gossamer.base.spans.step_range import StepRange, read_steps
 
 
 @pytest.mark.parametrize(

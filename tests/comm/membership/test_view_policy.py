@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.coordinator_desk import Desk
 
-from gossamer.comm.membership.view_rule import ViewRule
+from gossamer.comm.membership.view_policy import ViewPolicy
 
 # -- the first view ----------------------------------------------------------------------------------------------------
 
@@ -111,13 +111,13 @@ def test_a_member_that_comes_back_before_the_next_view_is_made_is_in_it() -> Non
     assert (desk.view.number, desk.members) == (2, [1, 2])
 
 
-class Impatient(ViewRule):
+class Impatient(ViewPolicy):
     """Goes on as soon as enough are heard."""
 
     def _excuse_silence(self, now: float) -> None: ...
 
 
-def cut_off(rule: type[ViewRule] = ViewRule) -> Desk:
+def cut_off(rule: type[ViewPolicy] = ViewPolicy) -> Desk:
     """Three of four cannot be heard, and the one that can is too few."""
     desk = Desk(initial=4, least=2, rule=rule)
     desk.begin(1, 2, 3, 4)
@@ -127,7 +127,7 @@ def cut_off(rule: type[ViewRule] = ViewRule) -> Desk:
     return desk
 
 
-def healed(rule: type[ViewRule]) -> list[int]:
+def healed(rule: type[ViewPolicy]) -> list[int]:
     """A cut heals, and those behind it are back one after the other."""
     desk = cut_off(rule)
     for worker in (3, 2, 4):
@@ -137,7 +137,7 @@ def healed(rule: type[ViewRule]) -> list[int]:
 
 
 def test_when_a_cut_heals_nobody_is_put_out_for_being_back_a_moment_later() -> None:
-    assert healed(ViewRule) == [1, 2, 3, 4]
+    assert healed(ViewPolicy) == [1, 2, 3, 4]
     assert healed(Impatient) == [1, 3]
 
 
@@ -165,7 +165,7 @@ def test_nobody_waits_for_who_cannot_come_back() -> None:
 def test_a_stop_of_the_coordinator_costs_nobody_its_place() -> None:
     """All connections close while it is stopped; they come back soon."""
 
-    def stopped(rule: type[ViewRule]) -> Desk:
+    def stopped(rule: type[ViewPolicy]) -> Desk:
         desk = Desk(initial=3, rule=rule)
         desk.begin(1, 2, 3)
         desk.now += 60
@@ -178,13 +178,13 @@ def test_a_stop_of_the_coordinator_costs_nobody_its_place() -> None:
         desk.wait(30)
         return desk
 
-    class Vain(ViewRule):
+    class Vain(ViewPolicy):
         """Takes its own absence for that of others."""
 
         def look_at_clock(self, now: float) -> None:
             self.now = now
 
-    assert stopped(ViewRule).view.number == 1
+    assert stopped(ViewPolicy).view.number == 1
     assert stopped(Vain).view.number > 1
 
 

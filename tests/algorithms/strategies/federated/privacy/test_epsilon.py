@@ -6,7 +6,7 @@ from math import comb, exp, log, log1p, sqrt
 
 import pytest
 
-from gossamer.algorithms.strategies.federated.privacy.loss import (
+from gossamer.algorithms.strategies.federated.privacy.epsilon import (
     PLD,
     RDP,
     discrete_gaussian_divergence,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.base.tracing import active
-from gossamer.base.tracing.record_format import SpanKind
+from gossamer.base.spans import active
+from gossamer.base.spans.record_format import SpanKind
 from gossamer.observe.trace.span_files import read_run
 
 

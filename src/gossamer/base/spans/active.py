@@ -6,8 +6,8 @@ import atexit
 import os
 from pathlib import Path
 
-from gossamer.base.tracing.span_recorder import SpanRecorder
-from gossamer.base.tracing.step_range import StepRange, read_steps
+from gossamer.base.spans.recorder import SpanRecorder
+from gossamer.base.spans.step_range import StepRange, read_steps
 
 TRACE, STEPS = "GOSSAMER_TRACE", "GOSSAMER_TRACE_STEPS"
 

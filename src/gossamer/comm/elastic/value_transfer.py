@@ -1,4 +1,4 @@
-"""State transfer: sends texts and tensors from ranks that have them to ranks that do not, over one group."""
+"""Value transfer: sends texts and tensors from ranks that have them to ranks that do not, over one group."""
 
 from __future__ import annotations
 

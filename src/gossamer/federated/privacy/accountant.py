@@ -1,4 +1,4 @@
-"""Privacy guard: what a server keeps from round to round for privacy: the clip norm, epsilon spent, when it ends."""
+"""Privacy accountant: keeps the clip norm and the epsilon spent from round to round, and ends a spent budget."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def next_clip(clip: float, share_below: float, quantile: float, rate: float) -> 
     return clip * exp(-rate * (min(max(share_below, 0.0), 1.0) - quantile))
 
 
-class PrivacyGuard:
+class PrivacyAccountant:
     """Counts what a federation's versions tell of a device.
 
     Where sampling counts, every version costs every device as much as a draw by a coin. Where it does not, a version
@@ -162,10 +162,10 @@ class PrivacyGuard:
         self._parts = Counter(dict(state["parts"].tolist()))
 
 
-def guard_for(
+def accountant_for(
     strategy: FederatedStrategy, compressor: Compressor, state: ModelState, clients: int
-) -> PrivacyGuard | None:
-    """The guard of a strategy with privacy. Raises AttachError for a model that noise would break."""
+) -> PrivacyAccountant | None:
+    """The accountant of a strategy with privacy. Raises AttachError for a model that noise would break."""
     privacy, secure = strategy.privacy, strategy.secure
     if privacy is None:
         return None
@@ -177,7 +177,7 @@ def guard_for(
         )
     cohort = strategy.cohort(clients)
     fewest = None if secure is None else DistributedPrivacy.survivors(secure.threshold, cohort)
-    return PrivacyGuard(
+    return PrivacyAccountant(
         privacy,
         cohort=cohort,
         clients=clients,
@@ -188,24 +188,24 @@ def guard_for(
     )
 
 
-def private_selection(guard: PrivacyGuard, selection: SelectionPolicy) -> SelectionPolicy:
-    """The selection under which the guard counts rightly. Raises RecipeError for one that goes by what devices tell."""
-    rate = guard.cohort / guard.clients
+def private_selection(accountant: PrivacyAccountant, selection: SelectionPolicy) -> SelectionPolicy:
+    """The selection that the accountant assumes. Raises RecipeError for one that depends on what devices report."""
+    rate = accountant.cohort / accountant.clients
     if isinstance(selection, PoissonSelection):
-        if not guard.on_server:
+        if not accountant.on_server:
             raise RecipeError(
-                f"{guard.privacy!r} counts every device that takes part, and divides by how many there are, of which "
-                "coins may draw none. Leave the selection out."
+                f"{accountant.privacy!r} counts every device that takes part, and divides by how many there are, of "
+                "which coins may draw none. Leave the selection out."
             )
         if selection.rate > rate:
             raise RecipeError(
-                f"PoissonSelection draws devices at a rate of {selection.rate}, and {guard.privacy!r} counts with "
+                f"PoissonSelection draws devices at a rate of {selection.rate}, and {accountant.privacy!r} counts with "
                 f"{rate:.4g}, the strategy's fraction. Leave the selection out: the fraction's rate is used."
             )
         return selection
     if not isinstance(selection, Uniform):
         raise RecipeError(
             f"{type(selection).__name__} chooses devices by what they told of their data or their speed, which no "
-            f"noise hides, and {guard.privacy!r} counts versions only. Choose by Uniform()."
+            f"noise hides, and {accountant.privacy!r} counts versions only. Choose by Uniform()."
         )
-    return PoissonSelection(rate, guard.bits) if guard.amplified else selection
+    return PoissonSelection(rate, accountant.bits) if accountant.amplified else selection

@@ -1,4 +1,4 @@
-"""Durable writes: put files and folders on disk, by name and content, before they return.
+"""Fsync: puts files and folders on disk, by name and content, before they return.
 
 A file's content is durable once the file was synced; its name, and a change of name, once its folder was.
 """

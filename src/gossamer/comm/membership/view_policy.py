@@ -1,4 +1,4 @@
-"""View rule: decides when a view is over, who is in the next one, and when the run is.
+"""View policy: decides when a view is over, who is in the next one, and when the run is.
 
 A change (a loss, a leave, a newcomer that is ready, a resize, a report that it broke) first declares the view over.
 Once every member has closed it, which proves that it lives, or is lost, the next one is made of those that live, in
@@ -101,7 +101,7 @@ NO_SECRET = bytes(SECRET_BYTES)  # of a view that a journal tells of
 RUN_BYTES = 16  # of a run's identity
 
 
-class ViewRule:
+class ViewPolicy:
     """The newest view and what is known of each worker; it knows no clock but `now`, no socket and no message.
 
     least, most: members of a view. initial: workers with which the first view begins, or `least` of them once

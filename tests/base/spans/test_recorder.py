@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,11 +12,10 @@ from pathlib import Path
 import pytest
 from support.virtual_traces import FakeGroup
 
-from gossamer.base.tracing import span_recorder
-from gossamer.base.tracing.record_format import EVERYONE, SpanKind
-from gossamer.base.tracing.span_buffer import MANY
-from gossamer.base.tracing.span_recorder import SpanRecorder, mask
-from gossamer.base.tracing.step_range import StepRange
+from gossamer.base.spans import recorder as span_recorder
+from gossamer.base.spans.record_format import EVERYONE, SpanKind
+from gossamer.base.spans.recorder import MANY, SpanRecorder, clock_identity, mask
+from gossamer.base.spans.step_range import StepRange
 from gossamer.observe.trace.span_files import ProcessSpans, read_run
 
 
@@ -168,3 +169,10 @@ def test_masks_name_ranks() -> None:
     assert mask([0, 2], 4) == 0b101
     assert mask(range(4), 4) == EVERYONE
     assert mask([1, 70], 100) == 0b10
+
+
+def test_processes_of_this_machine_share_a_clock_where_that_is_known() -> None:
+    script = "from gossamer.base.spans.recorder import clock_identity; print(clock_identity())"
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    assert clock_identity() == clock_identity()
+    assert (other == clock_identity()) == clock_identity().startswith("boot-")

@@ -1,12 +1,12 @@
-"""Compression choice: plain, Sharded or SparseSum around a compressor, by the bytes that a worker sends."""
+"""Wrapping: puts Feedback, Sharded, SparseSum and Route around a compressor where it needs them."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
-from gossamer.algorithms.compressors import Codec, Compressor, Sharded, SparseSum
+from gossamer.algorithms.compressors import Codec, Compressor, Feedback, Route, Sharded, SparseSum
 from gossamer.algorithms.compressors.topk import Sparse
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
@@ -14,6 +14,24 @@ from gossamer.base.runner import price
 
 SAMPLE = Layout.of({"weight": (1024, 1024)})
 SUMS_SAVE = 2.0  # times the bytes
+
+
+def wrapped(compressor: Compressor, world: int | None, *, resends_losses: bool = False) -> Compressor:
+    """Wrap a compressor as a recipe does.
+
+    Args:
+        compressor: As written. Wrappers that it has stay.
+        world: Number of workers that could each average a part for all; None: unknown, or none can.
+        resends_losses: Whether the strategy sends again what the compressor lost. Then Route is the only wrapper.
+    """
+    if resends_losses:
+        return compressor if compressor.handles_every_shape else Route(compressor)
+    completed = compressor.completed(partial(_fed_back, world=world))
+    return completed if completed.handles_every_shape else Route(cheapest(completed, world))
+
+
+def _fed_back(compressor: Compressor, world: int | None) -> Compressor:
+    return Feedback(cheapest(compressor, world)) if compressor.wants_feedback else compressor
 
 
 def cheapest(compressor: Compressor, world: int | None) -> Compressor:

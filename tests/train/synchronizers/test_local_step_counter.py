@@ -13,7 +13,7 @@ from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.report import unchanged
 from gossamer.train.engine.torch_hooks import BackwardMonitor, LoopControls
-from gossamer.train.synchronizers.local_steps import LocalSteps, StepPhase
+from gossamer.train.synchronizers.local_step_counter import LocalStepCounter, StepPhase
 
 
 class Loop:
@@ -29,7 +29,7 @@ class Loop:
             judged=lambda *said: self.judged.append(said),
         )
         bucket = SimpleNamespace(parameters={"w": self.parameter})
-        self.local = LocalSteps(
+        self.local = LocalStepCounter(
             self.controls, cast(LoopState, state), 3, [cast(Bucket, bucket)], self.count, in_backward=in_backward
         )
 

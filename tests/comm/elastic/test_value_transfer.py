@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.standalone_group import StandaloneGroup
 
-from gossamer.comm.elastic.state_transfer import broadcast_value, hand_over_value
+from gossamer.comm.elastic.value_transfer import broadcast_value, hand_over_value
 from gossamer.errors import MalformedError
 
 STATE = ["text", None, (torch.arange(7), [torch.full((2, 3), 0.5, dtype=torch.float16)]), torch.empty(0)]

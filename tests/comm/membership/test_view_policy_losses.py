@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossamer.comm.membership.view_rule import LOSS_FORGOTTEN_SECONDS, LossHistory
+from gossamer.comm.membership.view_policy import LOSS_FORGOTTEN_SECONDS, LossHistory
 
 
 def test_waits_double_up_to_a_bound_and_are_forgotten() -> None:
