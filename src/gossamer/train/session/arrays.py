@@ -40,9 +40,9 @@ from gossamer.train.engine.report import NonFiniteOrigin, with_weights
 from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import lifecycle_events, session_checkpoint, startup_checks, uneven_inputs
-from gossamer.train.session.closing_comparison import compared
 from gossamer.train.session.gradient_guards import NonFiniteMonitor
 from gossamer.train.session.group_calls import GroupCalls, leave
+from gossamer.train.session.lifecycle_events import compared
 from gossamer.train.session.recipe_choice import Written, chosen_recipe
 from gossamer.train.session.scalars import sample_weight
 from gossamer.train.session.session_status import SessionStatus

@@ -26,22 +26,21 @@ from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.extension import Extensions
 from gossamer.train.engine.loop import JudgedAt
 from gossamer.train.engine.model_buffers import ModelBuffers
-from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
+from gossamer.train.engine.parameter_check import ParameterCheck, ParameterForm, Verify, check_verify
 from gossamer.train.engine.report import NonFiniteOrigin, Presence, settings, with_weights
 from gossamer.train.session import lifecycle_events, recipe_switch, session_checkpoint, uneven_inputs
-from gossamer.train.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.train.session.ddp_guard import guard_against_ddp
-from gossamer.train.session.deferred_metrics import DeferredMetrics
 from gossamer.train.session.first_batch import NO_BATCH, FirstBatch
-from gossamer.train.session.gradient_guards import NonFiniteMonitor, Scaler, StepGuards
+from gossamer.train.session.gradient_guards import NonFiniteMonitor, StepGuards
 from gossamer.train.session.group_calls import GroupCalls, leave
 from gossamer.train.session.group_changes import GroupChanges, ShardedWorld, WorldChange
 from gossamer.train.session.layout_change import LayoutChanges
+from gossamer.train.session.loop_scaler import Scaler
 from gossamer.train.session.loop_state import loop_state
 from gossamer.train.session.model_parts import ModelParts
-from gossamer.train.session.parameter_form import ParameterForm
 from gossamer.train.session.recipe_choice import Written
-from gossamer.train.session.scalars import named_metrics, sample_weight
+from gossamer.train.session.scalars import DeferredMetrics, named_metrics, sample_weight
+from gossamer.train.session.session_checkpoint import SessionCheckpoints, StrPath
 from gossamer.train.session.session_status import SessionStats, SessionStatus
 from gossamer.train.session.startup_checks import check_ranks_alike, fingerprint
 from gossamer.train.session.step_hooks import StepHooks

@@ -24,14 +24,13 @@ from gossamer.train.session.foreign_optimizers import (
     WeakParameters,
     has_closure,
 )
-from gossamer.train.session.gradient_guards import GradientClip, StepGuards, scaler_of_parts
+from gossamer.train.session.gradient_guards import GradientClip, StepGuards
 from gossamer.train.session.group_calls import GroupCalls
-from gossamer.train.session.loop_scaler import LoopScaler
+from gossamer.train.session.loop_scaler import LoopScaler, refuse_late, scaler_of_parts, show_overflow
 from gossamer.train.session.manual_updates import ManualUpdates
 from gossamer.train.session.model_watch import ModelWatch
 from gossamer.train.session.owed_gradients import OwedGradients
 from gossamer.train.session.tracked_parts import TrackedParts
-from gossamer.train.session.untold_scaler import refuse_late, show_overflow
 from gossamer.train.sharding.local_shards import LocalShards, WholeParameters
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.solo import SoloSynchronizer
