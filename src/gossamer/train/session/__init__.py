@@ -2,7 +2,8 @@
 
 In every step:
 
-    session.py             Session: a torch model: epochs, weights, switching, saving, and its loop's values
+    core.py                what both kinds of sessions have: the group, stages, epochs, stopping, ending
+    session.py             Session: a torch model: weights, switching, saving, and its loop's values
     arrays.py              gossamer.engine: sessions of arrays, without a model, an optimizer and hooks
     step_hooks.py          what happens around every optimizer step
     foreign_optimizers.py  other optimizers that step in the same parameters
@@ -10,7 +11,6 @@ In every step:
 
 Extensions, which are called in steps only while they are on:
 
-    stop_blocks.py         what a loop leaves that continues after training was stopped
     gradient_guards.py     clipping, and runs of non-finite gradients
     loop_scaler.py         the loop's GradScaler, given to attach or found
     owed_gradients.py      what a recipe before had not sent, for the next step's gradients
@@ -41,7 +41,6 @@ Between steps:
     group_changes.py       workers of an elastic run are lost, join or are asked to leave
     group_calls.py         text all-gathers and broadcasts outside of steps; fork safety
     uneven_inputs.py       parameters and optimizer state for ranks that missed steps
-    loop_state.py          what synchronizers ask its training loop
     scalars.py             numbers from the loop: metrics, also those on a GPU, and weights of batches
 
 Without a session:

@@ -27,6 +27,7 @@ from gossamer.train.engine.parameter_views import copy_parameters, trainable
 from gossamer.train.engine.report import Presence, by_value
 from gossamer.train.moments.frozen_variance import FrozenVariance
 from gossamer.train.moments.take_over import ownership
+from gossamer.train.session.core import SessionCore
 from gossamer.train.session.foreign_optimizers import listed
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.model_parts import ModelParts
@@ -40,21 +41,16 @@ from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.stages import StageSequence
 
 
-class LayoutChanges:
+class LayoutChanges(SessionCore):
     """A session's calls that change which parameters it averages, or in what shapes."""
 
     model: nn.Module
     optimizer: Optimizer
-    recipe: Recipe
     _parameters: dict[str, Parameter]
     _parts: ModelParts
     _form: ParameterForm
-    _group: GroupCalls
-    _stages: StageSequence
-    _synchronizer: Synchronizer
     _step_hooks: StepHooks
     _buffers: ModelBuffers
-    _layout: str
 
     def _at(self) -> AggregationContext:
         raise NotImplementedError
@@ -70,7 +66,7 @@ class LayoutChanges:
         """
         self._parts.refuse("session.reset_compressor_state()")
         self._form.refuse_unnamed(names, now := trainable(self.model))
-        self._lay_out(names, now)
+        self._lay_out_anew(names, now)
 
     @torch.inference_mode(False)
     def add_parameters(self) -> tuple[str, ...]:
@@ -107,12 +103,12 @@ class LayoutChanges:
             means = self._synchronizer.merge() or {}
             copy_parameters(means, {name: each.detach() for name, each in self._parameters.items() if name in means})
         self._buffers.see_model()
-        self._lay_out(added.names, added.now)
+        self._lay_out_anew(added.names, added.now)
         if gossip:
             self._synchronizer.restart()
         return added.names
 
-    def _lay_out(self, names: Collection[str], now: Mapping[str, Parameter]) -> None:
+    def _lay_out_anew(self, names: Collection[str], now: Mapping[str, Parameter]) -> None:
         owed = self._step_hooks.owed.take()
         if isinstance(self._stages.now, GradientStage):
             self._synchronizer.flush()

@@ -31,6 +31,7 @@ from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import accumulation_dtype
 from gossamer.base.ops import AllReduceMean, Coalesced, Script
 from gossamer.base.runner import ScriptCost, run_script
+from gossamer.base.transport import Transport
 from gossamer.comm.mesh.collective_preference import prefer_collective
 from gossamer.comm.mesh.collective_selector import requested_collective
 from gossamer.comm.runtime.comm_streams import use_on_current_stream
@@ -39,26 +40,36 @@ from gossamer.train.checkpoint import reshard
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.averaged_state import AveragedState, averaged_keys
 from gossamer.train.engine.bucket import Bucket
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.engine.model_buffers import ModelBuffers
 from gossamer.train.engine.parameter_views import copy_parameters
 from gossamer.train.engine.report import Presence, by_value
 from gossamer.train.engine.unsent_gradients import Owed, forget_residuals, owed_gradients, take_up, unsent
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import session_checkpoint, uneven_inputs
 from gossamer.train.session.group_calls import GroupCalls
-from gossamer.train.session.loop_state import LoopingSession, loop_state
+from gossamer.train.session.loop_scaler import LoopScaler
 from gossamer.train.session.owed_gradients import add_owed, on_their_way
 from gossamer.train.session.recipe_choice import Written, refuse_small_batch
+from gossamer.train.session.session_status import SessionStatus
 from gossamer.train.session.startup_checks import optimizer_digest
+from gossamer.train.session.step_hooks import StepHooks
 from gossamer.train.session.validation import refuse_sparse_gradients, refuse_swapping
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.stages import StageSequence
 
 
-class SwitchingSession(LoopingSession, Protocol):
+class SwitchingSession(Protocol):
     """What a switch reads and replaces, of one session."""
 
+    model: nn.Module
     optimizer: Optimizer
     recipe: Recipe
+    status: SessionStatus
+    _transport: Transport
+    _buffers: ModelBuffers
+    _step_hooks: StepHooks
+    _loop_scaler: LoopScaler
     _attached: Recipe  # the one it began with
     _parameters: dict[str, Parameter]
     _group: GroupCalls
@@ -70,6 +81,7 @@ class SwitchingSession(LoopingSession, Protocol):
     _muted_at: int
 
     def _at(self) -> AggregationContext: ...
+    def _loop_state(self) -> LoopState: ...
 
 
 @dataclass(frozen=True)
@@ -155,7 +167,7 @@ def laid_out(session: SwitchingSession, recipe: Recipe, since: int) -> Following
                 case GossipStage(strategy=strategy):
                     strategy.rule(recipe.compressor).check(recipe.topology, transport.world, session._seed)
     stages = StageSequence(
-        recipe, session.optimizer, transport, group.comm_thread, loop_state(session), session._seed, since
+        recipe, session.optimizer, transport, group.comm_thread, session._loop_state(), session._seed, since
     )
     return Following(stages, stages.fragments(session._parameters))
 
