@@ -124,8 +124,10 @@ class StepHooks:
         yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
 
     def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
+        if optimizer is self._optimizer:
+            return
         self._tracked.see(optimizer)
-        if optimizer is self._optimizer or self._group.forked:
+        if self._group.forked:
             return
         synchronizer = self._session._synchronizer
         if not self._alone:

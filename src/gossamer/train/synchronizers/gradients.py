@@ -20,9 +20,9 @@ from gossamer.algorithms.strategies import GradientStage
 from gossamer.base import flight_recorder, rng
 from gossamer.base.tracing import active
 from gossamer.base.tracing.record_format import SpanKind
-from gossamer.comm.runtime.pipeline_tuner import PipelineTuner
+from gossamer.comm.runtime.pipeline import PipelineTuner
 from gossamer.errors import LoopError
-from gossamer.events import notice
+from gossamer.events import notice, sampled
 from gossamer.train.engine.bucket import (
     NO_INPUT,
     SUM,
@@ -191,7 +191,8 @@ class GradientSynchronizer(Synchronizer):
         if self._kept is not None:
             self._kept.clear()
         reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
-        reduction.kept, reduction.sampler, reduction.since = self._kept, self._loop.tensors, context.since
+        reduction.kept, reduction.since = self._kept, context.since
+        reduction.sampler = self._loop.tensors if sampled() else None
         flight_recorder.current.buckets = len(self._buckets)
         admits = presence == Presence.TRAINING and not self._admission.gates
         self._pending = PendingReduction(
