@@ -26,7 +26,6 @@ from typing import Any, Protocol
 import torch
 
 from gossamer.base.ops import AllGather
-from gossamer.errors import require
 
 DEPTH = 2
 
@@ -64,7 +63,8 @@ class Pipeline:
     """
 
     def __init__(self, window: int = DEPTH) -> None:
-        require(window >= 1, f"window counts the scripts that go on at once, at least 1, not {window}")
+        if window < 1:
+            raise ValueError(f"window counts the scripts that go on at once, at least 1, not {window}")
         self._window, self._count = window, 0
         self._turns: list[tuple[tuple[int, int], int, Advancing]] = []  # a heap; no two slots are equal
 

@@ -307,9 +307,6 @@ class StepReduction:
                 return None, nonfinite_tensor(each, staged.mean)
         return None
 
-    def costs(self) -> Mapping[str, float]:
-        return sum_costs(self.spent)
-
 
 def sum_costs(spent: Sequence[ScriptCost]) -> Mapping[str, float]:
     """By the names of events.StepEnded."""
@@ -376,11 +373,7 @@ class PendingReduction:
         for bucket in self.buckets:
             if bucket.state:
                 return True
-        return set(trained) != set(self._members)
-
-    @property
-    def _members(self) -> Sequence[int]:
-        return self.comm_thread.members(self.reduction.transport.world)
+        return set(trained) != set(self.comm_thread.members(self.reduction.transport.world))
 
     def _submit(self, part: Callable[[], Any], *, last: bool = False) -> Work[Any]:
         if self._before:
@@ -393,7 +386,8 @@ class PendingReduction:
         if not self._is_weighed(trained):
             return  # as all ranks find, now that the group is known
         step = self.reduction.at.step
-        self.reduction.weigh([rank for rank, member in enumerate(self._members) if member in trained], check)
+        members = self.comm_thread.members(self.reduction.transport.world)
+        self.reduction.weigh([rank for rank, member in enumerate(members) if member in trained], check)
         if self.reduction.at.step < step:
             for bucket in self.buckets:
                 bucket.roll_back()
@@ -445,7 +439,8 @@ class PendingReduction:
                 bucket.point(used)
             else:
                 bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
-            bucket.exchanged()
+        if self.reduction.kept is not None:
+            self.reduction.kept.exchanged()
         if not self.sparse.parameters:
             return blame
         if self.committed:
@@ -460,7 +455,8 @@ class PendingReduction:
         """Nobody makes the step: gradients are as they were, but for those that lie in buckets, which are gone."""
         for bucket in self.buckets:
             bucket.withdraw()
-            bucket.exchanged()
+        if self.reduction.kept is not None:
+            self.reduction.kept.exchanged()
 
 
 def _all(*jobs: Callable[[], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -115,7 +116,7 @@ class StepHooks:
         self, group: GroupCalls, check: ParameterCheck
     ) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler | StepHooks]:
         """What calls the hooks, until it is removed. To be exhausted."""
-        self._group, self._alone = group, group.alone
+        self._alone, self._pid = group.alone, group.pid  # a forked child has no part in the group
         if check.looks and not group.alone:
             self._extensions.add(check)
         yield from step_spans.hooks(self._model, self._optimizer, self._before_step, self._after_step)
@@ -127,7 +128,7 @@ class StepHooks:
         if optimizer is self._optimizer:
             return
         self._tracked.see(optimizer)
-        if self._group.forked:
+        if os.getpid() != self._pid:
             return
         synchronizer = self._session._synchronizer
         if not self._alone:
@@ -143,7 +144,7 @@ class StepHooks:
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The attached optimizer is about to make its step."""
-        if self._group.forked:
+        if os.getpid() != self._pid:
             return
         synchronizer, closure = self._session._synchronizer, has_closure(args, kwargs)
         self._extensions.begin_pass()
@@ -164,7 +165,7 @@ class StepHooks:
             self.momentum.before(synchronizer.step, closure=closure, touched=touched)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._group.forked:
+        if os.getpid() != self._pid:
             return
         if self.momentum is not None:
             self.momentum.after()
@@ -173,7 +174,7 @@ class StepHooks:
 
     def _step_skipped(self) -> None:
         """The scaler has left out the optimizer's step, for which the optimizer calls no hook."""
-        if not self._group.forked:
+        if os.getpid() == self._pid:
             self._extensions.begin_pass()
             self.manual_updates.remove()
             self._session._synchronizer.step_skipped()
@@ -187,7 +188,7 @@ class StepHooks:
             act()
 
     def _take_up_scaler(self, optimizer: Optimizer) -> bool:
-        if self._group.forked or not (optimizer is self._optimizer or self._foreign_guard.shares(optimizer)):
+        if os.getpid() != self._pid or not (optimizer is self._optimizer or self._foreign_guard.shares(optimizer)):
             return False
         if self._guards.total_norm is not None:
             raise scaler_of_parts()

@@ -41,6 +41,7 @@ from gossamer.train.engine.reduction import (
     PendingReduction,
     StepReduction,
     StepTrailer,
+    sum_costs,
     unsampled,
 )
 from gossamer.train.engine.report import NO_FLAGS, Presence, StepDecision, StepReport
@@ -313,7 +314,7 @@ class GradientSynchronizer(Synchronizer):
             self._seen = self._parameter_versions()
             self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
             self._passes += 1
-            self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
+            self._loop.ended(not pending.committed, {"waiting_seconds": waited, **sum_costs(pending.reduction.spent)})
             self._loop.judged("exchange", blame)
         if pending.reduction.shortage:  # on every rank
             raise undone(pending.reduction.shortage)

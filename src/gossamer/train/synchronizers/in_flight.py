@@ -18,7 +18,7 @@ from gossamer.base.runner import ScriptCost
 from gossamer.comm.runtime.comm_thread import Work
 from gossamer.train.engine.bucket import NO_INPUT, Bucket, KeptInputs
 from gossamer.train.engine.loop import StepCosts
-from gossamer.train.engine.reduction import StepReduction, StepTrailer, with_own, without_own
+from gossamer.train.engine.reduction import StepReduction, StepTrailer, sum_costs, with_own, without_own
 from gossamer.train.engine.report import Agreement, NonFiniteOrigin, StepDecision, unchanged
 from gossamer.train.synchronizers.base import SyncContext
 
@@ -136,7 +136,7 @@ class OutgoingRound:
             stop=decision.stop,
             parted=decision.parted,
             shortage=reduction.shortage,
-            costs=reduction.costs(),
+            costs=sum_costs(reduction.spent),
         )
         if blame is not None or decision.short or not reduction.total:
             return result

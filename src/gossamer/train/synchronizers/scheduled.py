@@ -70,7 +70,7 @@ class ScheduledSynchronizer(Synchronizer):
         self._kept = None if context.comm_thread.is_fixed else KeptInputs()
         self._merged: Mapping[str, Tensor] | None = None  # since this step, where it is the mean of the ranks' own
         # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
-        apart, frozen = schedule.delay > 0, None if task.keeps_alike else self._loop.frozen
+        apart, frozen = schedule.delay > 0, None if task.keeps_alike else (self._loop.frozen or None)
         self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=apart, frozen=frozen)
         rank, comm_thread, within = context.transport.rank, context.comm_thread, task.in_backward
         self._local = LocalSteps(
