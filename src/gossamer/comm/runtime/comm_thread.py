@@ -177,9 +177,13 @@ class CommThread:
         """Operations of several jobs that belong together."""
         return Transaction(self.recovery, admits=admits, prepare=prepare)
 
+    def as_transaction(self, job: Callable[[], T], *, admits: bool = False) -> Callable[[], T]:
+        """The job, whose operations are a transaction of their own; a job for this thread."""
+        return job if self.is_fixed else partial(self.transaction(admits=admits).run, job, last=True)
+
     def exchange(self, job: Callable[[], T], *, admits: bool = False) -> Work[T]:
         """Queue a job whose operations are a transaction of their own."""
-        return self.submit(partial(self.transaction(admits=admits).run, job, last=True))
+        return self.submit(self.as_transaction(job, admits=admits))
 
     def _work(self) -> None:
         torch.set_grad_enabled(False)  # of this thread: what is sent and remembered is part of no graph

@@ -143,7 +143,7 @@ class ParameterCheck(Extension):
 
     def text(self) -> str:
         """A checksum of each tensor, for `compare`."""
-        return json.dumps([_checksum(_flat(parameter)) for parameter in self._parameters.values()])
+        return json.dumps([_checksums([_flat(parameter)]) for parameter in self._parameters.values()])
 
     def compare(self, texts: Mapping[int, str], when: str, kind: str = "parameters") -> None:
         """Tell which tensors differ on which ranks, from their `text` by rank; nothing where none does.
@@ -293,14 +293,9 @@ def _checksums(parts: Iterable[Tensor]) -> int:
     """Of all of them, one after the other; 0 of none."""
     found = 0
     for part in parts:
-        found = _checksum(part, found)
+        for chunk in part.view(torch.uint8).split(CHUNK_BYTES):
+            found = crc32(memoryview(chunk.cpu().numpy()), found)
     return found
-
-
-def _checksum(flat: Tensor, before: int = 0) -> int:
-    for chunk in flat.view(torch.uint8).split(CHUNK_BYTES):
-        before = crc32(memoryview(chunk.cpu().numpy()), before)
-    return before
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -13,15 +13,15 @@ from torch.utils.hooks import RemovableHandle
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.transport import Transport
-from gossamer.comm.runtime.graph_capture import refuse_capture
 from gossamer.errors import LoopError
 from gossamer.train.engine.extension import Extensions, GradientUse
 from gossamer.train.engine.parameter_check import ParameterCheck
+from gossamer.train.engine.torch_hooks import refuse_capture
 from gossamer.train.moments.take_over import share_second_moment, take_over
 from gossamer.train.session import step_spans
 from gossamer.train.session.foreign_optimizers import (
     ForeignOptimizerGuard,
-    OptimizerStepHook,
+    ForeignStepHook,
     WeakParameters,
     has_closure,
 )
@@ -114,19 +114,17 @@ class StepHooks:
 
     def install(
         self, group: GroupCalls, check: ParameterCheck
-    ) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler | StepHooks]:
+    ) -> Iterator[RemovableHandle | ForeignStepHook | LoopScaler | StepHooks]:
         """What calls the hooks, until it is removed. To be exhausted."""
         self._alone, self._pid = group.alone, group.pid  # a forked child has no part in the group
         if check.looks and not group.alone:
             self._extensions.add(check)
         yield from step_spans.hooks(self._model, self._optimizer, self._before_step, self._after_step)
-        yield OptimizerStepHook(self._before_any_step)
+        yield ForeignStepHook(self._before_foreign_step, self._optimizer)
         yield self
         yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
 
-    def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
-        if optimizer is self._optimizer:
-            return
+    def _before_foreign_step(self, optimizer: Optimizer, closure: bool) -> None:
         self._tracked.see(optimizer)
         if os.getpid() != self._pid:
             return

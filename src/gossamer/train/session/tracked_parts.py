@@ -78,9 +78,8 @@ class TrackedParts:
             self._put_in(part, self._handed.pop(name))
 
     def see(self, optimizer: Optimizer) -> None:
-        """An optimizer makes a step."""
-        if optimizer is not self._optimizer:
-            self._stepped.add(optimizer)
+        """An optimizer other than the attached one makes a step."""
+        self._stepped.add(optimizer)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

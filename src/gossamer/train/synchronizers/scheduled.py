@@ -221,7 +221,7 @@ class ScheduledSynchronizer(Synchronizer):
         if self._kept is not None:
             self._kept.clear()
         exchange = partial(self._exchange, outgoing, participants, self.reference)
-        return self._context.comm_thread.transaction().run(exchange, last=True)
+        return self._context.comm_thread.as_transaction(exchange)()
 
     def _exchange(self, outgoing: OutgoingRound, polled: ScriptCost, reference: float | None) -> RoundResult:
         """Reduce and commit, among those of the participants who are still here."""
