@@ -15,8 +15,7 @@ Extensions, which are called in steps only while they are on:
     loop_scaler.py         the loop's GradScaler, given to attach or found
     owed_gradients.py      what a recipe before had not sent, for the next step's gradients
     manual_updates.py      parameters that a loop writes by hand
-    step_spans.py          forward, backward and the optimizer's step, for the trace
-    operator_profile.py    torch.profiler around the traced steps of chosen ranks
+    step_spans.py          forward, backward and the optimizer's step, for the trace; torch.profiler on chosen ranks
 
 To begin and to end:
 
