@@ -17,7 +17,7 @@ import torch
 from gossamer.comm.environment.host_info import machine
 from gossamer.plan.bench.interleave import Timer, interleave, seconds_of, spread
 from gossamer.train.checkpoint import digest
-from gossamer.train.session.tensor_hash import tensor_hashes
+from gossamer.train.session.startup_checks import tensor_hashes
 
 TENSORS = 32
 

@@ -18,3 +18,17 @@ def test_a_notice_has_no_control_characters(caplog: pytest.LogCaptureFixture) ->
     end()
     assert caplog.messages == ["rank 1 on host[2J1A:\tlost\n"]
     assert [event.message for event in heard if isinstance(event, events.Noticed)] == ["rank 1 on host]0;title"]
+
+
+def test_a_listener_without_steps_is_called_with_all_other_events() -> None:
+    all_events: list[events.Event] = []
+    others: list[events.Event] = []
+    ends = [events.subscribe(all_events.append), events.subscribe(others.append, takes_steps=False)]
+    step = events.StepEnded(step=1, seconds=0.1, skipped=False, data_seconds=0.0)
+    logged = events.Logged(step=1, values={"loss": 0.5})
+    for event in (step, logged):
+        events.emit(event)
+    for end in ends:
+        end()
+    assert all_events == [step, logged]
+    assert others == [logged]

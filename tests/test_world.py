@@ -17,7 +17,7 @@ import gossamer.train.world_state as module
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.errors import CheckpointError
 from gossamer.train.sampler import Shard
-from gossamer.train.session.tracked_loader import TrackedLoader
+from gossamer.train.session.tracked_parts import TrackedLoader
 from gossamer.train.world_state import WorldState, current
 from gossamer.world import World, init
 

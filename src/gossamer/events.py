@@ -290,20 +290,26 @@ CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})
 _listeners: list[Listener] = []
 _silent: list[Listener] = []  # those of them that show no notice
 _samplers: list[Listener] = []  # those of them that take samples
+_stepless: list[Listener] = []  # those of them that are not called with steps
 _begin_reports: Callable[[AttachRequest], str] | None = None
 
 
-def subscribe(listener: Listener, *, shows_notices: bool = True, takes_samples: bool = False) -> Callable[[], None]:
+def subscribe(
+    listener: Listener, *, shows_notices: bool = True, takes_samples: bool = False, takes_steps: bool = True
+) -> Callable[[], None]:
     """Call `listener` with every event from now on; returns the function that ends it.
 
     shows_notices: whether it brings notices before the user, who else finds them in the log. takes_samples: whether it
-    has a use for TensorsTold, which takes time to measure.
+    has a use for TensorsTold, which takes time to measure. takes_steps: whether it has a use for StepEnded, which comes
+    with every step; else it is not called with it.
     """
     _listeners.append(listener)
     if takes_samples:
         _samplers.append(listener)
     if not shows_notices:
         _silent.append(listener)
+    if not takes_steps:
+        _stepless.append(listener)
     return partial(_unsubscribe, listener)
 
 
@@ -323,7 +329,7 @@ def begin_reports(request: AttachRequest) -> str:
 
 def _unsubscribe(listener: Listener) -> None:
     _listeners.remove(listener)
-    for some in (_silent, _samplers):
+    for some in (_silent, _samplers, _stepless):
         if listener in some:
             some.remove(listener)
 
@@ -346,8 +352,10 @@ def ended_by(kind: type[BaseException] | None) -> Ended:
 
 
 def emit(event: Event) -> None:
+    left_out = _stepless if isinstance(event, StepEnded) else ()
     for listener in tuple(_listeners):
-        listener(event)
+        if listener not in left_out:
+            listener(event)
 
 
 def notice(message: str) -> None:

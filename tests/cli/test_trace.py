@@ -21,7 +21,7 @@ from gossamer.cli.trace import trace_command, write
 from gossamer.errors import GossamerError
 from gossamer.observe.trace.span_files import read_run
 from gossamer.observe.trace.timeline import build
-from gossamer.train.session.operator_profile import PROFILED
+from gossamer.train.session.step_spans import PROFILED
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from gossamer.train.sampler import Shard, taken_up
 from gossamer.train.sampler.position import Position, State
-from gossamer.train.session.tracked_loader import TrackedLoader
+from gossamer.train.session.tracked_parts import TrackedLoader
 
 Used = tuple[int, tuple[int, ...]]  # (epoch, samples)
 Make = Callable[[int, int], Shard]  # of rank and size

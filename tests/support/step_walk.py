@@ -14,6 +14,7 @@ import torch
 from support.virtual_workers import Worker, cluster
 
 import gossamer
+from gossamer.comm.runtime.worker_scope import WorkerScope, enter
 
 SOURCE = f"{Path(gossamer.__file__).parent}/"
 
@@ -61,6 +62,7 @@ def step_walk(recipe: str, at: int, names: tuple[str, ...] = ()) -> Walk:
     walk = Walk(names=names)
 
     def train(worker: Worker) -> None:
+        enter(WorkerScope())  # as in a process of its own: hooks of the other worker's session are not called
         first = worker.rank == 0
         model = torch.nn.Linear(64, 64, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

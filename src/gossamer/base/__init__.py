@@ -3,7 +3,6 @@
 ops           collective operations: all-reduce, all-gather, all-to-all; what each says about itself
 op_semantics  their reference semantics: the answers of all ranks, computed in one place
 coalesce      many scripts as one: operations of the same kind travel together
-relay         a script within another, each of its turns within a guard
 aggregation   State, AggregationContext and AggregationResult of a compressor
 layout        names, shapes and places of many tensors in one flat buffer
 peer_ops      operations of peers that do not move in step: push, pull, await, reply

@@ -294,7 +294,7 @@ trace_option = click.option(
 
 
 def check_ranks(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    from gossamer.train.session.operator_profile import read_ranks  # imports torch, which a command's help does without
+    from gossamer.train.session.step_spans import read_ranks  # imports torch, which a command's help does without
 
     try:
         if text is not None:
@@ -326,7 +326,7 @@ def check_profiled(steps: StepRange | None, profiled: str | None, world: int | N
         raise click.UsageError(
             "--torch-profiler profiles the steps that --trace names, and it names none: add --trace 100:102"
         )
-    from gossamer.train.session.operator_profile import read_ranks
+    from gossamer.train.session.step_spans import read_ranks
 
     ranks = read_ranks(profiled) or frozenset()
     if world is not None and (beyond := sorted(rank for rank in ranks if rank >= world)):
@@ -341,7 +341,7 @@ def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) ->
     """What the environment of workers says of it."""
     if steps is None:
         return {}
-    from gossamer.train.session.operator_profile import PROFILED
+    from gossamer.train.session.step_spans import PROFILED
 
     told = {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
     return told if profiled is None else told | {PROFILED: profiled}

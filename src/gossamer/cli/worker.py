@@ -33,7 +33,7 @@ def main() -> None:
     )
     aside = Aside(directory, rank)
     events.subscribe(recorder, takes_samples=True)
-    events.subscribe(StageMarks(RunFiles(directory), rank, worker.current_attempt()))
+    events.subscribe(StageMarks(RunFiles(directory), rank, worker.current_attempt()), takes_steps=False)
     stacks = DumpOnSignal(RunFiles(directory), rank)
     events.subscribe(stacks)
     _watch_for_the_end(rank)

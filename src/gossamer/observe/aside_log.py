@@ -252,7 +252,7 @@ class Aside:
         self.log.begin()
         collector = CollectorClock()
         self._ends = [
-            events.subscribe(self.log),
+            events.subscribe(self.log, takes_steps=False),
             watch_warnings(self.log.warned),
             watch_threads(self.log.failed),
             collector.install(),

@@ -11,7 +11,7 @@ import gossamer
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import RecipeError
 from gossamer.plan.profile.synthetic_shapes import assumed
-from gossamer.train.session.elastic_recipes import refuse_inelastic
+from gossamer.train.session.recipe_choice import refuse_inelastic
 from gossamer.train.traffic.traffic import estimate_traffic
 
 

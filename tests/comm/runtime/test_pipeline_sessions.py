@@ -6,8 +6,7 @@ import pytest
 import torch
 from support.virtual_workers import Worker, batch, cluster, network
 
-from gossamer.comm.runtime.pipeline import DEPTH, Pipeline
-from gossamer.comm.runtime.pipeline_tuner import FIRST_TRIAL, TRIAL_DEPTHS, PipelineTuner
+from gossamer.comm.runtime.pipeline import DEPTH, FIRST_TRIAL, TRIAL_DEPTHS, Pipeline, PipelineTuner
 
 FIRST = FIRST_TRIAL + len(TRIAL_DEPTHS)  # exchanges until the first comparison
 

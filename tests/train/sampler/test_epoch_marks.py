@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gossamer.train.sampler import Shard, StreamShard
-from gossamer.train.session.tracked_loader import TrackedLoader
+from gossamer.train.session.tracked_parts import TrackedLoader
 from gossamer.train.world_state import WorldState
 
 DATA = torch.arange(24)

@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler
 from gossamer.errors import CheckpointError
 from gossamer.train.sampler import Shard, position, taken_up
 from gossamer.train.sampler.position import Position
-from gossamer.train.session.tracked_loader import TrackedLoader
+from gossamer.train.session.tracked_parts import TrackedLoader
 
 READERS = {"indices": indices, "batches": batches, "tracked": tracked, "tracked, fetching ahead": tracked_ahead}
 OPTIONS = ("plain", "in order", "stratified", "stratified, in order", "a sampler")

@@ -6,7 +6,7 @@ from support.nightly import nightly
 from support.switched_training import EXACT, ROUNDED, loss_of_chain, sampled_chains
 
 from gossamer.errors import MismatchError
-from gossamer.train.session import local_merge, recipe_switch
+from gossamer.train.session import recipe_switch
 
 
 @pytest.mark.parametrize("seed", [*range(4), *nightly(*range(4, 12))])
@@ -67,5 +67,5 @@ def test_the_law_finds_a_broken_switch(twin, monkeypatch):
 def test_the_law_finds_differences_of_parameters_that_are_dropped(monkeypatch):
     chain = ["LocalSGD(period=2) + TopK(density=0.05)", "Dense()"]
     assert loss_of_chain(chain, 4, 3) == 0
-    monkeypatch.setattr(local_merge, "unsent", lambda bucket, *_: torch.zeros_like(bucket.flat))
+    monkeypatch.setattr(recipe_switch, "unsent", lambda bucket, *_: torch.zeros_like(bucket.flat))
     assert loss_of_chain(chain, 4, 3) > 0.1

@@ -22,7 +22,7 @@ from gossamer.base.peer_ops import PeerEvent, PeerScript, Receipt, Reply, Stamp
 from gossamer.comm.detached import DetachedTransport
 from gossamer.errors import ConnectError, PeerLost, Stopped
 from gossamer.train.session.session import Session
-from gossamer.train.synchronizers import pairwise_gossip, peer_endpoints, rejoin, termination
+from gossamer.train.synchronizers import pairwise_gossip, peer_endpoints, termination
 from gossamer.train.synchronizers.termination import TerminationProtocol
 
 
@@ -162,7 +162,7 @@ def test_a_lost_worker_comes_back_to_what_another_has(monkeypatch: pytest.Monkey
     ],
 )
 def test_who_comes_back_to_something_else_is_found(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejoin, name, broken)
+    monkeypatch.setattr(pairwise_gossip, name, broken)
     with pytest.raises(AssertionError):
         check_returns(monkeypatch)
 
@@ -173,7 +173,7 @@ def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -
     returns = Returns(monkeypatch)
     monkeypatch.setattr(state_transfer, "STATUS_SECONDS", 0.05)
     monkeypatch.setattr(state_transfer, "SEARCH_SECONDS", 0.1)
-    monkeypatch.setattr(rejoin, "has_ended", lambda: over)
+    monkeypatch.setattr(pairwise_gossip, "has_ended", lambda: over)
     returns.incarnations.count = 1
     worker = Worker(2, 3, DetachedTransport(2, 3))
     with heard() as found, pytest.raises(Stopped if over else PeerLost):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from gossamer.base.aggregation import FORM, Aggregation, AggregationContext, Agg
 from gossamer.base.kernels import Residual, all_finite, scratch_for, scratch_like
 from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.base.ops import AllGather, Payload
-from gossamer.base.relay import relayed
 from gossamer.base.term import Term
 from gossamer.errors import NotFinite
 
@@ -213,6 +212,21 @@ def mean_buffer_like(x: Tensor, out: Tensor | None) -> Tensor:
     return out if out is not None and out.dtype == dtype else scratch_like(x, dtype)
 
 
+def relayed(script: Aggregation, answer: Any = None) -> Aggregation:
+    """Go on with a script from `answer`, as `yield from` does from its beginning.
+
+    Neither operations nor answers are kept alive here: they are as large as buckets.
+    """
+    asked, answers = [], [answer]
+    del answer
+    while True:
+        try:
+            asked.append(script.send(answers.pop()))
+        except StopIteration as ended:
+            return cast(AggregationResult, ended.value)
+        answers.append((yield asked.pop()))
+
+
 def aggregate_finite(
     compressor: Compressor,
     x: FlatTensors,
@@ -240,7 +254,7 @@ def aggregate_finite(
                 raise
             short(failure)
         else:
-            return (yield from relayed(script, answer=(yield asked.pop())))
+            return (yield from relayed(script, (yield asked.pop())))
     del script  # and what it had allocated
     x.flat.zero_()
     # What is still owed may be what cannot be sent; nothing of this attempt will be remembered. What it looks like to

@@ -6,8 +6,7 @@ do not serve goes to plain torch.
 
 reference/   the truth in plain torch, a file for each format
 triton/      the same on a GPU
-dispatch     which of them serves a call
-gpu          whether Triton serves, and why not
+dispatch     which of them serves a call; whether Triton does, and why not
 library      the compiled loops: whether there are any, and how they are called
 quantize     8 bits, levels, signs, ternary and 2-bit codes, compiled
 float4       sign-and-exponent and sign-and-magnitude codes, compiled

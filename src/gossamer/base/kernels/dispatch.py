@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import warnings
 from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from functools import cache, partial, wraps
+from importlib import import_module
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
 
-from gossamer.base.kernels.gpu import gpu_kernel
+import torch
+from torch import Tensor
+
+from gossamer.base.kernels.library import KernelsError, wanted_kernels
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,3 +34,74 @@ def kernel(truth: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return called
 
     return made
+
+
+# -- tensors of a GPU --------------------------------------------------------------------------------------------------
+
+OLDEST = (7, 0)  # compute capability that Triton compiles for
+
+_interpreting = threading.RLock()
+
+INSTALL = "pip install 'gossamer[gpu]'"
+
+
+def gpu_kernel(name: str, arguments: tuple[object, ...], named: dict[str, Any]) -> Callable[..., Any] | None:
+    """Triton's kernel of that name where these arguments lie on a GPU; None where others serve."""
+    device = _device(arguments, named)
+    if device is None or (found := _module(device)) is None:
+        return None
+    kernel = getattr(found, name, None)
+    return None if kernel is None else partial(_on, device, kernel)
+
+
+def _on(device: torch.device, kernel: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Triton starts kernels on the current device, which need not be the one that the tensors lie on; its interpreter
+    serves one thread at a time."""
+    with _interpreting if device.type == "cpu" else torch.cuda.device(device):
+        return kernel(*arguments, **named)
+
+
+def _device(arguments: tuple[object, ...], named: dict[str, Any]) -> torch.device | None:
+    """Of the first tensor among the arguments, where Triton may serve it."""
+    for each in (*arguments, *named.values()):
+        if isinstance(each, Tensor):
+            served = each.device.type == "cuda" or (wanted_kernels() == "triton" and each.device.type == "cpu")
+            return each.device if served else None
+    return None
+
+
+@cache
+def _module(device: torch.device) -> ModuleType | None:
+    """The kernels for this device, or None and one notice where it has none. Raises KernelsError where they were
+    asked for by name."""
+    wish = wanted_kernels()
+    if wish in ("native", "reference"):
+        return None
+    if (problem := _problem(device)) is None:
+        return import_module("gossamer.base.kernels.triton")
+    if wish == "triton":
+        raise KernelsError(f"GOSSAMER_KERNELS=triton, but {problem}. Leave GOSSAMER_KERNELS unset.")
+    warnings.warn(f"{problem}: encoding on this GPU is plain torch, several times slower.", stacklevel=2)
+    return None
+
+
+def _problem(device: torch.device) -> str | None:
+    """Why Triton cannot serve this device, with what to do about it."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type == "cpu" and not interpreted:
+        return "tensors on processors are served by Triton's interpreter only (set TRITON_INTERPRET=1 to test with it)"
+    if device.type == "cuda" and not interpreted and torch.version.hip is None:
+        able = torch.cuda.get_device_capability(device)
+        if able < OLDEST:
+            return (
+                f"Triton compiles for compute capability {OLDEST[0]}.{OLDEST[1]}, and this GPU has {able[0]}.{able[1]}"
+            )
+    try:
+        import_module("triton")
+    except ImportError as error:
+        return f"Triton is not installed ({error}; {INSTALL})"
+    return None
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))

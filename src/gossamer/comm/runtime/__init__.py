@@ -3,10 +3,8 @@
 comm_thread     the communication thread: a queue of jobs, executed in order
 comm_streams    its CUDA stream of each device, and events that order it with the loop's
 transaction     operations that are finished or made again as a whole where the group changes
-pipeline        several scripts at once over one transport, in an order that is the same on every rank
-pipeline_tuner  auto-tuning of how many scripts go on at once
+pipeline        several scripts at once over one transport, in an order that is the same on every rank; their number
 peer_thread     scripts of peers that do not move in step, each in a thread of its own
-graph_capture   refuses to be recorded into a CUDA graph
 thread_count    the intra-op threads that the library's own threads may use
 worker_scope    which worker of this process the running code belongs to, where several share it
 uncaught_errors the traceback of an error that was raised on purpose, up to the user's line

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
@@ -75,7 +75,7 @@ class Work(Generic[T]):
         waiters: Waiters | None = None,
     ) -> None:
         self._job: Callable[[], T] | None = job
-        self._waiters = waiters or Waiters()
+        self._waiters = waiters
         self._streams, self._on_failure = streams, on_failure
         self._done = threading.Event()
         self._result: T
@@ -112,7 +112,7 @@ class Work(Generic[T]):
 
     def wait(self) -> T:
         if not self._done.is_set():
-            with current_worker().waiting(), self._waiters.waiting(self._done):
+            with current_worker().waiting(), self._waiters.waiting(self._done) if self._waiters else nullcontext():
                 self._done.wait()
         if self._failure is not None:
             raise self._failure
@@ -156,7 +156,7 @@ class CommThread:
         if self._closed:
             raise LoopError("the session is closed, so nothing can be sent any more. Call gossamer.attach(...) again.")
         self._thread_count.look()
-        ticket = Work(job, self._streams, on_failure, self.waiters)
+        ticket = Work(job, self._streams, on_failure, None if self.is_fixed else self.waiters)
         self._queue.put(ticket)  # type: ignore[arg-type]
         return ticket
 
@@ -177,9 +177,13 @@ class CommThread:
         """Operations of several jobs that belong together."""
         return Transaction(self.recovery, admits=admits, prepare=prepare)
 
+    def as_transaction(self, job: Callable[[], T], *, admits: bool = False) -> Callable[[], T]:
+        """The job, whose operations are a transaction of their own; a job for this thread."""
+        return job if self.is_fixed else partial(self.transaction(admits=admits).run, job, last=True)
+
     def exchange(self, job: Callable[[], T], *, admits: bool = False) -> Work[T]:
         """Queue a job whose operations are a transaction of their own."""
-        return self.submit(partial(self.transaction(admits=admits).run, job, last=True))
+        return self.submit(self.as_transaction(job, admits=admits))
 
     def _work(self) -> None:
         torch.set_grad_enabled(False)  # of this thread: what is sent and remembered is part of no graph

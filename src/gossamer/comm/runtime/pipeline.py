@@ -17,11 +17,15 @@ checkpoint says which it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from heapq import heappop, heappush
-from typing import Protocol
+from math import isfinite, nan
+from statistics import median
+from typing import Any, Protocol
 
-from gossamer.errors import require
+import torch
+
+from gossamer.base.ops import AllGather
 
 DEPTH = 2
 
@@ -59,7 +63,8 @@ class Pipeline:
     """
 
     def __init__(self, window: int = DEPTH) -> None:
-        require(window >= 1, f"window counts the scripts that go on at once, at least 1, not {window}")
+        if window < 1:
+            raise ValueError(f"window counts the scripts that go on at once, at least 1, not {window}")
         self._window, self._count = window, 0
         self._turns: list[tuple[tuple[int, int], int, Advancing]] = []  # a heap; no two slots are equal
 
@@ -80,3 +85,45 @@ class Pipeline:
             (_, round_), script, going = heappop(self._turns)
             if going.advance():
                 heappush(self._turns, (issue_slot(script, round_ + 1, self._window), script, going))
+
+
+# -- how many scripts advance at once, chosen by trial -----------------------------------------------------------------
+
+TRIAL_DEPTHS = (1, 2, 2, 1, 1, 2, 2, 1)  # their middles lie together: what changes from step to step favors neither
+FIRST_TRIAL, TRIAL_PERIOD = 3, 1000  # exchanges before the first, and from the beginning of one to that of the next
+
+
+class PipelineTuner:
+    """Tries the pipeline with one script and with DEPTH scripts at once, and keeps what let exchanges end sooner.
+
+    After a few exchanges, and after every thousand, TRIAL_DEPTHS is gone through; then ranks gather the medians of what
+    either depth took (so that a hiccup counts little) and keep the one whose sum over ranks is smaller. The choice
+    follows from the number of exchanges and from gathered numbers alone, so it is the same on every rank.
+    """
+
+    def __init__(self) -> None:
+        self._ended, self._kept = 0, DEPTH
+        self._took: dict[int, list[float]] = {window: [] for window in (1, DEPTH)}
+        self.window = DEPTH  # the depth of the exchange that is next, or goes on
+        self.over = False  # whether the exchange that ended was the last of a trial, so that ranks compare now
+
+    def ended(self, seconds: float | None) -> None:
+        """Record how long an exchange took; None where that is not representative, as on a rank without data."""
+        if seconds is not None:
+            self._took[self.window].append(seconds)
+        self._ended += 1
+        since = self._ended - FIRST_TRIAL
+        place = since % TRIAL_PERIOD if since >= 0 else since  # in the trial that goes on, or was the last to begin
+        if place == 0:
+            self._took = {window: [] for window in self._took}
+        self.window = TRIAL_DEPTHS[place] if 0 <= place < len(TRIAL_DEPTHS) else self._kept
+        self.over = place == len(TRIAL_DEPTHS)
+
+    def compare(self) -> Generator[AllGather, Any, None]:
+        """Keep the depth that all ranks together found faster; ranks that lack one do not count. 16 bytes each."""
+        mine = [median(seconds or [nan]) for seconds in self._took.values()]
+        heard = yield AllGather((torch.tensor(mine, dtype=torch.float64, device="cpu"),))
+        found = [both for both in (numbers.tolist() for (numbers,) in heard) if all(map(isfinite, both))]
+        if found:
+            one, several = map(sum, zip(*found, strict=True))
+            self.window = self._kept = DEPTH if several < one else 1

@@ -369,7 +369,8 @@ class KeptInputs:
     """
 
     def __init__(self, buckets: Iterable[Bucket] = ()) -> None:
-        for bucket in buckets:
+        self._buckets = [*buckets]
+        for bucket in self._buckets:
             bucket.keep_inputs()
         self._copies: dict[int, Tensor] = {}
         self._copied: set[int] = set()  # places of the reduction under way
@@ -379,6 +380,11 @@ class KeptInputs:
         """Another reduction begins."""
         self._copied.clear()
         self._there.clear()
+
+    def exchanged(self) -> None:
+        """The reduction is over."""
+        for bucket in self._buckets:
+            bucket.exchanged()
 
     def trust(self, place: int) -> None:
         """What goes in at a place stays where it is: whoever is going to write there has to `keep` it before."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from gossamer.base.kernels.crc import crc32
 from gossamer.base.layout import dense_stride
-from gossamer.errors import LoopError, MismatchError, require
+from gossamer.errors import AttachError, LayoutError, LoopError, MismatchError, require
 from gossamer.events import Parted, emit, notice
 from gossamer.train.engine.extension import Extension
 
@@ -143,7 +143,7 @@ class ParameterCheck(Extension):
 
     def text(self) -> str:
         """A checksum of each tensor, for `compare`."""
-        return json.dumps([_checksum(_flat(parameter)) for parameter in self._parameters.values()])
+        return json.dumps([_checksums([_flat(parameter)]) for parameter in self._parameters.values()])
 
     def compare(self, texts: Mapping[int, str], when: str, kind: str = "parameters") -> None:
         """Tell which tensors differ on which ranks, from their `text` by rank; nothing where none does.
@@ -293,14 +293,9 @@ def _checksums(parts: Iterable[Tensor]) -> int:
     """Of all of them, one after the other; 0 of none."""
     found = 0
     for part in parts:
-        found = _checksum(part, found)
+        for chunk in part.view(torch.uint8).split(CHUNK_BYTES):
+            found = crc32(memoryview(chunk.cpu().numpy()), found)
     return found
-
-
-def _checksum(flat: Tensor, before: int = 0) -> int:
-    for chunk in flat.view(torch.uint8).split(CHUNK_BYTES):
-        before = crc32(memoryview(chunk.cpu().numpy()), before)
-    return before
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -311,3 +306,38 @@ def _ranks(ranks: Sequence[int]) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - NAMED
     return ", ".join(f'"{name}"' for name in names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+# -- shapes, dtypes and devices ----------------------------------------------------------------------------------------
+
+
+class ParameterForm(Extension):
+    """Refuses parameters that are not any more what they were when the session laid them out."""
+
+    order = 2
+
+    def __init__(self, parameters: Mapping[str, Parameter]) -> None:
+        self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        self._kept = [(name, each, each.dtype, each.device) for name, each in parameters.items()]
+
+    def pass_began(self) -> None:
+        """Raise LayoutError where the model was moved or cast, as by model.double()."""
+        for name, parameter, dtype, device in self._kept:
+            if parameter.dtype is not dtype or parameter.device != device:
+                raise LayoutError(
+                    f'"{name}" was {dtype} on {device} at attach and is {parameter.dtype} on {parameter.device} now, '
+                    "and the buffers in which it is averaged are not, so the ranks would part without a word. Write "
+                    "model.to(...) before gossamer.attach(model, optimizer); in mid-run call session.close() first, "
+                    "and attach again."
+                )
+
+    def refuse_unnamed(self, names: Collection[str], parameters: Mapping[str, Parameter]) -> None:
+        """Raise where `names`, given to reset, are not all of `parameters` whose shape is another now."""
+        if unknown := [name for name in names if not isinstance(name, str) or name not in parameters]:
+            raise AttachError(
+                f"the model has no trainable parameters {unknown}. Names are those of model.named_parameters(), each "
+                "an argument of its own: session.reset_compressor_state('head.weight', 'head.bias')."
+            )
+        changed = [name for name, p in parameters.items() if name not in names and p.shape != self._shapes.get(name)]
+        if changed:
+            raise LayoutError(f"{changed} have other shapes now, too. Name them in the same call: reset('a', 'b').")

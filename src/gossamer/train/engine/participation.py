@@ -132,10 +132,8 @@ class ParticipationPoll:
 
     def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], ScriptCost]:
         """A function that waits for Participants on the rounds' communication thread, where it raises LoopError."""
-        if not self._apart:
-            transaction = self._comm_thread.transaction()
-            return partial(transaction.run, partial(self._meet, weight, passes, presence, self._still), last=True)
-        return self._comm_thread.submit(partial(self._meet, weight, passes, presence, self._still)).wait
+        meet = partial(self._meet, weight, passes, presence, self._still)
+        return self._comm_thread.submit(meet).wait if self._apart else self._comm_thread.as_transaction(meet)
 
     def looks(self, number: int) -> bool:
         """Whether frozen parameters are compared before the `number`-th round, so that all ranks must `hear`."""

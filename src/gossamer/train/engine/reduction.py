@@ -23,12 +23,10 @@ from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import within_range
 from gossamer.base.layout import FlatTensors, Layout, Slot, first_nonfinite
 from gossamer.base.ops import AllGather, AllReduceMean, Script
-from gossamer.base.relay import relayed
 from gossamer.base.runner import ScriptCost, ScriptRun, broadcast, run_script
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread, Work
-from gossamer.comm.runtime.pipeline import DEPTH, Pipeline
-from gossamer.comm.runtime.pipeline_tuner import PipelineTuner
+from gossamer.comm.runtime.pipeline import DEPTH, Pipeline, PipelineTuner
 from gossamer.comm.runtime.transaction import Transaction
 from gossamer.train.engine.bucket import Bucket, BucketInput, KeptInputs
 from gossamer.train.engine.device_failures import named, shortage
@@ -246,43 +244,39 @@ class StepReduction:
         return self._left[-1]
 
     def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
-        """The bucket's script; what fails on its device does so in its name."""
-        guard = partial(named, bucket.packed, self.transport.rank)
-        return (yield from relayed(self._guarded(bucket, fresh, scale), guard))
-
-    def _guarded(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
-        """The same in units that do not change when the loss scale does. Nothing infinite is sent."""
-        place, out = len(self._left), bucket.mean_buffer  # a script begins as soon as it is put in
-        if self.kept is None or not self.kept.restores(place, bucket.flat):
-            fresh.put(bucket.flat)
-        factor = self.factor / scale
-        if self.kept is not None:
-            if factor == 1.0 and out is not bucket.flat:
-                self.kept.trust(place)
-            else:
-                self.kept.keep(place, bucket.flat)
-        if factor != 1.0:
-            bucket.flat.mul_(factor)
-
-        def lost() -> None:
-            self._note_nonfinite(nonfinite_tensor(bucket, bucket.flat))
+        """The bucket's script, in units that do not change when the loss scale does. Nothing infinite is sent."""
+        with named(bucket.packed, self.transport.rank):  # what fails on the device does so over this bucket
+            place, out = len(self._left), bucket.mean_buffer  # a script begins as soon as it is put in
+            if self.kept is None or not self.kept.restores(place, bucket.flat):
+                fresh.put(bucket.flat)
+            factor = self.factor / scale
             if self.kept is not None:
-                self.kept.keep(place, bucket.flat)  # zeros are going to be written over it
+                if factor == 1.0 and out is not bucket.flat:
+                    self.kept.trust(place)
+                else:
+                    self.kept.keep(place, bucket.flat)
+            if factor != 1.0:
+                bucket.flat.mul_(factor)
 
-        def short(failure: BaseException) -> None:
-            self.first_nonfinite, self.shortage = SHORT_OF_MEMORY, shortage(bucket.packed, self.at.rank, failure)
-            if self.kept is not None:
-                self.kept.keep(place, bucket.flat)
+            def lost() -> None:
+                self._note_nonfinite(nonfinite_tensor(bucket, bucket.flat))
+                if self.kept is not None:
+                    self.kept.keep(place, bucket.flat)  # zeros are going to be written over it
 
-        sampler = self.sampler if self.sampler and self.weight and self.sampler.takes(bucket.layout) else None
-        if sampler is not None and out is bucket.flat:
-            out = torch.empty_like(out)  # what went in is to be measured
-        meter, at = Metered(), replace(self.at, step=self.at.step - self.since)
-        script = aggregate_finite(self.compressor, bucket.packed, bucket.state, at, out, lost, short)
-        staged = yield from (script if sampler is None else meter.run(script, at))
-        if sampler is not None and self.first_nonfinite == NOBODY and staged.finite:
-            sampler.measure(self.compressor, bucket.packed, staged, meter.nbytes, at)
-        self._staged[place] = self.keep(staged)
+            def short(failure: BaseException) -> None:
+                self.first_nonfinite, self.shortage = SHORT_OF_MEMORY, shortage(bucket.packed, self.at.rank, failure)
+                if self.kept is not None:
+                    self.kept.keep(place, bucket.flat)
+
+            sampler = self.sampler if self.sampler and self.weight and self.sampler.takes(bucket.layout) else None
+            if sampler is not None and out is bucket.flat:
+                out = torch.empty_like(out)  # what went in is to be measured
+            meter, at = Metered(), replace(self.at, step=self.at.step - self.since)
+            script = aggregate_finite(self.compressor, bucket.packed, bucket.state, at, out, lost, short)
+            staged = yield from (script if sampler is None else meter.run(script, at))
+            if sampler is not None and self.first_nonfinite == NOBODY and staged.finite:
+                sampler.measure(self.compressor, bucket.packed, staged, meter.nbytes, at)
+            self._staged[place] = self.keep(staged)
 
     def _sparse_mean(self, gradients: Mapping[str, Rows]) -> Script:
         """Nothing infinite is sent here either, nor anything whose sum might be."""
@@ -312,9 +306,6 @@ class StepReduction:
             if not staged.finite:
                 return None, nonfinite_tensor(each, staged.mean)
         return None
-
-    def costs(self) -> Mapping[str, float]:
-        return sum_costs(self.spent)
 
 
 def sum_costs(spent: Sequence[ScriptCost]) -> Mapping[str, float]:
@@ -357,12 +348,13 @@ class PendingReduction:
     admits: bool = True  # whether newcomers may be let in before it
     sent: int = 0  # how many buckets have left
     committed: bool = False
-    _transaction: Transaction = field(init=False)
+    _transaction: Transaction | None = None  # where the group may change meanwhile
     _work: list[Work[Any]] = field(default_factory=list)
     _before: list[Callable[[], object]] = field(default_factory=list)  # what the next job begins with
 
     def __post_init__(self) -> None:
-        self._transaction = self.comm_thread.transaction(admits=self.admits, prepare=self.reduction.prepare)
+        if not self.comm_thread.is_fixed:
+            self._transaction = self.comm_thread.transaction(admits=self.admits, prepare=self.reduction.prepare)
 
     def begin(
         self, warn: Callable[[Sequence[tuple[int, float]]], None], trained: Sequence[int], check: ParameterCheck
@@ -381,23 +373,21 @@ class PendingReduction:
         for bucket in self.buckets:
             if bucket.state:
                 return True
-        return set(trained) != set(self._members)
-
-    @property
-    def _members(self) -> Sequence[int]:
-        return self.comm_thread.members(self.reduction.transport.world)
+        return set(trained) != set(self.comm_thread.members(self.reduction.transport.world))
 
     def _submit(self, part: Callable[[], Any], *, last: bool = False) -> Work[Any]:
         if self._before:
             before, self._before = self._before, []
             part = partial(_all, *before, part)
-        return self.comm_thread.submit(partial(self._transaction.run, part, last=last))
+        job = part if self._transaction is None else partial(self._transaction.run, part, last=last)
+        return self.comm_thread.submit(job)
 
     def _weigh(self, trained: Sequence[int], check: ParameterCheck) -> None:
         if not self._is_weighed(trained):
             return  # as all ranks find, now that the group is known
         step = self.reduction.at.step
-        self.reduction.weigh([rank for rank, member in enumerate(self._members) if member in trained], check)
+        members = self.comm_thread.members(self.reduction.transport.world)
+        self.reduction.weigh([rank for rank, member in enumerate(members) if member in trained], check)
         if self.reduction.at.step < step:
             for bucket in self.buckets:
                 bucket.roll_back()
@@ -449,7 +439,8 @@ class PendingReduction:
                 bucket.point(used)
             else:
                 bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
-            bucket.exchanged()
+        if self.reduction.kept is not None:
+            self.reduction.kept.exchanged()
         if not self.sparse.parameters:
             return blame
         if self.committed:
@@ -464,7 +455,8 @@ class PendingReduction:
         """Nobody makes the step: gradients are as they were, but for those that lie in buckets, which are gone."""
         for bucket in self.buckets:
             bucket.withdraw()
-            bucket.exchanged()
+        if self.reduction.kept is not None:
+            self.reduction.kept.exchanged()
 
 
 def _all(*jobs: Callable[[], Any]) -> Any:

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gossamer.base.kernels import all_finite
 from gossamer.base.spans import active
-from gossamer.comm.runtime.graph_capture import refuse_capture
+from gossamer.errors import LoopError
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.sparse_gradients import entries
 
@@ -169,3 +169,23 @@ def drop_gradients(buckets: Iterable[Bucket]) -> None:
     for bucket in buckets:
         for parameter in bucket.parameters.values():
             parameter.grad = None
+
+
+# -- CUDA graphs, which would replay kernels and call no hook ----------------------------------------------------------
+
+
+def is_capturing() -> bool:
+    """Whether the caller's stream records a CUDA graph. Asks no GPU, and nothing where none was used."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture(what: str) -> None:
+    """Raise LoopError where `what`, a hook of a session, runs while a graph is recorded."""
+    if is_capturing():
+        raise LoopError(
+            f"a CUDA graph is recorded around {what}, where gossamer talks to the other workers: a replay calls no "
+            "hook, so every later step would be trained alone. Record forward and backward without their hooks: "
+            "model = torch.cuda.make_graphed_callables(model, (inputs,)) before gossamer.attach(model, optimizer), or "
+            'torch.compile(model, mode="reduce-overhead"); and leave loss.backward() and optimizer.step() outside of '
+            "torch.cuda.graph(...)."
+        )

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import socket
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +23,10 @@ from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import dtype_name, dtype_of
 from gossamer.base.transport import Transport
 from gossamer.comm.elastic.transport import elastic
-from gossamer.comm.runtime import open_sessions
-from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.errors import AttachError, LayoutError, LoopError, Stopped
+from gossamer.errors import AttachError, LayoutError, LoopError
 from gossamer.events import RecordOption
 from gossamer.train.checkpoint.reshard import agreed
 from gossamer.train.engine.arrays import Array, GivenGradients, as_tensor, leaf, like
-from gossamer.train.engine.extension import Extensions
 from gossamer.train.engine.frozen_parameters import FrozenParameters
 from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
 from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
@@ -40,24 +35,17 @@ from gossamer.train.engine.report import NonFiniteOrigin, with_weights
 from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import lifecycle_events, session_checkpoint, startup_checks, uneven_inputs
-from gossamer.train.session.closing_comparison import compared
-from gossamer.train.session.gradient_guards import NonFiniteMonitor
-from gossamer.train.session.group_calls import GroupCalls, leave
+from gossamer.train.session.core import SessionCore
 from gossamer.train.session.recipe_choice import Written, chosen_recipe
-from gossamer.train.session.scalars import sample_weight
-from gossamer.train.session.session_status import SessionStatus
-from gossamer.train.session.stop_blocks import StopBlocks
 from gossamer.train.session.transport_setup import begin_reports, transport_for
-from gossamer.train.synchronizers.base import Synchronizer
-from gossamer.train.synchronizers.solo import SoloSynchronizer
-from gossamer.train.synchronizers.stages import StageSequence, bucket_fragments
+from gossamer.train.synchronizers.stages import bucket_fragments
 from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic
 from gossamer.train.world_state import current
 
 Arrays = Mapping[str, Array]
 
 
-class ArraySession:
+class ArraySession(SessionCore):
     """Trains named arrays together with the other workers, as `recipe` says. One step of the loop:
 
         mean = session.give(gradients)
@@ -84,7 +72,8 @@ class ArraySession:
         MismatchError: where ranks are not alike.
     """
 
-    model = optimizer = None  # to the registry of open sessions
+    model: None = None  # to the registry of open sessions
+    optimizer: None = None
 
     def __init__(
         self,
@@ -106,35 +95,28 @@ class ArraySession:
         if transport is None:
             world = current()
             written = chosen_recipe(recipe, world)
-            self.recipe = resolve(written, world.size)
-            transport = transport_for(world, self.recipe)
+            resolved = resolve(written, world.size)
+            transport = transport_for(world, resolved)
             recorded = begin_reports(world, record, log_to)
         else:
-            self.recipe = resolve(recipe, transport.world)
+            resolved = resolve(recipe, transport.world)
         if elastic(transport) is not None:
             raise AttachError(
                 "workers of this run come and go, and a session of arrays keeps its group. Run a fixed number: "
                 "gossamer run --workers 4 --max-restarts 1."
             )
-        self._transport, self._seed = transport, seed
+        super().__init__(resolved, transport, seed)
         named: Mapping[str, Any] = self._tensors  # leaves with gradients, as parameters of a model are
         self._parameters: Mapping[str, Parameter] = named
         self._refuse_shared_work()
-        comm_thread = CommThread([each.device for each in self._tensors.values()], transport.make_progress)
-        self._group = GroupCalls(transport, comm_thread)
-        self._leave = weakref.finalize(self, leave, comm_thread, (transport,), self._group.pid)  # at exit, too
-        self.status = SessionStatus(self.recipe, transport, lambda: self.steps)
+        comm_thread = self._join()
         self.status.record = recorded
-        self._extensions, self._given, self._nonfinite = Extensions(), GivenGradients(), NonFiniteMonitor()
-        self._stop = StopBlocks(self.close, self._extensions, says=transport.rank == 0)
+        self._given = GivenGradients()
         self._check = ParameterCheck(None, self._parameters, verify, transport.rank, every=verify_every)
-        self._weighs, self._gave, self._uses = False, False, False
+        self._gave, self._uses = False, False
         self._versions: dict[str, int] = {}
-        optimizer = None if server_optimizer is None else server_optimizer([*self._tensors.values()])
-        self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
-        self._stages = StageSequence(self.recipe, optimizer, transport, comm_thread, self._loop_state(), seed)
-        fragments = self._stages.fragments(self._parameters)
-        self._layout = self._stages.layout_text(self._parameters, fragments)
+        self._beside: Mapping[str, Tensor] = {}  # arrays of the loop that ranks take over at the end of an epoch
+        fragments = self._lay_out(None if server_optimizer is None else server_optimizer([*self._tensors.values()]))
         place = transport.rank, transport.world
         events.emit(lifecycle_events.begun_with(self.recipe, fragments, place, tensors=len(self._tensors)))
         try:
@@ -144,11 +126,7 @@ class ArraySession:
         except BaseException:
             comm_thread.close()
             raise
-        open_sessions.register(self)
-        self._group.publish(lambda: self._synchronizer.roll_call)
-
-    def __repr__(self) -> str:
-        return self.status.text(self._tensors.values())
+        self._opened()
 
     def _refuse_shared_work(self) -> None:
         if self._transport.world > 1 and (owned := ownership(self.recipe.compressor, self._parameters)):
@@ -191,19 +169,9 @@ class ArraySession:
     # -- in the loop -----------------------------------------------------------------------------------------------
 
     @property
-    def steps(self) -> int:
-        """Steps so far: exchanges that were committed, or steps of this worker while workers train apart."""
-        return self._synchronizer.step
-
-    @property
     def parameters(self) -> dict[str, Array]:
         """The parameters as this worker has them now."""
         return {name: like(self._kinds[name], tensor) for name, tensor in self._tensors.items()}
-
-    @property
-    def accumulating(self) -> bool:
-        """Whether the gradients given so far make no step yet, as under EveryStep(accumulate=4)."""
-        return self._synchronizer.accumulating
 
     def give(self, gradients: Arrays, weight: float | None = None) -> dict[str, Array] | None:
         """Average the gradients of one backward pass, as the recipe says; under local training they come back as they
@@ -228,7 +196,7 @@ class ArraySession:
             )
         fresh = {name: self._fitting(name, array, "gradient") for name, array in self._all_of(gradients).items()}
         if weight is not None:
-            self._synchronizer.controls.weight, self._weighs = sample_weight(weight), True
+            self._weigh(weight)
         self._given.give(self._tensors, fresh)
         if self._synchronizer.controls.muted:
             return None
@@ -261,10 +229,7 @@ class ArraySession:
         for tensor in self._tensors.values():
             tensor.grad = None
         self._synchronizer.after_step()
-        if self._synchronizer.stopping:
-            self._stop.end()
-        elif self._synchronizer.last_pass is not None and self._stages.over(self._synchronizer.passes):
-            self._enter_next_stage()
+        self._step_over()
         return self._handed_out(parameters, kept=self._uses)
 
     def _written(self) -> dict[str, int]:
@@ -278,16 +243,6 @@ class ArraySession:
             for name, tensor in self._tensors.items()
         }
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let gradients add up on this rank: within the block `give` sends nothing and returns None."""
-        controls = self._synchronizer.controls
-        before, controls.muted = controls.muted, True
-        try:
-            yield
-        finally:
-            self._synchronizer.controls.muted = before
-
     def end_epoch(self, state: Arrays | None = None) -> tuple[dict[str, Array], dict[str, Array]]:
         """Wait until every rank is out of data: they may have different numbers of batches. Every rank calls it once
         per epoch. A rank that missed steps takes over parameters, and `state`, from one that made all of them.
@@ -299,29 +254,16 @@ class ArraySession:
             parameters and state to go on with.
         """
         self._extensions.begin_pass()
-        beside = {name: as_tensor(array).clone() for name, array in (state or {}).items()}
-        missed = 0 if self.should_stop else self._synchronizer.end_epoch()
-        while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
-            self._enter_next_stage(missed, beside)
-            missed = self._synchronizer.end_epoch()
-        if self._synchronizer.stopping:
-            self._stop.end()
-        if self._synchronizer.in_step:
-            self._catch_up(missed, beside)
+        self._beside = beside = {name: as_tensor(array).clone() for name, array in (state or {}).items()}
+        self._end_epoch()
+        self._beside = {}
         for tensor in self._tensors.values():
             tensor.grad = None
         return self.parameters, {name: like((state or {})[name], tensor) for name, tensor in beside.items()}
 
-    def _catch_up(self, missed: int, beside: Mapping[str, Tensor]) -> None:
-        tensors = [*self._tensors.values(), *beside.values()]
+    def _catch_up(self, missed: int) -> None:
+        tensors = [*self._tensors.values(), *self._beside.values()]
         self._group.together(partial(uneven_inputs.catch_up, tensors, [], missed, self._group))
-
-    def _enter_next_stage(self, missed: int = 0, beside: Mapping[str, Tensor] | None = None) -> None:
-        self._catch_up(missed, beside or {})  # so that all ranks enter it with the same parameters
-        self._enter_stage(self._synchronizer.passes)
-
-    def _enter_stage(self, passes: int) -> None:
-        self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
 
     def averaged_parameters(self) -> dict[str, Array]:
         """What the workers agree on, to evaluate and save: under local training the mean or the servers' parameters,
@@ -336,18 +278,7 @@ class ArraySession:
 
     # -- saving and ending -----------------------------------------------------------------------------------------
 
-    def request_stop(self) -> None:
-        """End training on every rank after the same step, once the next exchange has landed: `should_stop`."""
-        self._synchronizer.asked_to_stop = True
-
-    ask_to_stop = request_stop  # the registry's name
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether training is over, on every rank after the same step: `if session.should_stop: break`."""
-        return self._stop.over
-
-    stopping = should_stop
+    ask_to_stop, stopping = SessionCore.request_stop, SessionCore.should_stop  # former names
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of a checkpoint: its parameters, as torch tensors, and what the recipe remembers of them.
@@ -385,28 +316,8 @@ class ArraySession:
         self._gave = False
         return self.parameters
 
-    def close(self) -> None:
-        """End the session; every rank does. Parameters stay as they are."""
-        self._end("finished")
-
-    def _end(self, how: events.Ended) -> None:
-        if self._group.forked or not open_sessions.unregister(self):
-            return
-        if how == "finished":
-            self._synchronizer.end_run()
-        self._synchronizer.close()
-        closed = lifecycle_events.ended(self._tensors, self.steps, self._synchronizer, how)
-        events.emit(compared(closed, self._transport))
-        self._leave()
-
-    def __enter__(self) -> Self:
-        self._stop.blocks += 1
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self._stop.blocks -= 1
-        self._end(events.ended_by(kind))
-        return kind is not None and issubclass(kind, Stopped) and self.should_stop
+    def _held(self) -> Mapping[str, Tensor]:
+        return self._tensors
 
     # -- arrays ----------------------------------------------------------------------------------------------------
 

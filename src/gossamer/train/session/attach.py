@@ -15,15 +15,14 @@ from gossamer.errors import AttachError
 from gossamer.events import RecordOption
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.parameter_check import Verify
-from gossamer.train.session.device_check import check_devices
-from gossamer.train.session.global_batch import refuse_small_batch, with_global_batch
-from gossamer.train.session.gradient_guards import Scaler, scaler_of_parts, within_wrapper
+from gossamer.train.session.loop_scaler import Scaler, scaler_of_parts, within_wrapper
 from gossamer.train.session.model_parts import ModelParts
-from gossamer.train.session.recipe_choice import Written, chosen_recipe
+from gossamer.train.session.recipe_choice import Written, chosen_recipe, refuse_small_batch, with_global_batch
 from gossamer.train.session.session import Session
 from gossamer.train.session.step_spans import begin_tracing
 from gossamer.train.session.transport_setup import begin_reports, model_group, transport_for
 from gossamer.train.session.validation import (
+    check_devices,
     innermost,
     refuse,
     refuse_foreign_parameters,

@@ -34,7 +34,7 @@ ADD = (
 LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with gradients of its own"
 
 Watcher = Callable[[Optimizer, bool], None]  # whether its step has a closure
-_Watching = tuple[WorkerScope, weakref.WeakMethod[Watcher]]  # whose optimizers
+_Watching = tuple[WorkerScope, weakref.WeakMethod[Watcher], weakref.ref[Optimizer]]  # whose; all but the attached one
 
 _lock = threading.Lock()
 _watchers: tuple[_Watching, ...] = ()  # replaced, never changed: steps read it in other threads
@@ -42,12 +42,13 @@ _hook: RemovableHandle | None = None
 _told: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers of parameters that belong to no session
 
 
-class OptimizerStepHook:
-    """Calls `watcher`, a bound method that is held weakly, before every step of any optimizer of this worker."""
+class ForeignStepHook:
+    """Calls `watcher`, a bound method that is held weakly, before every step of this worker's optimizers other than
+    `attached`."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Watcher, attached: Optimizer) -> None:
         global _hook
-        self._watcher = (current_worker(), weakref.WeakMethod(watcher))
+        self._watcher = (current_worker(), weakref.WeakMethod(watcher), weakref.ref(attached))
         with _lock:
             _keep(self._watcher)
             if _hook is None:
@@ -77,9 +78,9 @@ def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
     if torch.compiler.is_compiling():
         return
-    for worker, each in _watchers:
-        watcher = each() if worker is current_worker() else None
-        if watcher is not None:
+    for worker, each, attached in _watchers:
+        foreign = worker is current_worker() and attached() is not optimizer
+        if foreign and (watcher := each()) is not None:
             watcher(optimizer, has_closure(args, kwargs))
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from gossamer.errors import AttachError, LoopError, NonFiniteError, require
+from gossamer.errors import LoopError, NonFiniteError, require
 from gossamer.events import Skipped, emit
-from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.extension import Extension, GradientUse
 from gossamer.train.engine.sparse_gradients import entries
+from gossamer.train.session.loop_scaler import Scaler
 from gossamer.train.session.scalars import number_in
 
 MAX_SKIPPED_STEPS = 5  # in a row, without a GradScaler, which needs more to find its scale
@@ -24,34 +23,12 @@ MAX_SKIPPED_STEPS = 5  # in a row, without a GradScaler, which needs more to fin
 TotalNorm = Callable[[Sequence[Parameter]], Tensor]
 
 
-class Scaler(Stateful, Protocol):
-    """The methods of torch.amp.GradScaler that a session uses."""
-
-    def get_scale(self) -> float: ...
-    def is_enabled(self) -> bool: ...
-    def step(self, optimizer: Optimizer, /, *args: Any, **kwargs: Any) -> Any: ...
-
-
-def within_wrapper(optimizer: object) -> Scaler | None:
-    """The GradScaler by which a wrapper makes its optimizer's steps, as AcceleratedOptimizer does; None without one."""
-    found = getattr(optimizer, "scaler", None)
-    return found if isinstance(found, torch.amp.GradScaler) else None
-
-
 class StepGuards(NamedTuple):
     """What attach was given to guard steps with."""
 
     scaler: Scaler | None = None
     clip_norm: float | None = None
     total_norm: TotalNorm | None = None  # of all gradients, where other ranks hold other parts of the model
-
-
-def scaler_of_parts() -> AttachError:
-    return AttachError(
-        "a GradScaler decides by the gradients on this rank whether to skip the step, and with mesh= other ranks hold "
-        "other parts of the model: some would skip it and others not. Train in bfloat16 without one: fully_shard(..., "
-        "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), or torch.autocast."
-    )
 
 
 class GradientClip(Extension):

@@ -36,9 +36,8 @@ from gossamer.errors import GossamerError, LoopError, Stopped
 from gossamer.train import checkpoint
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.extension import Extension, Extensions
-from gossamer.train.session.schedule_functions import explained
-from gossamer.train.session.tensor_hash import tensor_hashes
-from gossamer.train.session.tracked_parts import TrackedParts
+from gossamer.train.session.startup_checks import tensor_hashes
+from gossamer.train.session.tracked_parts import TrackedParts, explained
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.stages import StageSequence
 

@@ -6,7 +6,10 @@ LayoutChanges has the calls of a session that lead here: `reset_compressor_state
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,35 +20,37 @@ from gossamer.algorithms.compressors.sharded import settle
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GossipStage, GradientStage
 from gossamer.base.aggregation import AggregationContext
+from gossamer.errors import AttachError, GossamerError, LoopError, MismatchError
 from gossamer.train.engine.model_buffers import ModelBuffers
+from gossamer.train.engine.parameter_check import ParameterForm
 from gossamer.train.engine.parameter_views import copy_parameters, trainable
-from gossamer.train.session.added_parameters import agreed_on_all_ranks
+from gossamer.train.engine.report import Presence, by_value
+from gossamer.train.moments.frozen_variance import FrozenVariance
+from gossamer.train.moments.take_over import ownership
+from gossamer.train.session.core import SessionCore
+from gossamer.train.session.foreign_optimizers import listed
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.owed_gradients import add_owed, on_their_way
-from gossamer.train.session.parameter_form import ParameterForm
 from gossamer.train.session.session_checkpoint import copy_kept
+from gossamer.train.session.startup_checks import hand_out
 from gossamer.train.session.step_hooks import StepHooks
+from gossamer.train.session.validation import refuse_added, refuse_sparse_gradients
 from gossamer.train.sharding.local_shards import WholeParameters
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.stages import StageSequence
 
 
-class LayoutChanges:
+class LayoutChanges(SessionCore):
     """A session's calls that change which parameters it averages, or in what shapes."""
 
     model: nn.Module
     optimizer: Optimizer
-    recipe: Recipe
     _parameters: dict[str, Parameter]
     _parts: ModelParts
     _form: ParameterForm
-    _group: GroupCalls
-    _stages: StageSequence
-    _synchronizer: Synchronizer
     _step_hooks: StepHooks
     _buffers: ModelBuffers
-    _layout: str
 
     def _at(self) -> AggregationContext:
         raise NotImplementedError
@@ -61,7 +66,7 @@ class LayoutChanges:
         """
         self._parts.refuse("session.reset_compressor_state()")
         self._form.refuse_unnamed(names, now := trainable(self.model))
-        self._lay_out(names, now)
+        self._lay_out_anew(names, now)
 
     @torch.inference_mode(False)
     def add_parameters(self) -> tuple[str, ...]:
@@ -98,12 +103,12 @@ class LayoutChanges:
             means = self._synchronizer.merge() or {}
             copy_parameters(means, {name: each.detach() for name, each in self._parameters.items() if name in means})
         self._buffers.see_model()
-        self._lay_out(added.names, added.now)
+        self._lay_out_anew(added.names, added.now)
         if gossip:
             self._synchronizer.restart()
         return added.names
 
-    def _lay_out(self, names: Collection[str], now: Mapping[str, Parameter]) -> None:
+    def _lay_out_anew(self, names: Collection[str], now: Mapping[str, Parameter]) -> None:
         owed = self._step_hooks.owed.take()
         if isinstance(self._stages.now, GradientStage):
             self._synchronizer.flush()
@@ -150,3 +155,134 @@ def laid_out_anew(
     copy_kept(old, following.remembered(), without=names)
     following.take_over_from(before)
     return following, stages.layout_text(now, fragments)
+
+
+# -- parameters that the model has gained ------------------------------------------------------------------------------
+
+# All ranks compare what they are about to add before anything changes, so a refusal leaves every rank as it was.
+
+CALL = "session.add_parameters()"
+
+
+class AddingSession(Protocol):
+    """What is read of one session."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    recipe: Recipe
+    _parameters: dict[str, Parameter]
+    _group: GroupCalls
+    _stages: StageSequence
+    _synchronizer: Synchronizer
+    _step_hooks: StepHooks
+    _buffers: ModelBuffers
+
+
+@dataclass(frozen=True)
+class AddedParameters:
+    """What a session is to average from now on: all of it by name, and the names that it did not."""
+
+    now: Mapping[str, Parameter]
+    names: tuple[str, ...]
+    gone: tuple[str, ...]  # names of parameters that are frozen now, or not in the model
+
+    def text(self) -> str:
+        shapes = {name: f"{tuple(self.now[name].shape)} {self.now[name].dtype}" for name in self.names}
+        return json.dumps({"added": shapes, "gone": sorted(self.gone)})
+
+
+def agreed_on_all_ranks(session: AddingSession) -> AddedParameters:
+    """What the model has gained, the same on every rank, with rank 0's values of it and of its modules' buffers.
+
+    Raises LoopError, AttachError, RecipeError or MismatchError; nothing has changed then.
+    """
+    _refuse_unable(session)
+    found, refusal = _added(session.model, session._parameters), None
+    try:
+        _refuse_unserved(session, found)
+    except GossamerError as error:
+        refusal = error
+    if not session._group.alone:
+        session._synchronizer.meet_to_save(Presence.ADDING)
+        _compare(session, found, refusal)
+    if refusal is not None:
+        raise refusal
+    if not session._group.alone and (found.names or found.gone):
+        gained = session._step_hooks.watch.gained_modules()
+        buffers = [buffer for module in gained for buffer in module.buffers(recurse=False)]
+        frozen = [each for each in session.model.parameters() if not session._step_hooks.watch.knows(each)]
+        hand_out([*frozen, *buffers], session._group.all_gather_text, session._group.broadcast_)
+    return found
+
+
+def _added(model: nn.Module, attached: Mapping[str, Parameter]) -> AddedParameters:
+    now = trainable(model)
+    names = tuple(name for name, parameter in now.items() if attached.get(name) is not parameter)
+    return AddedParameters(now, names, tuple(name for name in attached if name not in now))
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def _refuse_unable(session: AddingSession) -> None:
+    """Raise LoopError for sessions whose parameters stay what they are, the same on every rank."""
+    again = "Call session.close() on every rank and gossamer.attach(model, optimizer, recipe) again"
+    if not session._group.comm_thread.is_fixed:
+        raise LoopError(
+            f"{CALL} does not work in an elastic run: a worker that joins later builds the model that its script "
+            "builds before gossamer.attach, without these parameters. Build them before attach and freeze them until "
+            "they are needed, or run a fixed number of workers: gossamer run --workers 4."
+        )
+    if not session._group.alone and not all(stage.in_lock_step for stage in session.recipe.strategy.stages):
+        raise LoopError(
+            f"{CALL} does not work with {session.recipe.strategy!r}: the other side holds the parameters in the "
+            f"layout that they had at attach. {again}, with the new parameters in the model."
+        )
+    if session._synchronizer.controls.muted or not session._synchronizer.between_steps:
+        raise LoopError(
+            f"{CALL} between backward() and optimizer.step(), or within session.no_sync(): these gradients would be "
+            "lost. Call it right after optimizer.step(), where session.accumulating is False."
+        )
+
+
+def _refuse_unserved(session: AddingSession, found: AddedParameters) -> None:
+    """Raise AttachError for parameters that attach would refuse, or that the recipe cannot take in at this step."""
+    added = {name: found.now[name] for name in found.names}
+    refuse_added(session.model, added)
+    refuse_sparse_gradients(session.model, session.recipe)
+    if session._group.alone:
+        return
+    held = {id(parameter) for group in session.optimizer.param_groups for parameter in group["params"]}
+    owned = ownership(session.recipe.compressor, added)
+    if outside := [name for name in owned if id(added[name]) not in held]:
+        raise AttachError(
+            f"{session.recipe.compressor!r} applies the attached optimizer's momentum, and that optimizer does not "
+            f'hold {listed(outside)}. Call optimizer.add_param_group({{"params": new_parameters}}) first.'
+        )
+    momentum = session._step_hooks.momentum
+    if owned and isinstance(momentum, FrozenVariance) and session._synchronizer.step >= momentum.owner.start:
+        raise AttachError(
+            f"{session.recipe.compressor!r} has frozen Adam's variance after its warm-up of {momentum.owner.start} "
+            f"steps, and {listed(list(owned))} would have none and never move. Call session.close() and "
+            "gossamer.attach(...) again, which begins another warm-up, or use CompressedAdam(), whose variance moves."
+        )
+
+
+def _compare(session: AddingSession, found: AddedParameters, refusal: GossamerError | None) -> None:
+    """Raise MismatchError on every rank where not all add the same parameters after the same step."""
+    mine: dict[str, Any] = {
+        "what": f"no parameter, {refusal}" if refusal is not None else found.text(),
+        "step": session._synchronizer.step,
+    }
+    heard = [json.loads(text) for text in session._group.all_gather_text(json.dumps(mine))]
+    if refusal is None and len({each["what"] for each in heard}) > 1:
+        raise MismatchError(
+            f"the ranks add different parameters: {by_value([each['what'] for each in heard])}. Nothing was changed. "
+            f"Build the same model on every rank before {CALL}."
+        )
+    if refusal is None and len({each["step"] for each in heard}) > 1:
+        steps = by_value([str(each["step"]) for each in heard])
+        raise LoopError(
+            f"the ranks call {CALL} after different steps: {steps}. Nothing was changed. Call it on every rank after "
+            "the same step."
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from statistics import fmean
 from typing import assert_never
 
@@ -23,7 +25,11 @@ from gossamer.algorithms.strategies import (
     SilentStage,
     Stage,
 )
+from gossamer.base.differing_tensor import differing_tensor
 from gossamer.base.transport import Transport
+from gossamer.comm.environment import here
+from gossamer.comm.environment.closing_exchange import exchange_at_end
+from gossamer.comm.environment.rendezvous import group_store
 from gossamer.train import checkpoint
 from gossamer.train.engine.averaged_state import averaged_bytes, averaged_keys
 from gossamer.train.engine.bucket import Bucket, layouts
@@ -31,7 +37,7 @@ from gossamer.train.engine.frozen_parameters import FrozenParameters, flags_byte
 from gossamer.train.engine.model_buffers import ModelBuffers, moving_buffers
 from gossamer.train.engine.parameter_views import state_of, trainable
 from gossamer.train.engine.report import control_bytes
-from gossamer.train.session.tensor_hash import tensor_hashes
+from gossamer.train.session.startup_checks import tensor_hashes
 from gossamer.train.sharding.local_shards import local_part
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.gossip_round import HEADER_BYTES
@@ -155,3 +161,28 @@ def ended(
 def _holds(own: Mapping[str, Tensor], agreed: Mapping[str, Tensor]) -> bool:
     """Whether the model's own tensors are those that were agreed on, as it would hold them."""
     return all(torch.equal(own[name], merged.to(own[name].dtype)) for name, merged in agreed.items() if name in own)
+
+
+# -- whether ranks on all machines end with the same model -------------------------------------------------------------
+
+_endings = count()  # of sessions that were compared in this process, in the same order on every rank
+
+
+def compared(closed: events.Closed, transport: Transport) -> events.Closed:
+    """`closed`, with whether the ranks on other machines ended alike, where they told it within a few seconds.
+
+    A launcher compares the ranks of its own machine.
+    """
+    store = group_store()
+    if store is None:  # of an elastic run, whose workers do not know a place in a job
+        return closed
+    job = here()
+    if job.local_world >= job.world or transport.world != job.world or closed.ended != "finished":
+        return closed
+    name, place = f"{next(_endings)}", (transport.rank, transport.world)
+    digests = exchange_at_end(store, f"{name}/digest", *place, closed.digest)
+    if digests is None or len({*digests}) == 1:
+        return replace(closed, agrees=None if digests is None else True)
+    texts = exchange_at_end(store, f"{name}/tensors", *place, json.dumps(dict(closed.tensors)))
+    differing = None if texts is None else differing_tensor(dict(enumerate(map(json.loads, texts))))
+    return replace(closed, agrees=False, differing=differing)

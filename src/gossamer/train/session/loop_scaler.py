@@ -1,16 +1,45 @@
-"""Loop scaler: finds the training loop's GradScaler, given to attach or as it first acts on averaged gradients."""
+"""Loop scaler: finds the training loop's GradScaler, given to attach or as it first acts on averaged gradients.
+
+A GradScaler has no hooks, and it calls the optimizer only if all gradients are finite. So the method `step` of a known
+scaler is wrapped on this one object, as torch's schedulers wrap an optimizer's, and unwrapped at the end.
+
+The first step of nearly every float16 run overflows. Where ranks skip a step there is no gradient, so that optimizers
+do nothing; but a GradScaler refuses to find none, and learns from infinite ones that the scale is too large. So
+`unscale_` and `step` of torch's class are wrapped while a session does not know of a scaler.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Self
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, Protocol, Self
 
+import torch
+from torch.amp import GradScaler
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import AveragingStage, GossipStage, GradientStage, SilentStage, Stage
+from gossamer.errors import AttachError, LoopError
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.session.gradient_guards import Scaler
-from gossamer.train.session.scaler_hook import SkippedStepHook
-from gossamer.train.session.untold_scaler import ScalerWatch
+from gossamer.train.engine.bucket import Bucket
+
+
+class Scaler(Stateful, Protocol):
+    """The methods of torch.amp.GradScaler that a session uses."""
+
+    def get_scale(self) -> float: ...
+    def is_enabled(self) -> bool: ...
+    def step(self, optimizer: Optimizer, /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def within_wrapper(optimizer: object) -> Scaler | None:
+    """The GradScaler by which a wrapper makes its optimizer's steps, as AcceleratedOptimizer does; None without one."""
+    found = getattr(optimizer, "scaler", None)
+    return found if isinstance(found, torch.amp.GradScaler) else None
 
 
 class LoopScaler:
@@ -60,3 +89,113 @@ class LoopScaler:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+# -- steps that the scaler leaves out ----------------------------------------------------------------------------------
+
+
+class SkippedStepHook:
+    """Calls `skipped`, a bound method that is held weakly, after scaler.step(optimizer) has not stepped `optimizer`."""
+
+    def __init__(self, scaler: Scaler, optimizer: Optimizer, skipped: Callable[[], None]) -> None:
+        self._scaler, self._stepped, self._removed = scaler, False, False
+        self._handle = optimizer.register_step_post_hook(self._see)
+        inner, told, attached = scaler.step, weakref.WeakMethod(skipped), weakref.ref(optimizer)
+
+        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            self._stepped = False
+            result = inner(optimizer, *args, **kwargs)
+            left_out = optimizer is attached() and not self._stepped and not self._removed
+            if left_out and (tell := told()) is not None:
+                tell()
+            return result
+
+        self._inner, self._step = inner, step
+        scaler.step = step  # type: ignore[method-assign]
+
+    def _see(self, *_: Any) -> None:
+        self._stepped = True
+
+    def remove(self) -> None:
+        """Give the scaler its own method back, unless somebody else has wrapped it meanwhile."""
+        self._removed = True
+        self._handle.remove()
+        if vars(self._scaler).get("step") is self._step:
+            self._scaler.step = self._inner  # type: ignore[method-assign]
+
+
+# -- a scaler that attach was not given --------------------------------------------------------------------------------
+
+Watcher = Callable[[Any, Optimizer], bool]
+
+_lock = threading.Lock()
+_watchers: tuple[weakref.WeakMethod[Watcher], ...] = ()  # replaced, never changed: other threads' scalers read it
+_plain: Mapping[str, Any] = {name: vars(GradScaler)[name] for name in ("unscale_", "step")}
+
+
+class ScalerWatch:
+    """Calls `found`, a bound method that is held weakly, before a GradScaler in use acts on any optimizer's gradients.
+
+    Where it returns true, the scaler's method is looked up anew, since it may be wrapped by now.
+    """
+
+    def __init__(self, found: Watcher) -> None:
+        self._watcher = weakref.WeakMethod(found)
+        with _lock:
+            _keep(self._watcher)
+
+    def remove(self) -> None:
+        with _lock:
+            _keep(without=self._watcher)
+
+
+def _keep(*more: weakref.WeakMethod[Watcher], without: weakref.WeakMethod[Watcher] | None = None) -> None:
+    global _watchers
+    _watchers = (*(each for each in _watchers if each is not without and each() is not None), *more)
+    for name, plain in _plain.items():
+        setattr(GradScaler, name, _watched(name) if _watchers else plain)
+
+
+def _watched(name: str) -> Any:
+    plain = _plain[name]
+
+    @wraps(plain)
+    def method(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        told = [watcher(scaler, optimizer) for each in _watchers if (watcher := each()) and scaler.is_enabled()]
+        if any(told):
+            return getattr(scaler, name)(optimizer, *args, **kwargs)
+        return plain(scaler, optimizer, *args, **kwargs)
+
+    return method
+
+
+def scaler_of_parts() -> AttachError:
+    return AttachError(
+        "a GradScaler decides by the gradients on this rank whether to skip the step, and with mesh= other ranks hold "
+        "other parts of the model: some would skip it and others not. Train in bfloat16 without one: fully_shard(..., "
+        "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), or torch.autocast."
+    )
+
+
+def refuse_late(recipe: Recipe, stage: Stage, buckets: Iterable[Bucket]) -> None:
+    """Raise LoopError where something is remembered, or under way, with the loss scale in it."""
+    match stage:
+        case GradientStage(delay=0, accumulates=False) if not any(bucket.state for bucket in buckets):
+            return
+        case AveragingStage() | SilentStage():
+            return
+        case GossipStage(strategy=strategy) if strategy.in_lock_step:
+            return
+    raise LoopError(
+        f"a GradScaler scales the loss, and gossamer.attach was not told: what {recipe} keeps of gradients has a scale "
+        "in it that changes, and would be added to gradients of another one. Write "
+        "gossamer.attach(model, optimizer, recipe, scaler=scaler)."
+    )
+
+
+def show_overflow(parameters: Iterable[Parameter]) -> None:
+    """Where a skipped step has left no gradient, make all infinite: a GradScaler then skips it on every rank alike."""
+    shown = list(parameters)
+    if all(parameter.grad is None for parameter in shown):
+        for parameter in shown:
+            parameter.grad = torch.full_like(parameter, torch.inf)

@@ -18,7 +18,7 @@ from gossamer.errors import LoopError
 from gossamer.train.engine.extension import Extension, Extensions
 from gossamer.train.engine.torch_hooks import BackwardMonitor
 from gossamer.train.session.foreign_optimizers import acts_around_steps
-from gossamer.train.session.tensor_hash import tensor_hashes
+from gossamer.train.session.startup_checks import tensor_hashes
 
 MOST_PASSES = 16  # without an optimizer's step or a change; a loop that updates by hand changes something sooner
 CHANGES = 2  # between passes, before they are told: one may be a checkpoint that is loaded after a first dry pass

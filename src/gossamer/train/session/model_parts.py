@@ -18,9 +18,9 @@ from gossamer.train.checkpoint.coordinated import LoadedCheckpoint
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.parameter_views import swapped_in
 from gossamer.train.engine.report import Agreement, unchanged
-from gossamer.train.session.closing_comparison import compared
 from gossamer.train.session.gradient_guards import TotalNorm
 from gossamer.train.session.group_calls import GroupCalls
+from gossamer.train.session.lifecycle_events import compared
 from gossamer.train.sharding.local_shards import parameters_of
 from gossamer.train.sharding.local_state import LocalModelState, LocalOptimizerState
 from gossamer.train.sharding.model_group import ModelGroup

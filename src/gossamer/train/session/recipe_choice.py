@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from gossamer import events
 from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.compressors.hierarchical import Hierarchical
+from gossamer.algorithms.compressors.sharded import Sharded
+from gossamer.algorithms.compressors.sparse_allreduce import SparseSum
 from gossamer.algorithms.recipes.advice_reference import read_recipe
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.recipes.validation import check_argument
+from gossamer.algorithms.strategies import EveryStep, GossipStage, ServerStage, SilentStage
+from gossamer.algorithms.strategies.global_batch import micro_batches
+from gossamer.algorithms.topologies import Hierarchy
 from gossamer.base.term import Term, Terms
-from gossamer.errors import RecipeError
+from gossamer.errors import AttachError, RecipeError
 from gossamer.train.world_state import WorldState
 
 Written = Recipe | Terms | Term | str | None
@@ -44,3 +52,84 @@ def compressor_alone(recipe: Written, world: WorldState, caller: str) -> Compres
             f"gossamer.attach(model, optimizer, {str(recipe)!r})."
         )
     return resolved.compressor
+
+
+# -- attach's global_batch and batch -----------------------------------------------------------------------------------
+
+
+def with_global_batch(recipe: Recipe, global_batch: int | None, batch: int | None) -> Recipe:
+    """The recipe whose steps have so many samples; the recipe itself where neither number was given.
+
+    Raises RecipeError for what is no number, and AttachError for numbers that make no steps, or a recipe of others.
+    """
+    if global_batch is None and batch is None:
+        return recipe
+    strategy = recipe.strategy
+    for name, value in (("global_batch", global_batch), ("batch", batch)):
+        check_argument(EveryStep, name, value)
+    try:
+        wanted = EveryStep(global_batch=global_batch, batch=batch)
+    except ValueError as error:
+        raise AttachError(f"gossamer.attach(..., global_batch={global_batch}, batch={batch}): {error}") from None
+    if strategy not in (EveryStep(), wanted):
+        raise AttachError(
+            f"global_batch={global_batch} and batch={batch} make steps of EveryStep(), each of so many samples, and "
+            f"this recipe's strategy is {strategy!r}, whose workers make steps otherwise. Write "
+            f'gossamer.attach(model, optimizer, "{recipe.compressor!r}", global_batch={global_batch}, batch={batch}), '
+            f"or leave out global_batch and batch."
+        )
+    return replace(recipe, strategy=wanted)
+
+
+def refuse_small_batch(recipe: Recipe, workers: int) -> None:
+    """Raise AttachError where so many workers, the most that will be there, cannot all have a part in a step."""
+    strategy = recipe.strategy
+    if isinstance(strategy, EveryStep) and strategy.global_batch is not None and strategy.batch is not None:
+        try:
+            micro_batches(strategy.global_batch, strategy.batch, workers)
+        except ValueError as error:
+            raise AttachError(f"{error} In an elastic run those are the MAX of --workers MIN:MAX.") from None
+
+
+# -- elastic runs ------------------------------------------------------------------------------------------------------
+
+
+def refuse_inelastic(recipe: Recipe) -> None:
+    """Raise AttachError for a recipe whose workers cannot come and go in lock step."""
+    for stage in recipe.strategy.stages:
+        if isinstance(stage, GossipStage):
+            raise _refusal(
+                recipe,
+                "neighbors hold different parameters, and there is none from which all could go on",
+                "A fixed run of Gossip('pairwise') outlives losses as it is: gossamer run --workers 4 --recipe "
+                "\"Gossip('pairwise')\"",
+            )
+        if isinstance(stage, SilentStage):
+            raise _refusal(
+                recipe, "its workers agree on no parameters, from which a newcomer could go on", "Write Dense()"
+            )
+        if isinstance(stage, ServerStage):
+            raise _refusal(
+                recipe,
+                "its workers do not move in step, and outlive losses without it",
+                "Write gossamer run --workers 4 --servers 1",
+            )
+        if stage.per_site is not None:
+            raise _refusal(recipe, "sites would change with every worker that comes or goes", "Leave out per_site")
+    for term in recipe.compressor.held():
+        if isinstance(term, Sharded | SparseSum | Hierarchical):
+            raise _refusal(
+                recipe,
+                f"with {type(term).__name__} each worker keeps what the group owes itself for a part of the tensors, "
+                "and parts would move with every worker that comes or goes",
+                f"Leave out {type(term).__name__}",
+            )
+    if isinstance(recipe.topology, Hierarchy):
+        raise _refusal(recipe, "nodes would change with every worker that comes or goes", "Leave out Hierarchy")
+
+
+def _refusal(recipe: Recipe, why: str, instead: str) -> AttachError:
+    return AttachError(
+        f"an elastic run cannot have the recipe {recipe!r}: {why}. {instead}; or run a fixed number of workers: "
+        "gossamer run --workers 4."
+    )

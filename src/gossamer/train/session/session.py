@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,41 +16,33 @@ from torch.utils.data import DataLoader
 
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.base.aggregation import AggregationContext
+from gossamer.base.aggregation import NO_MOMENTS, AggregationContext
 from gossamer.base.transport import Transport
 from gossamer.comm.elastic.transport import elastic
-from gossamer.comm.runtime import open_sessions
-from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.errors import Stopped
 from gossamer.train.checkpoint.state import Stateful
-from gossamer.train.engine.extension import Extensions
-from gossamer.train.engine.loop import JudgedAt
+from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
 from gossamer.train.engine.model_buffers import ModelBuffers
-from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
+from gossamer.train.engine.parameter_check import ParameterCheck, ParameterForm, Verify, check_verify
+from gossamer.train.engine.parameter_views import sparse_names
 from gossamer.train.engine.report import NonFiniteOrigin, Presence, settings, with_weights
+from gossamer.train.engine.tensor_sampler import TensorSampler
+from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.session import lifecycle_events, recipe_switch, session_checkpoint, uneven_inputs
-from gossamer.train.session.checkpointing import SessionCheckpoints, StrPath
 from gossamer.train.session.ddp_guard import guard_against_ddp
-from gossamer.train.session.deferred_metrics import DeferredMetrics
 from gossamer.train.session.first_batch import NO_BATCH, FirstBatch
-from gossamer.train.session.gradient_guards import NonFiniteMonitor, Scaler, StepGuards
-from gossamer.train.session.group_calls import GroupCalls, leave
+from gossamer.train.session.gradient_guards import StepGuards
 from gossamer.train.session.group_changes import GroupChanges, ShardedWorld, WorldChange
 from gossamer.train.session.layout_change import LayoutChanges
-from gossamer.train.session.loop_state import loop_state
+from gossamer.train.session.loop_scaler import Scaler
 from gossamer.train.session.model_parts import ModelParts
-from gossamer.train.session.parameter_form import ParameterForm
 from gossamer.train.session.recipe_choice import Written
-from gossamer.train.session.scalars import named_metrics, sample_weight
-from gossamer.train.session.session_status import SessionStats, SessionStatus
+from gossamer.train.session.scalars import DeferredMetrics, named_metrics
+from gossamer.train.session.session_checkpoint import SessionCheckpoints, StrPath
+from gossamer.train.session.session_status import SessionStats
 from gossamer.train.session.startup_checks import check_ranks_alike, fingerprint
 from gossamer.train.session.step_hooks import StepHooks
-from gossamer.train.session.stop_blocks import StopBlocks
 from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.sharding.local_shards import WholeParameters
-from gossamer.train.synchronizers.base import Synchronizer
-from gossamer.train.synchronizers.solo import SoloSynchronizer
-from gossamer.train.synchronizers.stages import StageSequence
 
 
 def _old_name(old: str, new: str) -> property:
@@ -88,34 +80,26 @@ class Session(LayoutChanges):
         scheduler: Stateful | None = None,
     ) -> None:
         check_verify(verify, verify_every)
-        self.model, self.optimizer, self.recipe, self.clip_norm = model, optimizer, recipe, clip_norm
+        super().__init__(recipe, transport, seed)
+        self.model, self.optimizer, self.clip_norm = model, optimizer, clip_norm
         self._attached, self._verified = recipe, f"{verify}, {verify_every}"  # `recipe` is the one in force
-        self._transport, self._world, self._seed = transport, world, seed
+        self._world = world
         self._tracked = TrackedParts(model, optimizer, scheduler, says=transport.rank == 0)
         self._parts = parts or ModelParts(model)
-        guards, self._extensions = StepGuards(scaler, clip_norm, self._parts.total_norm), Extensions()
+        guards = StepGuards(scaler, clip_norm, self._parts.total_norm)
         self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, guards, self._extensions)
         self._loop_scaler, self._form = self._step_hooks.loop_scaler, ParameterForm({})
         self._check = ParameterCheck(model, {}, verify, transport.rank, every=verify_every)
         self._adopt(self._parts.views)
-        recovery, devices = elastic(transport), [each.device for each in self._parameters.values()]
-        comm_thread = CommThread(devices, transport.make_progress, recovery)
-        self._group, self._metrics = GroupCalls(transport, comm_thread), DeferredMetrics(comm_thread)
-        transports = (transport, *self._parts.transports)
-        self._leave = weakref.finalize(self, leave, comm_thread, transports, self._group.pid)  # at exit, too
-        self._buffers, self._first_batch, self._nonfinite = ModelBuffers(model), FirstBatch(), NonFiniteMonitor()
-        self.status, self._muted_at = SessionStatus(recipe, transport, lambda: self.steps), -1
+        comm_thread = self._join(self._parts.transports)
+        self._metrics = DeferredMetrics(comm_thread)
+        self._buffers, self._first_batch = ModelBuffers(model), FirstBatch()
         job = self._parts.job(self._group, comm_thread)
         self._checkpoints = SessionCheckpoints(job, self.status, model, optimizer, self._tracked, self._saved)
         self._passes_before = 0  # this epoch
-        self._stop = StopBlocks(self.close, self._extensions, says=transport.rank == 0)
-        self._weighs = False  # no weight was said yet
-        self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
-        self._stages = StageSequence(recipe, optimizer, transport, comm_thread, loop_state(self), seed)
-        fragments = self._stages.fragments(self._parameters)
-        self._layout = self._stages.layout_text(self._parameters, fragments)
+        fragments = self._lay_out(optimizer)
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
-        self._changes = GroupChanges(recovery, weakref.proxy(self), comm_thread, self._extensions)
+        self._changes = GroupChanges(elastic(transport), weakref.proxy(self), comm_thread, self._extensions)
         try:
             if not self._changes.joins and not self._group.alone:
                 check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
@@ -135,16 +119,43 @@ class Session(LayoutChanges):
             *self._step_hooks.install(self._group, self._check),
             *self.status.watch(model, optimizer),
         ]
-        open_sessions.register(self)
-        self._group.publish(lambda: self._synchronizer.roll_call)
-
-    def __repr__(self) -> str:
-        return self.status.text(self._parameters.values())
+        self._opened()
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
     def _at(self) -> AggregationContext:
         return AggregationContext(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
+
+    def _loop_state(self) -> LoopState:
+        def now() -> StepContext:
+            scaler, momentum = self._loop_scaler, self._step_hooks.momentum
+            scale = None if scaler.scaler is None else scaler.scale()
+            return StepContext(
+                scale=scale,
+                settings=self._settings(scale),
+                moments=NO_MOMENTS if momentum is None else momentum.now(),
+                first_batch=self._first_batch.hash,
+                lap=self._world.lap,
+            )
+
+        return LoopState(
+            begins=self._extensions.begin_pass,
+            now=now,
+            scale=self._loop_scaler.scale,
+            buffers=self._buffers,
+            averaged=self._buffers.averaged,
+            frozen=self._buffers.frozen,
+            copies=WeightCopies(self.optimizer),
+            warn=FirstBatch.compare if self._transport.rank == 0 else lambda batches: None,
+            ended=self.status.step_ended,
+            judged=self._judge,
+            check=self._check,
+            agree=self._parts.agree,
+            agree_in_round=self._parts.agree_in_round,
+            sparse=partial(sparse_names, self.model),
+            tensors=TensorSampler(lambda: self.steps),
+            clips=self.clip_norm is not None,
+        )
 
     def _settings(self, scale: float | None) -> str:
         """Settings that must be alike in lock step. Under local training, one rank's scheduler may be a step behind."""
@@ -172,11 +183,6 @@ class Session(LayoutChanges):
         return self._loop_scaler.scaler
 
     @property
-    def steps(self) -> int:
-        """Steps so far: exchanges that were committed, or steps of the optimizer while workers train apart."""
-        return self._synchronizer.step
-
-    @property
     def stats(self) -> SessionStats:
         """Bytes, seconds and compression ratio of the last step and of all steps since attach, on this worker.
 
@@ -185,33 +191,18 @@ class Session(LayoutChanges):
         """
         return self.status.stats(self._parameters.values())
 
-    @property
-    def accumulating(self) -> bool:
-        """Whether more backward passes make this step: schedulers and a GradScaler are not to step before the last."""
-        return self._synchronizer.accumulating
-
     def set_batch_weight(self, weight: float) -> None:
         """Set how much this rank's batch counts in the mean gradient, sum(w g) / sum(w): usually len(batch).
 
         Call it before backward(), on every rank or on none (MismatchError at the next exchange). It persists until the
         next call.
         """
-        self._synchronizer.controls.weight, self._weighs = sample_weight(weight), True
+        self._weigh(weight)
 
     def log(self, metrics: Mapping[str, float | Tensor] | None = None, /, **more: float | Tensor) -> None:
         """Write numbers into the run's record: session.log(loss=loss), or session.log({"loss": loss}). Tensors of one
         entry as well, on a GPU, too: then nothing waits for them here."""
         self._metrics.log(self.steps, named_metrics(metrics, more))
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let gradients add up on this rank; the next backward outside sends the sum."""
-        controls, self._muted_at = self._synchronizer.controls, self._synchronizer.passes
-        before, controls.muted = controls.muted, True
-        try:
-            yield
-        finally:
-            self._synchronizer.controls.muted = before
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
@@ -228,22 +219,8 @@ class Session(LayoutChanges):
         with self._stop.epoch():
             yield
         self._step_hooks.manual_updates.settle()
-        missed = 0 if self.should_stop else self._synchronizer.end_epoch()
-        while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
-            self._enter_next_stage(missed)
-            missed = self._synchronizer.end_epoch()
-        if self._synchronizer.stopping:
-            self._stop.end()
-        if self._synchronizer.in_step:
-            self._catch_up(missed)
+        self._end_epoch()
         uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
-
-    def _enter_next_stage(self, missed: int = 0) -> None:
-        self._catch_up(missed)  # so that all ranks enter it with the same parameters
-        self._enter_stage(self._synchronizer.passes)
-
-    def _enter_stage(self, passes: int) -> None:
-        self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
 
     def _catch_up(self, missed: int) -> None:
         beside = (*self._loop_scaler.parts.values(), *self._tracked.schedulers())
@@ -263,13 +240,6 @@ class Session(LayoutChanges):
             yield model
 
     # -- between steps ---------------------------------------------------------------------------------------------
-
-    def _step_over(self) -> None:
-        synchronizer = self._synchronizer
-        if synchronizer.stopping:
-            self._stop.end()
-        elif synchronizer.last_pass is not None and self._stages.over(synchronizer.passes):
-            self._enter_next_stage()
 
     def _judge(self, what: JudgedAt, blame: NonFiniteOrigin | None) -> None:
         if blame is None and self._nonfinite.is_clear:
@@ -300,18 +270,6 @@ class Session(LayoutChanges):
         recipe_switch.switch(self, recipe, reason)
 
     # -- saving and ending -----------------------------------------------------------------------------------------
-
-    def request_stop(self) -> None:
-        """End training on every rank after the same step, once the next exchange has landed: see `should_stop`."""
-        self._synchronizer.asked_to_stop = True
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether training is over, on every rank after the same step: `if session.should_stop: break`. Otherwise the
-        loop's next step leaves the block of its epoch, or else `with gossamer.attach(...)`, or else the script, with
-        exit code 0.
-        """
-        return self._stop.over
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of what the recipe remembers, by parameter name. Never communicates."""
@@ -404,34 +362,21 @@ class Session(LayoutChanges):
     stopping = _old_name("stopping", "should_stop")
     reset = _old_name("reset", "reset_compressor_state")
 
-    def close(self) -> None:
-        """Leave the loop as it was found; the model and the optimizer stay as they are."""
-        self._end("finished")
-
-    def _end(self, how: events.Ended) -> None:
-        if self._group.forked or not open_sessions.unregister(self):
-            return
+    def _close(self, how: events.Ended) -> None:
         with self._checkpoints.ended(how := self._changes.ended(how)):
             for hook in (*self._hooks, self._parts):
                 hook.remove()
             if self._step_hooks.momentum is not None:
                 self._step_hooks.momentum.after()
             self._metrics.finish()
-            if how == "finished":
-                self._synchronizer.end_run()
-                self._changes.farewell()
-            self._synchronizer.close()
-            held = lifecycle_events.held(self.model)
-            closed = lifecycle_events.ended(held, self.steps, self._synchronizer, how)
-            events.emit(self._parts.whole(closed, self._transport))
-            self._leave()
+            super()._close(how)
 
-    def __enter__(self) -> Self:
-        self._stop.blocks += 1
-        return self
+    def _end_run(self) -> None:
+        super()._end_run()
+        self._changes.farewell()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        """Where this session was asked to stop, the script goes on after the block, on every rank."""
-        self._stop.blocks -= 1
-        self._end(events.ended_by(kind))
-        return kind is not None and issubclass(kind, Stopped) and self.should_stop
+    def _held(self) -> Mapping[str, Tensor]:
+        return lifecycle_events.held(self.model)
+
+    def _compared(self, closed: events.Closed) -> events.Closed:
+        return self._parts.whole(closed, self._transport)

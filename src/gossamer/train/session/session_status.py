@@ -83,16 +83,20 @@ class SessionStatus:
         self._steps, self._bytes_sent, self._bytes_received = 0, 0.0, 0.0
         self._began_at, self._waiting, self._communicating = self._last_at, 0.0, 0.0  # seconds of all steps
         self._last, self._last_costs = StepSeconds(0.0, 0.0, 0.0, 0.0), NO_COSTS
-        self._data = DataWait()
+        self._data: DataWait | None = None  # where anybody listens
         self.record = self.checkpoint = ""  # where they are
 
     def watch(self, model: nn.Module, optimizer: Optimizer) -> tuple[RemovableHandle, ...]:
         """Hooks that time the loop's data, where anybody listens."""
-        return self._data.watch(model, optimizer) if events.observed() else ()
+        if not events.observed():
+            return ()
+        self._data = DataWait()
+        return self._data.watch(model, optimizer)
 
     def saved(self) -> None:
         """What the loop does from now on is for its next batch; what it did was saving."""
-        self._data.begin()
+        if self._data is not None:
+            self._data.begin()
 
     def step_ended(self, skipped: bool, costs: StepCosts) -> None:
         costs, now = self._worker.step_costs(costs), self.clock()
@@ -106,7 +110,7 @@ class SessionStatus:
         self._waiting += last.waiting
         self._communicating += last.wire + last.codec
         self.recent.append((last, sent))
-        data = self._data.take()
+        data = 0.0 if self._data is None else self._data.take()
         events.emit(events.StepEnded(step=self._step(), seconds=seconds, skipped=skipped, data_seconds=data, **costs))
 
     def stats(self, parameters: Iterable[Tensor]) -> SessionStats:

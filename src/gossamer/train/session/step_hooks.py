@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -12,26 +13,25 @@ from torch.utils.hooks import RemovableHandle
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.transport import Transport
-from gossamer.comm.runtime.graph_capture import refuse_capture
 from gossamer.errors import LoopError
 from gossamer.train.engine.extension import Extensions, GradientUse
 from gossamer.train.engine.parameter_check import ParameterCheck
+from gossamer.train.engine.torch_hooks import refuse_capture
 from gossamer.train.moments.take_over import share_second_moment, take_over
 from gossamer.train.session import step_spans
 from gossamer.train.session.foreign_optimizers import (
     ForeignOptimizerGuard,
-    OptimizerStepHook,
+    ForeignStepHook,
     WeakParameters,
     has_closure,
 )
-from gossamer.train.session.gradient_guards import GradientClip, StepGuards, scaler_of_parts
+from gossamer.train.session.gradient_guards import GradientClip, StepGuards
 from gossamer.train.session.group_calls import GroupCalls
-from gossamer.train.session.loop_scaler import LoopScaler
+from gossamer.train.session.loop_scaler import LoopScaler, refuse_late, scaler_of_parts, show_overflow
 from gossamer.train.session.manual_updates import ManualUpdates
 from gossamer.train.session.model_watch import ModelWatch
 from gossamer.train.session.owed_gradients import OwedGradients
 from gossamer.train.session.tracked_parts import TrackedParts
-from gossamer.train.session.untold_scaler import refuse_late, show_overflow
 from gossamer.train.sharding.local_shards import LocalShards, WholeParameters
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.solo import SoloSynchronizer
@@ -114,19 +114,19 @@ class StepHooks:
 
     def install(
         self, group: GroupCalls, check: ParameterCheck
-    ) -> Iterator[RemovableHandle | OptimizerStepHook | LoopScaler | StepHooks]:
+    ) -> Iterator[RemovableHandle | ForeignStepHook | LoopScaler | StepHooks]:
         """What calls the hooks, until it is removed. To be exhausted."""
-        self._group, self._alone = group, group.alone
+        self._alone, self._pid = group.alone, group.pid  # a forked child has no part in the group
         if check.looks and not group.alone:
             self._extensions.add(check)
         yield from step_spans.hooks(self._model, self._optimizer, self._before_step, self._after_step)
-        yield OptimizerStepHook(self._before_any_step)
+        yield ForeignStepHook(self._before_foreign_step, self._optimizer)
         yield self
         yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
 
-    def _before_any_step(self, optimizer: Optimizer, closure: bool) -> None:
+    def _before_foreign_step(self, optimizer: Optimizer, closure: bool) -> None:
         self._tracked.see(optimizer)
-        if optimizer is self._optimizer or self._group.forked:
+        if os.getpid() != self._pid:
             return
         synchronizer = self._session._synchronizer
         if not self._alone:
@@ -142,7 +142,7 @@ class StepHooks:
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The attached optimizer is about to make its step."""
-        if self._group.forked:
+        if os.getpid() != self._pid:
             return
         synchronizer, closure = self._session._synchronizer, has_closure(args, kwargs)
         self._extensions.begin_pass()
@@ -163,7 +163,7 @@ class StepHooks:
             self.momentum.before(synchronizer.step, closure=closure, touched=touched)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._group.forked:
+        if os.getpid() != self._pid:
             return
         if self.momentum is not None:
             self.momentum.after()
@@ -172,7 +172,7 @@ class StepHooks:
 
     def _step_skipped(self) -> None:
         """The scaler has left out the optimizer's step, for which the optimizer calls no hook."""
-        if not self._group.forked:
+        if os.getpid() == self._pid:
             self._extensions.begin_pass()
             self.manual_updates.remove()
             self._session._synchronizer.step_skipped()
@@ -186,7 +186,7 @@ class StepHooks:
             act()
 
     def _take_up_scaler(self, optimizer: Optimizer) -> bool:
-        if self._group.forked or not (optimizer is self._optimizer or self._foreign_guard.shares(optimizer)):
+        if os.getpid() != self._pid or not (optimizer is self._optimizer or self._foreign_guard.shares(optimizer)):
             return False
         if self._guards.total_norm is not None:
             raise scaler_of_parts()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.base.spans import active
-from gossamer.base.spans.record_format import SpanKind
+from gossamer.base.spans.record_format import CLOCK_MARK, OPERATORS_SUFFIX, SpanKind
+from gossamer.base.spans.recorder import SpanRecorder
 from gossamer.errors import AttachError
 from gossamer.train.session.first_batch import tensors_in
-from gossamer.train.session.operator_profile import PROFILED, profile_as_told
 from gossamer.train.world_state import WorldState
 
 StepHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
@@ -93,3 +97,78 @@ def _backward_begins(gradient: Tensor) -> None:
     """The loss's gradient has come back to the model's output."""
     if active.recorder is not None:
         active.recorder.backward_begins()
+
+
+# -- torch.profiler around the traced steps of chosen ranks ------------------------------------------------------------
+
+# Its file is next to that of the spans and has the same name. A mark in it holds the time of this process's clock, by
+# which operators are placed on the clock of all ranks.
+
+PROFILED = "GOSSAMER_TORCH_PROFILER"
+MOST_PASSES = 50  # forward passes: each has thousands of operators, which wait in memory until the last one
+MARKS = 5  # of the clock, of which the promptest counts
+_RANKS = re.compile(r"[0-9]+(,[0-9]+)*")
+
+
+def read_ranks(text: str) -> frozenset[int] | None:
+    """As 0,2; None for all. Raises ValueError with the line to write."""
+    if text == "all":
+        return None
+    if not _RANKS.fullmatch(text):
+        raise ValueError(f'"{text}" names no ranks: write them with commas, such as 0,2, or "all"')
+    return frozenset(map(int, text.split(",")))
+
+
+def profile_as_told(recorder: SpanRecorder) -> None:
+    """Where the environment chooses this rank. Raises ValueError."""
+    text = os.environ.get(PROFILED)
+    if text and recorder.follow is None:
+        ranks = read_ranks(text)
+        if ranks is None or recorder.rank in ranks:
+            recorder.follow = OperatorProfile(recorder)
+
+
+class OperatorProfile:
+    """Called before each forward pass with whether it is recorded, by the thread that trains.
+
+    Not in hooks of the optimizer: torch wraps its step into a record_function, and a profiler that stops within one
+    crashes the process.
+    """
+
+    def __init__(self, recorder: SpanRecorder) -> None:
+        self._path = recorder.path.with_suffix(OPERATORS_SUFFIX)
+        self._profile: profile | None = None
+        self._left = MOST_PASSES
+
+    def __call__(self, recording: bool) -> None:
+        try:
+            if recording and self._profile is None and self._left:
+                self._begin()
+            elif self._profile is not None:
+                self._left -= 1
+                if not recording or not self._left:
+                    self._end(self._profile, full=recording)
+        except (OSError, RuntimeError, AssertionError) as error:  # as where the script runs a profiler of its own
+            self._profile, self._left = None, 0
+            _tell("operators are not profiled (%s). Training goes on.", str(error).split("\n")[0])
+
+    def _begin(self) -> None:
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        begun = profile(activities=kinds)
+        begun.start()
+        self._profile = begun
+        for _ in range(MARKS):
+            with record_function(f"{CLOCK_MARK}{time.perf_counter():.9f}"):
+                pass
+
+    def _end(self, ended: profile, *, full: bool) -> None:
+        self._profile = None
+        ended.stop()
+        if not self._path.exists():
+            ended.export_chrome_trace(str(self._path))
+        if full:
+            _tell("operators of %d forward passes are in %s, and no more are profiled.", MOST_PASSES, self._path.name)
+
+
+def _tell(text: str, *about: object) -> None:
+    logging.getLogger("gossamer").warning(text, *about)

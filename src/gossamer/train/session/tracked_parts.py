@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from gossamer import events
-from gossamer.errors import AttachError, LoopError
+from gossamer.errors import AttachError, LoopError, MismatchError
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.sampler import HubStreamShard, Shard, StreamShard
 from gossamer.train.session.foreign_optimizers import steps_through
-from gossamer.train.session.schedule_functions import functions_text, refuse_other_functions
-from gossamer.train.session.tracked_loader import RestoredLoader, TrackedLoader
 
 
 class TrackedParts:
@@ -77,9 +78,8 @@ class TrackedParts:
             self._put_in(part, self._handed.pop(name))
 
     def see(self, optimizer: Optimizer) -> None:
-        """An optimizer makes a step."""
-        if optimizer is not self._optimizer:
-            self._stepped.add(optimizer)
+        """An optimizer other than the attached one makes a step."""
+        self._stepped.add(optimizer)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -235,3 +235,195 @@ def _leaves(tree: Any) -> Iterator[Any]:
             waiting.extend(value.values() if isinstance(value, Mapping) else value)
         if not isinstance(value, list | tuple):
             yield value
+
+
+# -- functions of schedulers -------------------------------------------------------------------------------------------
+
+# LambdaLR and MultiplicativeLR compute rates by functions of the user's, which state_dict() does not hold. A newcomer
+# is given the others' state and computes with functions of its own, which may differ where they depend on len(loader).
+# So functions are compared by their values.
+
+Function = Callable[[int], Any]
+
+SHOWN = (1, 100, 10_000)  # steps whose values a message names
+LARGEST_STEP = 10**7
+REMEDY = (
+    "A scheduler's state_dict() does not hold the functions of LambdaLR or MultiplicativeLR, so each worker has its "
+    "own. Compute them from numbers that are the same whenever a worker comes, such as total = 10_000; or from "
+    "len(loader) before gossamer.attach, where world.size is the size with which the run began."
+)
+
+
+def functions_text(scheduler: Any) -> str:
+    """The values of all functions of a scheduler, and of those that it chains; "" where it has none."""
+    found = list(_functions(scheduler))
+    if not found:
+        return ""
+    shown = "; ".join(", ".join(f"{_value(each, step)} at step {step}" for step in SHOWN) for each in found)
+    digest = hashlib.sha256()
+    for function in found:
+        digest.update(" ".join(_value(function, step) for step in _steps()).encode())
+    return f"factors {shown}, in all {digest.hexdigest()[:8]}"
+
+
+def refuse_other_functions(name: str, scheduler: Any, others: Mapping[str, str]) -> None:
+    """Raise MismatchError for a newcomer's scheduler whose functions return other values than those of `others`.
+
+    others: `functions_text` of the schedulers of workers that train already, by "functions of " and their names.
+    """
+    mine, theirs = functions_text(scheduler), others.get(f"functions of {name}", "")
+    if mine != theirs:
+        raise MismatchError(
+            f"the functions of {name} return {mine or 'nothing'} on this worker and {theirs or 'nothing'} on the "
+            f"workers that train already, so learning rates would differ, and this worker does not go on. {REMEDY}"
+        )
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Add to a refusal within the block what to do about functions, if these differ."""
+    try:
+        yield
+    except MismatchError as refusal:
+        if "functions of" in str(refusal):
+            raise MismatchError(f"{refusal} {REMEDY}") from None
+        raise
+
+
+def _functions(scheduler: Any) -> Iterator[Function]:
+    inner = getattr(scheduler, "scheduler", scheduler)  # AcceleratedScheduler and the like
+    for each in getattr(inner, "_schedulers", ()):
+        yield from _functions(each)
+    seen: dict[int, Function] = {id(each): each for each in getattr(inner, "lr_lambdas", ()) if callable(each)}
+    yield from seen.values()
+
+
+def _steps() -> Iterator[int]:
+    """All small steps, then one in a hundred of as many: a difference of one percent in a length is found."""
+    step = 0
+    while step <= LARGEST_STEP:
+        yield step
+        step += max(1, step // 100)
+
+
+def _value(function: Function, step: int) -> str:
+    try:
+        return f"{float(function(step)):.9g}"
+    except Exception as error:  # a table that ends, or no number
+        return type(error).__name__
+
+
+# -- loaders, whose position is what the loop took ---------------------------------------------------------------------
+
+
+class TrackedLoader:
+    """A DataLoader over a shard, of a dataset or of a stream; its position is what the loop was given.
+
+    Everything else is the loader's own. A resumed run is given the batches that the interrupted one was not, with any
+    number of workers, persistent or not. What a dataset draws at random in workers starts anew there: seed it by the
+    index. Where workers of the group come or go, batches that were fetched ahead are dropped, and those of the new deal
+    are fetched.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        """Raises AttachError where batches taken do not tell which indices they hold."""
+        self._loader, self._shard = loader, _shard_of(loader)
+        self._batch_size = loader.batch_size or 1
+
+    def __iter__(self) -> Iterator[Any]:
+        shard = self._shard
+        shard.let_loader_count()  # not before: a loop may go on with the loader itself
+        as_loaded, resumed, before = shard.random_state, shard.resumed, torch.get_rng_state()
+        batches = self._begun()
+        # A new iterator draws a seed, which the run that was never interrupted did not: in the middle of an epoch, and
+        # where its workers persist.
+        if as_loaded is not None:
+            torch.set_rng_state(as_loaded)
+        elif resumed and self._loader.persistent_workers:
+            torch.set_rng_state(before)
+        while (yield from self._taken(batches)):
+            shard.go_on()
+            before = torch.get_rng_state()
+            batches = self._begun()
+            torch.set_rng_state(before)
+        shard.finish()
+
+    def _begun(self) -> Iterator[Any]:
+        self._shard.begin(self._batch_size)
+        return iter(self._loader)
+
+    def _taken(self, batches: Iterator[Any]) -> Generator[Any, None, bool]:
+        """Batches until they end, or until workers came or went: then true. What was fetched ahead under the deal
+        before and not taken belongs to whoever has it now."""
+        shard, changes = self._shard, self._shard.changes
+        for count, batch in enumerate(batches, 1):
+            if shard.changes != changes:  # while this batch was fetched
+                break
+            shard.take(count * self._batch_size)
+            yield batch
+            if shard.changes != changes:
+                break
+        return shard.changes != changes
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class RestoredLoader:
+    """A loader that has state_dict() and load_state_dict(), such as torchdata's StatefulDataLoader; all is its own.
+
+    Its iterators draw seeds from torch's generator. That of an epoch under way has drawn them before the checkpoint, so
+    whatever a restored one draws as it is made is taken back.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader, self._restored = loader, False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._restored:
+            before = torch.get_rng_state()
+            self._loader.state_dict()  # makes the iterator that goes on
+            torch.set_rng_state(before)
+        self._restored = False
+        return iter(self._loader)
+
+    def state_dict(self) -> Any:
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._loader.load_state_dict(state)
+        self._restored = True
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _shard_of(loader: DataLoader[Any]) -> Shard | StreamShard[Any]:
+    shard = loader.dataset if isinstance(loader.dataset, StreamShard) else _sampler_of(loader)
+    if loader.num_workers and not getattr(loader, "in_order", True):
+        raise AttachError(
+            "in_order=False hands out batches as workers finish them, so the number that was taken does not say which. "
+            "Leave it out."
+        )
+    if isinstance(shard, StreamShard) and loader.persistent_workers:
+        raise AttachError(
+            "workers that persist keep the position in the stream at which they were started, so a resumed run would "
+            "begin elsewhere. Leave persistent_workers out."
+        )
+    return shard
+
+
+def _sampler_of(loader: DataLoader[Any]) -> Shard:
+    if not isinstance(loader.sampler, Shard):
+        raise AttachError(
+            "this loader draws from a sampler or batch sampler of its own, so the number of batches that were taken "
+            "does not say where it stands. Write DataLoader(dataset, batch_size=..., sampler=world.shard(dataset)), or "
+            "give session.track a loader that has state_dict(), such as torchdata's StatefulDataLoader."
+        )
+    return loader.sampler

@@ -23,7 +23,7 @@ from gossamer.comm.process_group import ProcessGroupTransport
 from gossamer.comm.throttled import ThrottledTransport
 from gossamer.errors import AttachError, ConnectError
 from gossamer.events import AttachRequest, RecordOption
-from gossamer.train.session.elastic_recipes import refuse_inelastic
+from gossamer.train.session.recipe_choice import refuse_inelastic
 from gossamer.train.sharding.model_group import ModelGroup
 from gossamer.train.sharding.replica_mesh import refuse_overlap
 from gossamer.train.world_state import WorldState

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import EveryStep, GradientStage, ServerStage, Stage
 from gossamer.comm.runtime.open_sessions import OpenSession, open_sessions
 from gossamer.errors import AttachError
+from gossamer.events import notice
 from gossamer.train.engine.parameter_views import refuse_no_module, sparse_names, trainable
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session.ddp_guard import KEEP_DDP
@@ -299,4 +300,33 @@ def refuse_foreign_parameters(optimizer: Optimizer, model: nn.Module) -> None:
         raise AttachError(
             f"the optimizer holds {strangers} parameters that are not the model's, and nobody would average their "
             "gradients. Attach a model that contains them all, such as nn.ModuleList([model, loss])."
+        )
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+def check_devices(model: nn.Module, own: torch.device, workers: int) -> None:
+    """Say what is slower than it could be. own: the worker's device. workers: of the job.
+
+    Layers of one model may lie on several devices. Raises AttachError for a model on another worker's GPU.
+    """
+    devices = {parameter.device for parameter in trainable(model).values()}
+    _refuse_anothers(devices, own, workers)
+    if own.type != "cpu" and {device.type for device in devices} == {"cpu"}:
+        notice(
+            f"the model is in the host's memory and this worker has {own}, which stays idle. Write "
+            "model.to(world.device) before the optimizer and gossamer.attach; or CUDA_VISIBLE_DEVICES= before the "
+            "command, to train on processors with connections that are made for them."
+        )
+
+
+def _refuse_anothers(devices: Collection[torch.device], own: torch.device, workers: int) -> None:
+    there = {device for device in devices if device.type == own.type}
+    if workers > 1 and own.index is not None and there and own not in there:
+        where = ", ".join(sorted(map(str, there)))
+        raise AttachError(
+            f"the model is on {where} and this worker's own device is {own}: workers of one machine would share one "
+            "GPU, on which NCCL serves a single rank, and leave the others idle. Write model.to(world.device) before "
+            "the optimizer and gossamer.attach, or torch.cuda.set_device(world.device) before model.cuda()."
         )

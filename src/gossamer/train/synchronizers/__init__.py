@@ -6,12 +6,11 @@
     scheduled            ScheduledSynchronizer: rounds that travel while training goes on; asks a round_task
     parameter_averaging  the task of LocalSGD, DiLoCo and DelayedAveraging; delayed_gradients: of EveryStep(delay=...)
     in_flight            one round: what leaves, its reduction on the communication thread, its result
-    exact_mean           the uncompressed mean of all ranks' parameters and other state, for `merge`
     local_step_counter   counts the optimizer's steps between rounds and reports what they took
     solo                 SoloSynchronizer: a world of one, plain training
     hierarchical         HierarchicalLocalSGD: gradients within a site, scheduled rounds between all
     gossip               GossipAveraging, in lock step; gossip_round: one round of it
-    pairwise_gossip      PairwiseGossip, without lock step; rejoin: a lost worker that comes back
+    pairwise_gossip      PairwiseGossip, without lock step; lost workers that come back
     termination          how pairwise workers end together: leader, final mean, dismissal
     parameter_server     ServerSynchronizer: push and pull; peer_endpoints: opens and connects endpoints
 

@@ -20,9 +20,9 @@ from gossamer.algorithms.strategies import GradientStage
 from gossamer.base import flight_recorder, rng
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind
-from gossamer.comm.runtime.pipeline_tuner import PipelineTuner
+from gossamer.comm.runtime.pipeline import PipelineTuner
 from gossamer.errors import LoopError
-from gossamer.events import notice
+from gossamer.events import notice, sampled
 from gossamer.train.engine.bucket import (
     NO_INPUT,
     SUM,
@@ -41,6 +41,7 @@ from gossamer.train.engine.reduction import (
     PendingReduction,
     StepReduction,
     StepTrailer,
+    sum_costs,
     unsampled,
 )
 from gossamer.train.engine.report import NO_FLAGS, Presence, StepDecision, StepReport
@@ -191,7 +192,8 @@ class GradientSynchronizer(Synchronizer):
         if self._kept is not None:
             self._kept.clear()
         reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
-        reduction.kept, reduction.sampler, reduction.since = self._kept, self._loop.tensors, context.since
+        reduction.kept, reduction.since = self._kept, context.since
+        reduction.sampler = self._loop.tensors if sampled() else None
         flight_recorder.current.buckets = len(self._buckets)
         admits = presence == Presence.TRAINING and not self._admission.gates
         self._pending = PendingReduction(
@@ -312,7 +314,7 @@ class GradientSynchronizer(Synchronizer):
             self._seen = self._parameter_versions()
             self.phase = GradientPhase.AVERAGED if pending.committed else GradientPhase.FINISHED
             self._passes += 1
-            self._loop.ended(not pending.committed, {"waiting_seconds": waited, **pending.reduction.costs()})
+            self._loop.ended(not pending.committed, {"waiting_seconds": waited, **sum_costs(pending.reduction.spent)})
             self._loop.judged("exchange", blame)
         if pending.reduction.shortage:  # on every rank
             raise undone(pending.reduction.shortage)

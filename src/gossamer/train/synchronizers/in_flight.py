@@ -16,9 +16,10 @@ from gossamer.base.kernels import all_finite
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.base.runner import ScriptCost
 from gossamer.comm.runtime.comm_thread import Work
+from gossamer.events import sampled
 from gossamer.train.engine.bucket import NO_INPUT, Bucket, KeptInputs
 from gossamer.train.engine.loop import StepCosts
-from gossamer.train.engine.reduction import StepReduction, StepTrailer, with_own, without_own
+from gossamer.train.engine.reduction import StepReduction, StepTrailer, sum_costs, with_own, without_own
 from gossamer.train.engine.report import Agreement, NonFiniteOrigin, StepDecision, unchanged
 from gossamer.train.synchronizers.base import SyncContext
 
@@ -114,7 +115,7 @@ class OutgoingRound:
             keep=with_own if keeps else without_own,
             spent=[participants],
             kept=kept,
-            sampler=context.loop.tensors,
+            sampler=context.loop.tensors if sampled() else None,
         )
 
     def run(self, reduction: StepReduction, *, active: bool) -> RoundResult:
@@ -136,7 +137,7 @@ class OutgoingRound:
             stop=decision.stop,
             parted=decision.parted,
             shortage=reduction.shortage,
-            costs=reduction.costs(),
+            costs=sum_costs(reduction.spent),
         )
         if blame is not None or decision.short or not reduction.total:
             return result

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch import Tensor
 from gossamer import events
 from gossamer.algorithms.strategies import PeriodicSchedule, SyncRound
 from gossamer.base import rng
-from gossamer.base.runner import ScriptCost
+from gossamer.base.ops import AllReduceMean, Coalesced, Script
+from gossamer.base.runner import ScriptCost, run_script
+from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_streams import use_on_current_stream
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.train.engine.averaged_state import AveragedState
@@ -28,7 +30,6 @@ from gossamer.train.engine.reduction import StepTrailer, sum_costs, unsampled
 from gossamer.train.engine.report import NO_FLAGS, Presence, StepReport
 from gossamer.train.engine.torch_hooks import LoopControls
 from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer, without_unsent
-from gossamer.train.synchronizers.exact_mean import ExactMean
 from gossamer.train.synchronizers.in_flight import (
     Fragment,
     InFlightRound,
@@ -70,7 +71,7 @@ class ScheduledSynchronizer(Synchronizer):
         self._kept = None if context.comm_thread.is_fixed else KeptInputs()
         self._merged: Mapping[str, Tensor] | None = None  # since this step, where it is the mean of the ranks' own
         # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
-        apart, frozen = schedule.delay > 0, None if task.keeps_alike else self._loop.frozen
+        apart, frozen = schedule.delay > 0, None if task.keeps_alike else (self._loop.frozen or None)
         self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=apart, frozen=frozen)
         rank, comm_thread, within = context.transport.rank, context.comm_thread, task.in_backward
         self._local = LocalStepCounter(
@@ -221,7 +222,7 @@ class ScheduledSynchronizer(Synchronizer):
         if self._kept is not None:
             self._kept.clear()
         exchange = partial(self._exchange, outgoing, participants, self.reference)
-        return self._context.comm_thread.transaction().run(exchange, last=True)
+        return self._context.comm_thread.as_transaction(exchange)()
 
     def _exchange(self, outgoing: OutgoingRound, polled: ScriptCost, reference: float | None) -> RoundResult:
         """Reduce and commit, among those of the participants who are still here."""
@@ -397,3 +398,35 @@ class ScheduledSynchronizer(Synchronizer):
     def close(self) -> None:
         self._local.close()
         self._poll.close()
+
+
+# -- the uncompressed mean of all ranks' parameters and other state, for `merge` ---------------------------------------
+
+
+@dataclass(frozen=True)
+class ExactMean:
+    """Parameters, by bucket, and the state that is averaged along."""
+
+    buckets: Sequence[Bucket]
+    averaged_state: AveragedState
+
+    def run(self, transport: Transport) -> ScriptCost:
+        """Average them over all ranks. On the communication thread, while the training thread waits."""
+        flats = [bucket.gather_parameters(torch.empty_like(bucket.flat)) for bucket in self.buckets]
+        numbers = self.averaged_state.numbers()
+        return run_script(_means(flats if numbers is None else [*flats, numbers]), transport)
+
+    def by_name(self, means: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The result of `run`, by the names of the model's tensors."""
+        use_on_current_stream(means)
+        found = {
+            slot.name: slot.view(mean)
+            for bucket, mean in zip(self.buckets, means, strict=False)
+            for slot in bucket.layout
+        }
+        along = means[len(self.buckets) :]
+        return found if not along else {**found, **self.averaged_state.named(along[0])}
+
+
+def _means(flats: Sequence[Tensor]) -> Script:
+    return (yield Coalesced(tuple(AllReduceMean(flat, out=flat) for flat in flats)))

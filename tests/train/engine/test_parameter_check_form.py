@@ -12,7 +12,7 @@ from support.virtual_workers import Worker, batch, cluster, loss_of, network, pa
 from torch import Tensor, nn
 
 from gossamer.errors import AttachError, LayoutError
-from gossamer.train.session.parameter_form import ParameterForm
+from gossamer.train.engine.parameter_check import ParameterForm
 
 CASTS: dict[str, Callable[[nn.Module], Any]] = {
     "float": lambda model: model.float(),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.train.session.scaler_hook import SkippedStepHook
+from gossamer.train.session.loop_scaler import SkippedStepHook
 
 
 class Loop:

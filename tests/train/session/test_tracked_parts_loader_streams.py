@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gossamer.errors import AttachError
 from gossamer.train.checkpoint.reshard import fold_positions
-from gossamer.train.session.tracked_loader import TrackedLoader
+from gossamer.train.session.tracked_parts import TrackedLoader
 from gossamer.train.world_state import WorldState
 
 TOTAL = 37  # 19 and 18 items on two ranks

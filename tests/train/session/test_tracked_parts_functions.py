@@ -13,7 +13,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, MultiplicativeLR, SequentialLR
 
 from gossamer.errors import MismatchError
-from gossamer.train.session.schedule_functions import explained, functions_text, refuse_other_functions
+from gossamer.train.session.tracked_parts import explained, functions_text, refuse_other_functions
 
 
 def optimizer() -> torch.optim.Optimizer:

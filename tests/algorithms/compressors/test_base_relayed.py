@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
-from gossamer.base.relay import relayed
+from gossamer.algorithms.compressors.base import relayed
 
 
 class Large:
@@ -50,25 +49,6 @@ def asked(relay: Callable[..., Any]) -> tuple[list[int], int]:
 
 def test_questions_answers_and_the_result_are_passed_on() -> None:
     assert asked(relayed) == asked(plain) == ([0, 1, 2], 33)
-
-
-def test_every_turn_is_within_the_guard_and_no_wait_is() -> None:
-    inside = [False]
-    seen: list[bool] = []
-
-    @contextmanager
-    def guard() -> Iterator[None]:
-        inside[0] = True
-        yield
-        inside[0] = False
-
-    def turns() -> Generator[None, None, None]:
-        for _ in range(2):
-            seen.append(inside[0])
-            yield
-
-    seen.extend(inside[0] for _ in relayed(turns(), guard))
-    assert seen == [True, False, True, False]
 
 
 @pytest.mark.parametrize(("relay", "kept"), [(relayed, False), (plain, False), (keeping, True)])

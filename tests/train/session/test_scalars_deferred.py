@@ -11,8 +11,8 @@ from support.virtual_workers import heard, subscribed
 
 from gossamer import events
 from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.train.session import deferred_metrics
-from gossamer.train.session.deferred_metrics import DeferredMetrics
+from gossamer.train.session import scalars
+from gossamer.train.session.scalars import DeferredMetrics
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def thread() -> Any:
 @pytest.fixture
 def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every tensor lay on a GPU."""
-    monkeypatch.setattr(deferred_metrics, "_lies_elsewhere", torch.is_tensor)
+    monkeypatch.setattr(scalars, "_lies_elsewhere", torch.is_tensor)
 
 
 def test_numbers_that_are_here_are_told_at_once(thread: CommThread) -> None:

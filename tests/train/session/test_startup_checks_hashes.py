@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gossamer.base.kernels import crc
-from gossamer.train.session import tensor_hash
-from gossamer.train.session.tensor_hash import tensor_hashes
+from gossamer.train.session import startup_checks
+from gossamer.train.session.startup_checks import tensor_hashes
 
 CHUNK = 64  # bytes, so that small tensors have many
 Hashes = Callable[[Iterable[Tensor]], list[str]]
@@ -19,7 +19,7 @@ Hashes = Callable[[Iterable[Tensor]], list[str]]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_hash, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(startup_checks, "CHUNK_BYTES", CHUNK)
 
 
 def tensors() -> list[Tensor]:
@@ -56,10 +56,10 @@ def test_the_number_of_threads_does_not_matter() -> None:
 
 def test_compiled_loops_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else ranks of unlike machines would begin with an error."""
-    monkeypatch.setattr(tensor_hash, "CHUNK_BYTES", 2 * crc.SHORT)
+    monkeypatch.setattr(startup_checks, "CHUNK_BYTES", 2 * crc.SHORT)
     long = [torch.arange(size, dtype=torch.float32) for size in (crc.SHORT // 4, crc.SHORT + 1, 3 * crc.SHORT)]
     found = tensor_hashes(long)
-    monkeypatch.setattr(tensor_hash, "crc32", zlib.crc32)
+    monkeypatch.setattr(startup_checks, "crc32", zlib.crc32)
     assert tensor_hashes(long) == found
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from gossamer.errors import AttachError
 from gossamer.train.checkpoint.reshard import fold_positions
-from gossamer.train.session.tracked_loader import RestoredLoader, TrackedLoader
+from gossamer.train.session.tracked_parts import RestoredLoader, TrackedLoader
 from gossamer.train.world_state import WorldState
 
 DATA = torch.arange(37)  # 19 and 18 samples on two ranks

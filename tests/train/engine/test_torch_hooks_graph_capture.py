@@ -7,9 +7,9 @@ import torch
 from support.sessions import sgd
 from support.virtual_workers import Worker, cluster, loss_of, network, parameters
 
-from gossamer.comm.runtime import graph_capture
-from gossamer.comm.runtime.graph_capture import is_capturing, refuse_capture
 from gossamer.errors import LoopError
+from gossamer.train.engine import torch_hooks
+from gossamer.train.engine.torch_hooks import is_capturing, refuse_capture
 
 RECIPES = ["Dense()", "TopK(0.1)", "LocalSGD(period=2)", "EveryStep(delay=1)", "Gossip()"]
 
@@ -51,6 +51,6 @@ def test_a_recorded_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_check_catches_a_session_that_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_capture, "is_capturing", lambda: False)
+    monkeypatch.setattr(torch_hooks, "is_capturing", lambda: False)
     with pytest.raises(pytest.fail.Exception):
         test_a_recorded_step_is_refused(monkeypatch)

@@ -14,8 +14,8 @@ from gossamer.base.spans.record_format import OPERATORS_SUFFIX, SpanKind
 from gossamer.base.spans.step_range import StepRange
 from gossamer.observe.trace.span_files import read_run
 from gossamer.observe.trace.timeline import Timeline, build
-from gossamer.train.session import operator_profile
-from gossamer.train.session.operator_profile import PROFILED, OperatorProfile, profile_as_told, read_ranks
+from gossamer.train.session import step_spans
+from gossamer.train.session.step_spans import PROFILED, OperatorProfile, profile_as_told, read_ranks
 
 NEAR_SECONDS = 200e-6  # what the mark may be off by
 
@@ -67,7 +67,7 @@ def test_operators_lie_within_their_steps(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_clock_that_is_off_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 5.0)
-    monkeypatch.setattr(operator_profile, "time", ahead)
+    monkeypatch.setattr(step_spans, "time", ahead)
     profiled(tmp_path, monkeypatch, StepRange(2, 4))
     with pytest.raises(AssertionError):
         check_operators(build(read_run(tmp_path)), 3)
@@ -83,7 +83,7 @@ def test_ranks_that_were_not_chosen_are_not_profiled(tmp_path: Path, monkeypatch
 def test_so_many_steps_are_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(operator_profile, "MOST_PASSES", 2)
+    monkeypatch.setattr(step_spans, "MOST_PASSES", 2)
     profiled(tmp_path, monkeypatch, StepRange(1, 6))
     assert "no more are profiled" in caplog.text
     timeline = build(read_run(tmp_path))

@@ -10,18 +10,18 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from gossamer.comm.environment import JobEnvironment
 from gossamer.events import Closed
-from gossamer.train.session import closing_comparison
-from gossamer.train.session.closing_comparison import compared
+from gossamer.train.session import lifecycle_events
+from gossamer.train.session.lifecycle_events import compared
 
 
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Two machines of one worker each, unless the test says otherwise."""
     place, store = {"local_world": 1, "world": 2}, HashStore()
-    monkeypatch.setattr(closing_comparison, "group_store", lambda: store)
-    monkeypatch.setattr(closing_comparison, "here", lambda: JobEnvironment(**place))
+    monkeypatch.setattr(lifecycle_events, "group_store", lambda: store)
+    monkeypatch.setattr(lifecycle_events, "here", lambda: JobEnvironment(**place))
     numbers = count()
-    monkeypatch.setattr(closing_comparison, "_endings", iter(lambda: next(numbers) // 2, -1))  # ranks are threads here
+    monkeypatch.setattr(lifecycle_events, "_endings", iter(lambda: next(numbers) // 2, -1))  # ranks are threads here
     return place
 
 

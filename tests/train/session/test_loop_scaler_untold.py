@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from gossamer.errors import LoopError
-from gossamer.train.session import untold_scaler
-from gossamer.train.session.untold_scaler import ScalerWatch
+from gossamer.train.session import loop_scaler
+from gossamer.train.session.loop_scaler import ScalerWatch
 
 PLAIN = {name: vars(GradScaler)[name] for name in ("unscale_", "step")}
 Trained = tuple[Tensor, float, int]
@@ -115,7 +115,7 @@ def test_torchs_class_is_as_it_was_once_nobody_watches() -> None:
     two.remove()
     make_a_step()
     assert second.heard == 2
-    assert untold_scaler._watchers or {name: vars(GradScaler)[name] for name in PLAIN} == PLAIN
+    assert loop_scaler._watchers or {name: vars(GradScaler)[name] for name in PLAIN} == PLAIN
 
 
 def test_a_watcher_that_is_gone_is_not_called() -> None:

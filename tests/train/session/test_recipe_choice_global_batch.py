@@ -19,7 +19,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import AttachError, CheckpointError, LoopError, RecipeError
 from gossamer.train.checkpoint import reshard
 from gossamer.train.session import attach as attaching
-from gossamer.train.session.global_batch import refuse_small_batch, with_global_batch
+from gossamer.train.session.recipe_choice import refuse_small_batch, with_global_batch
 
 WRITTEN = "EveryStep(global_batch=24, batch=2)"
 

@@ -11,8 +11,8 @@ from support.virtual_workers import notices
 from torch import nn
 
 from gossamer.errors import AttachError
-from gossamer.train.session import device_check
-from gossamer.train.session.device_check import check_devices
+from gossamer.train.session import validation
+from gossamer.train.session.validation import check_devices
 
 Told = Callable[..., list[str]]
 
@@ -23,7 +23,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
     def check(devices: list[str], own: str, workers: int = 2) -> list[str]:
         held = {name: SimpleNamespace(device=torch.device(name)) for name in devices}
-        monkeypatch.setattr(device_check, "trainable", lambda model: held)
+        monkeypatch.setattr(validation, "trainable", lambda model: held)
         with notices() as said:
             check_devices(nn.Module(), torch.device(own), workers)
         return said

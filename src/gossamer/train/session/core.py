@@ -1,0 +1,239 @@
+"""Session core: the group, the synchronizer and the stages of a session, from its beginning to its end.
+
+`Session` adds a torch model, its optimizer and their hooks. `ArraySession` adds arrays that the loop hands over. Both
+call `_join`, `_lay_out` and `_opened` in their constructors, in this order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Self
+
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from gossamer import events
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.transport import Transport
+from gossamer.comm.elastic.transport import elastic
+from gossamer.comm.runtime import interruption, open_sessions
+from gossamer.comm.runtime.comm_thread import CommThread
+from gossamer.errors import Stopped
+from gossamer.train.engine.extension import Extension, Extensions
+from gossamer.train.engine.loop import LoopState
+from gossamer.train.session import lifecycle_events
+from gossamer.train.session.gradient_guards import NonFiniteMonitor
+from gossamer.train.session.group_calls import GroupCalls, leave
+from gossamer.train.session.scalars import sample_weight
+from gossamer.train.session.session_status import SessionStatus
+from gossamer.train.synchronizers.base import Synchronizer
+from gossamer.train.synchronizers.solo import SoloSynchronizer
+from gossamer.train.synchronizers.stages import Fragments, StageSequence
+
+SCRIPT_ENDS = (
+    "training was asked to stop, and its loop went on, in no block that it could leave: so the script ends here on "
+    "every rank, with exit code 0, and the lines below the loop do not run. Write `if session.should_stop: break` at "
+    "the loop's end, or `with gossamer.attach(...) as session:` around the loop, to go on there."
+)
+
+
+class StopBlocks(Extension):
+    """Counts the blocks around the loop that can be left when training is over; without one, the script is.
+
+    end_session: closes the session at the script's end, as its block would. says: whether to tell the user, which one
+    rank does. It acts in steps once training is over.
+    """
+
+    order = 1
+
+    def __init__(self, end_session: Callable[[], None], extensions: Extensions, *, says: bool) -> None:
+        self._end_session, self._extensions, self._says = end_session, extensions, says
+        self.blocks, self.over = 0, False
+
+    def end(self) -> None:
+        """Training is over."""
+        self.over = True
+        self._extensions.add(self)
+
+    def pass_began(self) -> None:
+        """Leave the innermost block by raising Stopped; after Ctrl-C, KeyboardInterrupt."""
+        if not self.blocks:
+            atexit.register(self._end_session)
+            if self._says and not interruption.current.pending:
+                events.notice(SCRIPT_ENDS)
+        raise interruption.current.error()
+
+    @contextmanager
+    def epoch(self) -> Iterator[None]:
+        """A block that ends where this session's training was stopped, so that what stands below it runs."""
+        self.blocks += 1
+        try:
+            yield
+        except Stopped:
+            if not self.over:
+                raise  # another session's
+        finally:
+            self.blocks -= 1
+
+
+class SessionCore(ABC):
+    """What sessions of models and of arrays have in common."""
+
+    model: nn.Module | None
+    optimizer: Optimizer | None
+    _parameters: Mapping[str, Parameter]  # those that are averaged, by name
+
+    def __init__(self, recipe: Recipe, transport: Transport, seed: int) -> None:
+        self.recipe, self._transport, self._seed = recipe, transport, seed
+        self._extensions, self._nonfinite = Extensions(), NonFiniteMonitor()
+        self._weighs = False  # no weight was given yet
+        self._muted_at = -1  # the pass at which the loop was last in no_sync()
+
+    # -- beginning -------------------------------------------------------------------------------------------------
+
+    def _join(self, transports: Sequence[Transport] = ()) -> CommThread:
+        """Start the communication thread. transports: more of them that are closed with the session's own."""
+        transport, devices = self._transport, [each.device for each in self._parameters.values()]
+        comm_thread = CommThread(devices, transport.make_progress, elastic(transport))
+        self._group = GroupCalls(transport, comm_thread)
+        self._leave = weakref.finalize(self, leave, comm_thread, (transport, *transports), self._group.pid)  # at exit
+        self.status = SessionStatus(self.recipe, transport, lambda: self._synchronizer.step)
+        self._stop = StopBlocks(self.close, self._extensions, says=transport.rank == 0)
+        self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
+        return comm_thread
+
+    @abstractmethod
+    def _loop_state(self) -> LoopState:
+        """The training loop as synchronizers see it."""
+
+    def _lay_out(self, optimizer: Optimizer | None) -> Fragments:
+        """Lay the parameters out in buckets, for the first stage of the recipe."""
+        comm_thread = self._group.comm_thread
+        self._stages = StageSequence(
+            self.recipe, optimizer, self._transport, comm_thread, self._loop_state(), self._seed
+        )
+        fragments = self._stages.fragments(self._parameters)
+        self._layout = self._stages.layout_text(self._parameters, fragments)
+        return fragments
+
+    def _opened(self) -> None:
+        open_sessions.register(self)
+        self._group.publish(lambda: self._synchronizer.roll_call)
+
+    def __repr__(self) -> str:
+        return self.status.text(self._parameters.values())
+
+    # -- in the loop -----------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Steps so far: exchanges that were committed, or steps of this worker while workers train apart."""
+        return self._synchronizer.step
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether more backward passes make this step: schedulers and a GradScaler are not to step before the last."""
+        return self._synchronizer.accumulating
+
+    def _weigh(self, weight: float) -> None:
+        """Set how much this rank's batch counts from now on."""
+        self._synchronizer.controls.weight, self._weighs = sample_weight(weight), True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up on this rank; the next backward pass outside of the block sends the sum.
+        Of arrays, `give` returns None within it."""
+        controls, self._muted_at = self._synchronizer.controls, self._synchronizer.passes
+        before, controls.muted = controls.muted, True
+        try:
+            yield
+        finally:
+            self._synchronizer.controls.muted = before
+
+    def request_stop(self) -> None:
+        """End training on every rank after the same step, once the next exchange has landed: see `should_stop`."""
+        self._synchronizer.asked_to_stop = True
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training is over, on every rank after the same step: `if session.should_stop: break`. Otherwise the
+        loop's next step leaves the block of its epoch, or else `with gossamer.attach(...)`, or else the script, with
+        exit code 0.
+        """
+        return self._stop.over
+
+    # -- between steps and stages ------------------------------------------------------------------------------------
+
+    def _step_over(self) -> None:
+        synchronizer = self._synchronizer
+        if synchronizer.stopping:
+            self._stop.end()
+        elif synchronizer.last_pass is not None and self._stages.over(synchronizer.passes):
+            self._enter_next_stage()
+
+    def _end_epoch(self) -> None:
+        """Wait until every rank is out of data. Ranks that missed steps take over from one that made all of them."""
+        missed = 0 if self.should_stop else self._synchronizer.end_epoch()
+        while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
+            self._enter_next_stage(missed)
+            missed = self._synchronizer.end_epoch()
+        if self._synchronizer.stopping:
+            self._stop.end()
+        if self._synchronizer.in_step:
+            self._catch_up(missed)
+
+    def _enter_next_stage(self, missed: int = 0) -> None:
+        self._catch_up(missed)  # so that all ranks enter it with the same parameters
+        self._enter_stage(self._synchronizer.passes)
+
+    def _enter_stage(self, passes: int) -> None:
+        self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
+
+    @abstractmethod
+    def _catch_up(self, missed: int) -> None:
+        """Give ranks that missed steps what a rank has that missed none. missed: by this rank."""
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the loop as it was found. Parameters stay as they are. Every rank calls it."""
+        self._end("finished")
+
+    def _end(self, how: events.Ended) -> None:
+        if not self._group.forked and open_sessions.unregister(self):
+            self._close(how)
+
+    def _close(self, how: events.Ended) -> None:
+        if how == "finished":
+            self._end_run()
+        self._synchronizer.close()
+        closed = lifecycle_events.ended(self._held(), self.steps, self._synchronizer, how)
+        events.emit(self._compared(closed))
+        self._leave()
+
+    def _end_run(self) -> None:
+        """All steps were made, on all ranks that are left."""
+        self._synchronizer.end_run()
+
+    @abstractmethod
+    def _held(self) -> Mapping[str, Tensor]:
+        """All tensors on this rank that ranks compare at the end."""
+
+    def _compared(self, closed: events.Closed) -> events.Closed:
+        """With whether the ranks of other machines ended alike."""
+        return lifecycle_events.compared(closed, self._transport)
+
+    def __enter__(self) -> Self:
+        self._stop.blocks += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        """Where this session was asked to stop, the script goes on after the block, on every rank."""
+        self._stop.blocks -= 1
+        self._end(events.ended_by(kind))
+        return kind is not None and issubclass(kind, Stopped) and self.should_stop
