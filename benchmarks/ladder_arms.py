@@ -10,6 +10,7 @@ SPARSELOCO = (
     "DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) + "
     "Feedback(Chain(TopK(density=0.015625, chunk=4096), BinMeans(bits=2)), decay=0.95)"
 )
+PERIODS = 2, 4, 8, 16, 32  # of parameters that are averaged in one bit
 ONE_BIT = f"Route(Feedback(Sharded(OneBit())), rest={FOUR_BITS})"
 
 
@@ -42,6 +43,10 @@ def diloco(period: int, momentum: float = 0.5, rate: float = 1.0, more: str = ""
     return f"DiLoCo(period={period}, outer_learning_rate={rate}, outer_momentum={momentum}{more})"
 
 
+def aligned(period: int) -> str:
+    return f"LocalSGD(period={period}, optimizer_state='align')"
+
+
 def demo(density: float) -> str:
     inner = f"Rotated(Chain(TopK(density={density}), SignMagnitude()))"
     return f"DeMo(Route({inner}, rest=Float4(feedback=False)))"
@@ -70,6 +75,9 @@ LOCAL = [
     arm(f"LocalSGD(period=4) + {ONE_BIT}", "parameters averaged every 4 steps, 1 bit"),
     arm(f"LocalSGD(period=8) + {ONE_BIT}", "parameters averaged every 8 steps, 1 bit"),
     arm("LocalSGD(period=20)", "parameters averaged every 20 steps"),
+    arm("LocalSGD(period=4, optimizer_state='average')", "every 4 steps, moments averaged"),
+    arm("LocalSGD(period=4, optimizer_state='align')", "every 4 steps, momentum aligned"),
+    *(arm(f"{aligned(period)} + {ONE_BIT}", f"every {period} steps, 1 bit, momentum aligned") for period in PERIODS),
     arm(diloco(1, 0.0, 2.0), "parameters averaged every step, outer rate 2"),
     arm(diloco(4), "DiLoCo 4"),
     arm(f"{diloco(4)} + {ONE_BIT}", "DiLoCo 4, 1 bit"),

@@ -48,7 +48,7 @@ from gossamer.algorithms.strategies.federated import (
 )
 from gossamer.algorithms.strategies.gossip import Gossip
 from gossamer.algorithms.strategies.local_sgd import LocalSGD, PostLocalSGD
-from gossamer.algorithms.strategies.moment_rounds import AVERAGE, KEEP, NEVER, RESET, MomentRounds
+from gossamer.algorithms.strategies.moment_rounds import ALIGN, AVERAGE, KEEP, NEVER, RESET, MomentRounds
 from gossamer.algorithms.strategies.noloco import NoLoCo
 from gossamer.algorithms.strategies.parameter_server import ParameterServer
 from gossamer.algorithms.strategies.schedule import PeriodicSchedule, SyncRound
@@ -56,6 +56,7 @@ from gossamer.algorithms.strategies.silent import Silent
 
 __all__ = [
     "AGREED",
+    "ALIGN",
     "AVERAGE",
     "FROM",
     "KEEP",

@@ -108,7 +108,7 @@ class AveragingStrategy(Strategy):
 
     @property
     def on_merge(self) -> str:
-        """The fate of the optimizer's momenta when parameters land: KEEP, AVERAGE or RESET."""
+        """The fate of the optimizer's momenta when parameters land: KEEP, ALIGN, AVERAGE or RESET."""
         return KEEP
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.algorithms.compressors import Compressor, Feedback
 from gossamer.algorithms.compressors.distortion import kept_share
 from gossamer.algorithms.strategies.base import AGREED, AveragingStrategy, Memory
-from gossamer.algorithms.strategies.moment_rounds import KEEP, OWN, MomentRounds, check_moments, moment_rounds
+from gossamer.algorithms.strategies.moment_rounds import ALIGN, KEEP, OWN, MomentRounds, check_moments, moment_rounds
 from gossamer.algorithms.strategies.schedule import PeriodicSchedule
 from gossamer.errors import require
 
@@ -58,7 +58,7 @@ class DiLoCo(AveragingStrategy):
     fragments: int = 1  # parts of the parameters that take turns, of about equal bytes
     delay: int = 0  # steps that a round may travel while training goes on
     mix: float = 0.0  # share of its own parameters that a worker keeps when a round lands
-    optimizer_state: str = KEEP  # of each fragment: "keep" each worker's own, "average" it (dense), or "reset" it
+    optimizer_state: str = KEEP  # of each fragment: "keep", "align", "average" (dense) or "reset" it
     first_moment_period: int | None = None  # steps between two means of it, a multiple of period; None: as above
     second_moment_period: int | None = None  # likewise
     second_moment: str = OWN  # that Adam's local steps divide by: each worker's "own", the "agreed" one, or "amsgrad"
@@ -87,6 +87,11 @@ class DiLoCo(AveragingStrategy):
             f'DiLoCo(period={self.period}, averaging="{RADIAL}").',
         )
         check_moments(*self._moment_settings)
+        require(
+            self.optimizer_state != ALIGN or not (self.delay or self.mix),
+            f'optimizer_state="align" corrects momenta from where this worker stood when a round left, and with '
+            f"delay={self.delay} and mix={self.mix} it has gone on from there. Leave these out.",
+        )
         require(
             self.second_moment == OWN or not self.mix,
             f"mix={self.mix} keeps a share of each worker's own state, so that no second moment is the same on all "

@@ -37,6 +37,13 @@ class LocalSGD(AveragingStrategy):
     A moment changes the more slowly the closer its beta is to one, so it may be averaged less often. What has a period
     of its own here is SGD's or Muon's momentum and Adam's two moments; other optimizers are refused.
 
+    optimizer_state: the first moment after a round. "keep": each worker's own, of its own gradients only. "average":
+    that of all workers, and the second one as well, dense. "align": m_i + (mean_j s_j - s_i), where s is the mean step
+    since the last round in the unit of m, (agreed - x) / (lr period) times what Adam divides by. It sends no bytes, since
+    each worker knows its own s and hears the mean, and costs 1 N per round in flight. It follows FedCM (Xu et al. 2021,
+    arXiv:2106.10874) and FedAdamW (Liu et al. 2025, arXiv:2510.27486), which add the mean step to every local step and
+    begin with m = 0; here the correction fades with the moment. Adam, AdamW, and SGD with momentum.
+
     second_moment: v that Adam and AdamW divide by in local steps. "agreed": the mean of the workers' v in the last
     round, bias corrected there, the same on all workers until the next. "amsgrad": the largest of these means so far,
     entry by entry (Local AMSGrad). Each worker's own v moves on meanwhile, and is used until the first round; the paper
@@ -46,7 +53,7 @@ class LocalSGD(AveragingStrategy):
 
     period: int  # steps of the optimizer
     per_site: int | None = None  # neighboring workers that average gradients in every step; None: hierarchy off
-    optimizer_state: str = KEEP  # momenta at a merge: "keep" each worker's own, "average" them (dense), or "reset" them
+    optimizer_state: str = KEEP  # momenta at a merge: "keep", "align", "average" (dense) or "reset" them
     first_moment_period: int | None = None  # steps between two means of it, a multiple of period; None: as above
     second_moment_period: int | None = None  # likewise
     second_moment: str = OWN  # that Adam's local steps divide by: each worker's "own", the "agreed" one, or "amsgrad"

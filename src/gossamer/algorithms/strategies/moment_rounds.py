@@ -7,8 +7,8 @@ from math import lcm
 
 from gossamer.errors import require
 
-AVERAGE, KEEP, RESET = "average", "keep", "reset"
-OPTIMIZER_STATES = (KEEP, AVERAGE, RESET)
+ALIGN, AVERAGE, KEEP, RESET = "align", "average", "keep", "reset"
+OPTIMIZER_STATES = (KEEP, ALIGN, AVERAGE, RESET)
 OWN, AGREED_MEAN, LARGEST_MEAN = "own", "agreed", "amsgrad"
 SECOND_MOMENTS = (OWN, AGREED_MEAN, LARGEST_MEAN)
 
@@ -75,7 +75,8 @@ def check_moments(
 ) -> None:
     require(
         optimizer_state in OPTIMIZER_STATES,
-        f'optimizer_state is what becomes of momenta at a merge: "keep", "average" or "reset", not {optimizer_state!r}',
+        f'optimizer_state must be "keep", "align", "average" or "reset", got {optimizer_state!r}: it is the fate of '
+        'momenta at a merge. Write optimizer_state="align".',
     )
     require(
         second_moment in SECOND_MOMENTS,
@@ -86,6 +87,11 @@ def check_moments(
         second_moment == OWN or optimizer_state != RESET,
         f'second_moment="{second_moment}" needs the second moment that optimizer_state="reset" drops. Leave out one of '
         "them.",
+    )
+    require(
+        optimizer_state != ALIGN or (first_moment_period is None and second_moment == OWN),
+        'optimizer_state="align" corrects each worker\'s own first moment, and first_moment_period or second_moment '
+        "replaces the moments that this follows from. Leave out one of them.",
     )
     for name, steps in {"first": first_moment_period, "second": second_moment_period}.items():
         if steps is None:

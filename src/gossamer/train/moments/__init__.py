@@ -7,6 +7,7 @@ first_moment.py     Adam's first moment is agreed on: what the rules for its sec
 frozen_variance.py  ... which stands still (OneBitAdam, CompressedAdam), or does so row by row
 moving_variance.py  ... which follows from what arrives (CompressedAdam)
 shared_variance.py  Adam's steps divide by a second moment that all workers agreed on (LocalSGD, DiLoCo)
+aligned_moment.py   momentum is corrected after a merge by how the mean step differed from a worker's own (LocalSGD)
 window.py           Adam's moments of the last few gradients that arrived (MicroAdam)
 whole_step.py       Adam's step arrives, but for the learning rate (AdamUpdate)
 sign.py             parameters move by the sign of what arrives (DeMo)

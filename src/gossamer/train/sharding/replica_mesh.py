@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.algorithms.strategies import RESET, AveragingStage, FederatedStage, GossipStage, ServerStage, Stage
+from gossamer.algorithms.strategies import ALIGN, RESET, AveragingStage, FederatedStage, GossipStage, ServerStage, Stage
 from gossamer.errors import AttachError
 from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import ownership
@@ -89,7 +89,9 @@ def refuse_recipe(model: nn.Module, recipe: Recipe) -> None:
 
 
 def _moves_moments(stage: Stage) -> bool:
-    return isinstance(stage, AveragingStage) and (stage.strategy.moments.any or stage.strategy.on_merge == RESET)
+    return isinstance(stage, AveragingStage) and (
+        stage.strategy.moments.any or stage.strategy.on_merge in (ALIGN, RESET)
+    )
 
 
 def _stands_apart(stage: Stage) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gossamer.algorithms.strategies import AGREED, FROM, RESET, AveragingStrategy, Memory
+from gossamer.algorithms.strategies import AGREED, ALIGN, FROM, RESET, AveragingStrategy, Memory
 from gossamer.algorithms.strategies.radial_mean import restore_lengths, split_lengths
 from gossamer.base.layout import FlatTensors, accumulation_dtype
 from gossamer.errors import AttachError
@@ -17,6 +17,7 @@ from gossamer.train.engine.averaged_state import AveragedState, averaged_keys, o
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.report import Presence
+from gossamer.train.moments.aligned_moment import align_first_moments, check_alignable
 from gossamer.train.moments.shared_variance import share_variance
 from gossamer.train.synchronizers.base import NamedState
 from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
@@ -42,11 +43,13 @@ class ParameterAveraging(RoundTask):
     ) -> None:
         self._strategy, self._fragments, self._optimizer, self._loop = strategy, fragments, optimizer, loop
         self.keeps_offers, self.guards_gradients, self.merges_own = strategy.needs_own, guards_gradients, merges_own
-        if optimizer is None and (strategy.moments.any or strategy.on_merge == RESET):
+        if optimizer is None and (strategy.moments.any or strategy.on_merge in (ALIGN, RESET)):
             raise AttachError(
-                f"{strategy!r} averages or resets the optimizer's state, and a session of arrays does not know the "
+                f"{strategy!r} averages, aligns or resets the optimizer's state, and a session of arrays does not know the "
                 "optimizer. Leave out optimizer_state and the periods of moments."
             )
+        if optimizer is not None and strategy.on_merge == ALIGN:
+            check_alignable(optimizer)
         self._shares_second_moment = strategy.moments.shared_divisor
         self._rounds = {} if optimizer is None else averaged_keys(optimizer, strategy.moments)
         self._memory: dict[Bucket, Memory] = {
@@ -87,6 +90,8 @@ class ParameterAveraging(RoundTask):
         for outgoing, mean, own in zip(landed.outgoing, result.means, result.owns, strict=True):
             bucket = outgoing.bucket
             flat = bucket.gather_parameters()
+            if self._strategy.on_merge == ALIGN:
+                self._align(bucket, mean - (self._memory[bucket][AGREED] - flat), landed.number)
             self._strategy.land(flat, self._memory[bucket], mean, own)
             self._write(bucket, flat)
         if result.averaged_state is not None:
@@ -99,6 +104,14 @@ class ParameterAveraging(RoundTask):
             for outgoing in landed.outgoing:
                 for parameter in outgoing.bucket.parameters.values():
                     self._optimizer.state.pop(parameter, None)
+
+    def _align(self, bucket: Bucket, shift: Tensor, number: int) -> None:
+        """Correct this worker's momenta by how far the mean of all workers went from its own parameters."""
+        if self._optimizer is not None:
+            turn, schedule = number // len(self._fragments), self._strategy.schedule
+            steps = schedule.period if turn else schedule.sync_round(number).launch
+            views = FlatTensors(shift, bucket.layout)
+            align_first_moments(self._optimizer, {p: views[name] for name, p in bucket.parameters.items()}, steps)
 
     def _restore_lengths(self, landed: InFlightRound, result: RoundResult) -> None:
         """Give means of directions the mean lengths, which are the last numbers that were averaged along."""

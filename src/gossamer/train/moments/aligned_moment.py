@@ -1,0 +1,60 @@
+"""Aligned moment: corrects each worker's momentum after a merge, from the difference that the merge has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, Adam, Optimizer
+
+from gossamer.errors import AttachError
+from gossamer.train.moments.first_moment import corrections
+from gossamer.train.moments.transfer import Group
+
+
+def check_alignable(optimizer: Optimizer) -> None:
+    """Raise AttachError for an optimizer whose momentum does not follow from its steps."""
+    momentum = all(group.get("momentum", 1.0) for group in optimizer.param_groups)
+    if not isinstance(optimizer, Adam | SGD) or not momentum:
+        kind = "SGD without momentum" if isinstance(optimizer, SGD) else type(optimizer).__name__
+        raise AttachError(
+            f'optimizer_state="align" corrects the momentum of Adam, AdamW, and SGD with momentum, and this is {kind}. '
+            'Leave optimizer_state out, or write optimizer_state="average".'
+        )
+
+
+@torch.no_grad()
+def align_first_moments(optimizer: Optimizer, shifts: Mapping[Parameter, Tensor], steps: int) -> None:
+    """Add to each first moment by how much the workers' mean step differed from this worker's.
+
+    m <- m + s / (lr steps) (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps)   Adam, AdamW
+    b <- b + s / (lr steps)                                                 SGD with momentum
+
+    Args:
+        optimizer: Adam, AdamW or SGD; its learning rate is taken to be that of all these steps.
+        shifts: s by parameter, in the parameter's unit and shape: (agreed - mean of x_i) - (agreed - x_i), or the same
+            with the mean as it was decompressed. Positive entries: the others went further downhill.
+        steps: Local steps in which these differences came about, 1 or more.
+
+    Parameters without a gradient so far, and those with learning rate 0, are left out.
+    """
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    for parameter, shift in shifts.items():
+        group, state = groups.get(id(parameter)), optimizer.state.get(parameter)
+        rate = float(group["lr"]) if group is not None else 0.0
+        if group is None or not state or not rate:
+            continue
+        for moment, scale in _moments(state, group):
+            moment.add_((shift / (rate * steps) * scale).to(moment.dtype))
+
+
+def _moments(state: Mapping[str, Tensor], group: Group) -> Iterable[tuple[Tensor, Tensor | float]]:
+    """A first moment, and by what a step per learning rate is multiplied to be one."""
+    if state.get("momentum_buffer") is not None:
+        yield state["momentum_buffer"], 1.0
+    if "exp_avg" in state:
+        of_first, of_second = corrections(dict(state), group)
+        second = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
+        yield state["exp_avg"], (second / of_second).sqrt().add_(group["eps"]).mul_(of_first)
