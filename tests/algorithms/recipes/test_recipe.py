@@ -326,6 +326,7 @@ def test_the_nouns_are_every_concrete_class():
     exported = {*compressors.__all__, *whens.__all__, *topologies.__all__, *federated.__all__}
     rules = {
         "AGREED",
+        "ALIGN",
         "AVERAGE",
         "FROM",
         "KEEP",

@@ -39,8 +39,8 @@ class LocalSGD(AveragingStrategy):
 
     optimizer_state: the first moment after a round. "keep": each worker's own, of its own gradients only. "average":
     that of all workers, and the second one as well, dense. "align": m_i + (mean_j s_j - s_i), where s is the mean step
-    since the last round in the unit of m, (agreed - x) / (lr period) times what Adam divides by. It sends no bytes, since
-    each worker knows its own s and hears the mean, and costs 1 N per round in flight. It follows FedCM (Xu et al. 2021,
+    since the last round in the unit of m, (agreed - x) / (lr period) times what Adam divides by. It sends no bytes,
+    since each worker knows its own s and hears the mean. It follows FedCM (Xu et al. 2021,
     arXiv:2106.10874) and FedAdamW (Liu et al. 2025, arXiv:2510.27486), which add the mean step to every local step and
     begin with m = 0; here the correction fades with the moment. Adam, AdamW, and SGD with momentum.
 

@@ -45,8 +45,8 @@ class ParameterAveraging(RoundTask):
         self.keeps_offers, self.guards_gradients, self.merges_own = strategy.needs_own, guards_gradients, merges_own
         if optimizer is None and (strategy.moments.any or strategy.on_merge in (ALIGN, RESET)):
             raise AttachError(
-                f"{strategy!r} averages, aligns or resets the optimizer's state, and a session of arrays does not know the "
-                "optimizer. Leave out optimizer_state and the periods of moments."
+                f"{strategy!r} averages, aligns or resets the optimizer's state, and a session of arrays does not know "
+                "the optimizer. Leave out optimizer_state and the periods of moments."
             )
         if optimizer is not None and strategy.on_merge == ALIGN:
             check_alignable(optimizer)
