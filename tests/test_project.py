@@ -211,6 +211,23 @@ def test_commands_in_the_prose_are_in_the_makefile(name: str) -> None:
     assert _make_targets(commands) <= declared
 
 
+def _missing_modules(page: str) -> set[str]:
+    """Modules, packages and files that a page names by their path below src/gossamer, and that do not exist."""
+    package = ROOT / "src" / "gossamer"
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+)/?`", page))
+    inside = {path for path in named if (package / path.split("/")[0]).is_dir()}
+    return {path for path in inside if not (package / path).is_dir() and not (package / f"{path}.py").exists()}
+
+
+@pytest.mark.parametrize("name", ["docs/design.md", "docs/glossary.md"])
+def test_modules_in_the_prose_exist(name: str) -> None:
+    assert _missing_modules(read(name)) == set()
+
+
+def test_a_missing_module_in_the_prose_is_seen() -> None:
+    assert _missing_modules("`base/ops`, `comm/mesh/`, `base/nowhere`, `next/to`") == {"base/nowhere"}
+
+
 def _recipe_terms(page: str) -> list[str]:
     """Terms in the rows of a page's tables."""
     rows = re.findall(r"^\| (`.*) \|$", page, flags=re.MULTILINE)
