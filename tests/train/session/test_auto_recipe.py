@@ -183,12 +183,12 @@ def test_ranks_with_unequal_data_look_only_where_all_train(switched: list[events
 def test_a_resumed_run_decides_as_the_one_that_went_on(tmp_path: Path) -> None:
     def run(worker: Worker, *, stops_at: int | None) -> Any:
         model, optimizer, session = begin(worker, slow, Auto(local_steps=False))
-        choice = next(act.__self__ for act in session._step_hooks.between_steps)  # type: ignore[attr-defined]
+        choice = next(act.__self__ for act in session._between_steps)  # type: ignore[attr-defined]
         for step in range(40):
             if step == stops_at:
                 session.save(tmp_path / str(worker.world))
                 model, optimizer, session = _again(worker, session, tmp_path / str(worker.world))
-                choice = next(act.__self__ for act in session._step_hooks.between_steps)  # type: ignore[attr-defined]
+                choice = next(act.__self__ for act in session._between_steps)  # type: ignore[attr-defined]
             train_step(model, optimizer, step, worker.rank)
         return parameters(model), choice.state_dict(), repr(session.recipe)
 
@@ -262,7 +262,7 @@ def test_it_sees_what_the_optimizer_is() -> None:
 def test_a_measurement_is_of_this_rank() -> None:
     def work(worker: Worker) -> Any:
         model, optimizer, session = begin(worker, slow, Auto())
-        (look,) = session._step_hooks.between_steps
+        (look,) = session._between_steps
         optimizer.zero_grad()
         loss_of(model, 0, worker.rank).backward()
         norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm().item()
@@ -292,7 +292,7 @@ def test_the_first_look_has_timed_a_message_before_it_tells_of_it(monkeypatch: p
 def test_alone_there_is_nothing_to_choose() -> None:
     def work(worker: Worker) -> Any:
         _, _, session = begin(worker, slow, Auto())
-        return session._step_hooks.between_steps, PART in session._tracked.state_dict()
+        return session._between_steps, PART in session._tracked.state_dict()
 
     assert cluster(work, 1) == [([], False)]
 

@@ -168,7 +168,7 @@ def check_phases(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", ["DiLoCo(period=50)", "Gossip(mixing='push-sum') + Ring()", "LocalSGD(period=50)"])
 def test_a_new_optimizer_in_mid_run(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_phases(recipe)
-    monkeypatch.setattr(StepHooks, "_before_any_step", lambda self, optimizer, closure: None)
+    monkeypatch.setattr(StepHooks, "_before_foreign_step", lambda self, optimizer, closure: None)
     monkeypatch.setattr("gossamer.train.synchronizers.gossip.GossipAveraging.end_run", lambda self: None)
     with pytest.raises(AssertionError):
         check_phases(recipe)

@@ -16,7 +16,7 @@ low_rank     matrices as two thin factors, compiled; its products of one worker'
 select       selection of entries and coding of their places, compiled
 crc, finite  checksums; whether numbers can be added up
 polyval      a keyed hash of what travels, compiled
-threads      how many threads share a call's work
+threads      how many threads share a call's work, also in threads that the library makes
 blocks       checks of buffers before a compiled loop runs
 buffer_pool  large buffers whose memory is kept from step to step
 """

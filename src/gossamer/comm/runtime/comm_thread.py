@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from gossamer.base.kernels.threads import count_of_caller
 from gossamer.comm.runtime.comm_streams import CommStreams, StreamMoment
-from gossamer.comm.runtime.thread_count import count_of_caller
 from gossamer.comm.runtime.transaction import Recovery, Transaction
 from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.errors import LoopError

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gossamer.base.kernels.threads import ThreadCount, count_of_caller
 from gossamer.base.peer_ops import Peer, PeerOp, PeerScript
-from gossamer.comm.runtime.thread_count import ThreadCount, count_of_caller
 from gossamer.errors import GossamerError
 
 

@@ -6,10 +6,11 @@
                          encode, travel, decide on the communication thread (StepReduction)
     report               what a rank reports at a step's end, and the decision of all ranks from all reports
     loop                 the training loop as the engine sees it: source of gradients, values of a step, reports
-    torch_hooks          autograd as a source of gradients; arrays: gradients that are handed over
+    torch_hooks          autograd as a source of gradients, and not within CUDA graphs; arrays: gradients from the loop
     extension            features of a session that act in its steps, registered only while they are on
     participation        poll before a sync round: which ranks take part, with what weight
-    parameter_check      finds out whether parameters or steps of the ranks have parted, from those reports
+    parameter_check      finds out whether parameters or steps of the ranks have parted, from those reports; refuses
+                         parameters that were cast, moved or resized
     sparse_gradients     gradients of embeddings, which travel as rows beside the buckets
     tensor_sampler       measures now and then what each tensor costs, and what of it waits
     unsent_gradients     what compressors still owe, from one recipe's buckets to another's

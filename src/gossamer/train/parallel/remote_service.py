@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.algorithms.compressors import Dense
+from gossamer.base.kernels.threads import count_of_caller
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Receipt
-from gossamer.comm.runtime.thread_count import count_of_caller
 from gossamer.errors import LoopError, MalformedError, MismatchError, PeerLost
 from gossamer.train.parallel.remote_codec import TensorCoder
 from gossamer.train.parallel.remote_messages import (

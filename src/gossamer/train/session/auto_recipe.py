@@ -7,7 +7,7 @@ a rank asks for a look in the report that ends the next one, which all hear.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, Protocol
@@ -30,7 +30,6 @@ from gossamer.train.session import lifecycle_events
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.group_changes import norm_of
 from gossamer.train.session.session_status import SessionStatus
-from gossamer.train.session.step_hooks import StepHooks
 from gossamer.train.session.validation import refuse_sparse_gradients, refuse_swapping
 from gossamer.train.synchronizers.base import Synchronizer
 
@@ -46,7 +45,7 @@ class ChosenSession(Protocol):
     status: SessionStatus
     _group: GroupCalls
     _synchronizer: Synchronizer
-    _step_hooks: StepHooks
+    _between_steps: list[Callable[[], None]]
 
     @property
     def should_stop(self) -> bool: ...
@@ -81,7 +80,7 @@ def choose_while_training(session: ChosenSession, auto: Auto, rule: Rule | None 
     if not session._group.alone:
         choice = RecipeChoice(session, auto, rule or Rule())
         session.track(**{PART: choice})
-        session._step_hooks.between_steps.append(choice.look)
+        session._between_steps.append(choice.look)
 
 
 class RecipeChoice:

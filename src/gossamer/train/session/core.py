@@ -91,6 +91,7 @@ class SessionCore(ABC):
     def __init__(self, recipe: Recipe, transport: Transport, seed: int) -> None:
         self.recipe, self._transport, self._seed = recipe, transport, seed
         self._extensions, self._nonfinite = Extensions(), NonFiniteMonitor()
+        self._between_steps: list[Callable[[], None]] = []  # called after each step, on every rank
         self._weighs = False  # no weight was given yet
         self._muted_at = -1  # the pass at which the loop was last in no_sync()
 
@@ -170,11 +171,16 @@ class SessionCore(ABC):
     # -- between steps and stages ------------------------------------------------------------------------------------
 
     def _step_over(self) -> None:
+        """The loop has made its step, and the synchronizer's `after_step` has returned."""
+        for act in self._extensions.after_step:
+            act()
         synchronizer = self._synchronizer
         if synchronizer.stopping:
             self._stop.end()
         elif synchronizer.last_pass is not None and self._stages.over(synchronizer.passes):
             self._enter_next_stage()
+        for act in self._between_steps:
+            act()
 
     def _end_epoch(self) -> None:
         """Wait until every rank is out of data. Ranks that missed steps take over from one that made all of them."""

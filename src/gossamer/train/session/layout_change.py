@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.algorithms.compressors.sharded import settle
-from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GossipStage, GradientStage
 from gossamer.base.aggregation import AggregationContext
 from gossamer.errors import AttachError, GossamerError, LoopError, MismatchError
@@ -164,20 +163,6 @@ def laid_out_anew(
 CALL = "session.add_parameters()"
 
 
-class AddingSession(Protocol):
-    """What is read of one session."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    recipe: Recipe
-    _parameters: dict[str, Parameter]
-    _group: GroupCalls
-    _stages: StageSequence
-    _synchronizer: Synchronizer
-    _step_hooks: StepHooks
-    _buffers: ModelBuffers
-
-
 @dataclass(frozen=True)
 class AddedParameters:
     """What a session is to average from now on: all of it by name, and the names that it did not."""
@@ -191,7 +176,7 @@ class AddedParameters:
         return json.dumps({"added": shapes, "gone": sorted(self.gone)})
 
 
-def agreed_on_all_ranks(session: AddingSession) -> AddedParameters:
+def agreed_on_all_ranks(session: LayoutChanges) -> AddedParameters:
     """What the model has gained, the same on every rank, with rank 0's values of it and of its modules' buffers.
 
     Raises LoopError, AttachError, RecipeError or MismatchError; nothing has changed then.
@@ -224,7 +209,7 @@ def _added(model: nn.Module, attached: Mapping[str, Parameter]) -> AddedParamete
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def _refuse_unable(session: AddingSession) -> None:
+def _refuse_unable(session: LayoutChanges) -> None:
     """Raise LoopError for sessions whose parameters stay what they are, the same on every rank."""
     again = "Call session.close() on every rank and gossamer.attach(model, optimizer, recipe) again"
     if not session._group.comm_thread.is_fixed:
@@ -245,7 +230,7 @@ def _refuse_unable(session: AddingSession) -> None:
         )
 
 
-def _refuse_unserved(session: AddingSession, found: AddedParameters) -> None:
+def _refuse_unserved(session: LayoutChanges, found: AddedParameters) -> None:
     """Raise AttachError for parameters that attach would refuse, or that the recipe cannot take in at this step."""
     added = {name: found.now[name] for name in found.names}
     refuse_added(session.model, added)
@@ -268,7 +253,7 @@ def _refuse_unserved(session: AddingSession, found: AddedParameters) -> None:
         )
 
 
-def _compare(session: AddingSession, found: AddedParameters, refusal: GossamerError | None) -> None:
+def _compare(session: LayoutChanges, found: AddedParameters, refusal: GossamerError | None) -> None:
     """Raise MismatchError on every rank where not all add the same parameters after the same step."""
     mine: dict[str, Any] = {
         "what": f"no parameter, {refusal}" if refusal is not None else found.text(),

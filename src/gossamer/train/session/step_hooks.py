@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.engine.torch_hooks import refuse_capture
 from gossamer.train.moments.take_over import share_second_moment, take_over
 from gossamer.train.session import step_spans
+from gossamer.train.session.core import SessionCore
 from gossamer.train.session.foreign_optimizers import (
     ForeignOptimizerGuard,
     ForeignStepHook,
@@ -33,19 +34,7 @@ from gossamer.train.session.model_watch import ModelWatch
 from gossamer.train.session.owed_gradients import OwedGradients
 from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.sharding.local_shards import LocalShards, WholeParameters
-from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.solo import SoloSynchronizer
-from gossamer.train.synchronizers.stages import StageSequence
-
-
-class SteppedSession(Protocol):
-    """What a step needs of one session."""
-
-    _synchronizer: Synchronizer
-    _stages: StageSequence
-    _muted_at: int
-
-    def _step_over(self) -> None: ...
 
 
 class StepHooks:
@@ -53,7 +42,7 @@ class StepHooks:
 
     def __init__(
         self,
-        session: SteppedSession,
+        session: SessionCore,
         model: nn.Module,
         optimizer: Optimizer,
         recipe: Recipe,
@@ -68,7 +57,6 @@ class StepHooks:
             extensions.add(self._clip)
         self.watch = ModelWatch(model)
         self._attached_before = WeakParameters()  # all that were attached at some time
-        self.between_steps: list[Callable[[], None]] = []  # called after each step, on every rank
         self.owed = OwedGradients(extensions)
         self.manual_updates = ManualUpdates(
             optimizer, lambda: self._recipe, lambda: session._synchronizer.use(), extensions
@@ -168,7 +156,7 @@ class StepHooks:
         if self.momentum is not None:
             self.momentum.after()
         self._session._synchronizer.after_step()
-        self._over()
+        self._session._step_over()
 
     def _step_skipped(self) -> None:
         """The scaler has left out the optimizer's step, for which the optimizer calls no hook."""
@@ -176,14 +164,7 @@ class StepHooks:
             self._extensions.begin_pass()
             self.manual_updates.remove()
             self._session._synchronizer.step_skipped()
-            self._over()
-
-    def _over(self) -> None:
-        for tell in self._extensions.after_step:
-            tell()
-        self._session._step_over()
-        for act in self.between_steps:
-            act()
+            self._session._step_over()
 
     def _take_up_scaler(self, optimizer: Optimizer) -> bool:
         if os.getpid() != self._pid or not (optimizer is self._optimizer or self._foreign_guard.shares(optimizer)):

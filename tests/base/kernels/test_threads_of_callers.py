@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from gossamer.base.kernels.library import Count, Function, KernelsError
+from gossamer.base.kernels.threads import count_of_caller
 from gossamer.base.peer_ops import Await, PeerOp, PeerScript
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.comm.runtime.peer_thread import PeerThread
-from gossamer.comm.runtime.thread_count import count_of_caller
 from gossamer.errors import PeerLost
 
 COUNT, LATER = 3, 5
