@@ -150,7 +150,11 @@ def compare_command(
 
             def train(seed: int, rate: str, recipe: str = recipe) -> Record:
                 training = [str(script), *_arguments(arguments, seed=seed, rate=rate)]
-                return train_for_record(recipe, workers, network, limits, training, console)
+                record = train_for_record(recipe, workers, network, limits, training, console)
+                if rates or seeds > 1:
+                    about = f"learning rate {rate}, " if rate else ""
+                    console.print(f"  {about}seed {seed}: loss {short(final_loss(record))}", markup=False)
+                return record
 
             rate, runs = tuned(train, seeds, rates)
             rows.append(runs)
