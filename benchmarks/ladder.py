@@ -1,7 +1,8 @@
 """Retained benefit of recipes over model size: (L_silent - L) / (L_silent - L_dense), every arm at its own best rate.
 
 Workers are threads of one process with a model, an optimizer and a real session each. Every run is one line of
---runs as soon as it is done; the same command continues where the last one stopped. Writes docs/benchmarks/ladder.md.
+--runs as soon as it is done; the same command continues where the last one stopped. Writes
+docs/benchmarks/ladder.md, and the shares that `gossamer explain` shows.
 
     python benchmarks/ladder.py --processes 2 --minutes 120
     python benchmarks/ladder.py --rungs bytelm-57k-b16 --arms "lock step" silence "DiLoCo 20" --seeds 3
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.ladder_arms import ARMS  # found only after the line above
 from benchmarks.ladder_picture import plot
 from benchmarks.ladder_plan import TUNING_SEEDS, Job, LadderRun, is_current, key, steps_of, wanted, workers_of
-from benchmarks.ladder_report import page_part, results
+from benchmarks.ladder_report import measured, page_part, results
 from benchmarks.ladder_tasks import rungs
 from benchmarks.page import around, put_between
 from benchmarks.provenance import QUICK, ROOT, provenance, scratch
@@ -33,6 +34,7 @@ from benchmarks.side_by_side import one_thread
 from benchmarks.virtual_workers import train
 
 RUNS, PAGE = ROOT / "benchmarks" / "results" / "ladder.jsonl", ROOT / "docs" / "benchmarks" / "ladder.md"
+SHARES = ROOT / "src" / "gossamer" / "plan" / "retained_benefit.json"
 QUICK_STEPS = 8
 ALT = "retained benefit of every arm with its interval, a panel for each model size"
 
@@ -94,6 +96,9 @@ def report(args: argparse.Namespace) -> None:
     text = page_part(found, [provenance(command)])
     print(text)
     plot(found, args.page.with_suffix(".png"))
+    if not args.quick and args.page == PAGE:
+        lines = ",\n".join(f"  {json.dumps(each)}" for each in measured(found))
+        SHARES.write_text(f"[\n{lines}\n]\n" if lines else "[]\n", encoding="utf-8")
     put_between(args.page, "ladder", f"![{ALT}]({args.page.stem}.png)\n\n{text}")
 
 

@@ -2,9 +2,10 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise
 from math import exp, inf, isfinite, log, log2, nan, sqrt
+from typing import Any
 
 import numpy as np
 from benchmarks.ladder_arms import ARMS, Arm
@@ -15,8 +16,9 @@ from benchmarks.report import markdown
 
 from gossamer.base.units import bytes_text
 from gossamer.plan.advise.curves import ConfidenceInterval, student_quantile
-from gossamer.plan.retained_benefit import retained_benefit, text
+from gossamer.plan.retained_benefit import MeasuredShare, retained_benefit, text
 
+FEW = 3  # seeds of a share that others may rely on
 LOCK_STEP, SILENCE = "lock step", "silence"
 BUDGETS = 10, 30, 100, 300, 1000, 5000  # times fewer bytes than lock step
 LEAST_GAP, LEAST_SPREADS = 0.15, 20.0  # of silence over lock step, for a task that can rank recipes
@@ -99,6 +101,27 @@ def results(runs: Mapping[Job, LadderRun], names: Sequence[str], seeds: int) -> 
             edges = frozenset(arm for arm in rates if at_an_end(tuning_losses(runs, name, arm)))
             found.append(Results(rungs()[name], {arm: each for arm, each in kept.items() if each}, rates, edges))
     return found
+
+
+def measured(found: Sequence[Results]) -> list[dict[str, Any]]:
+    """Shares for gossamer.plan.retained_benefit: of admitted rungs, and arms with FEW seeds or more."""
+    return [
+        asdict(
+            MeasuredShare(
+                recipe=ARMS[arm].recipe,
+                task=each.rung.name,
+                optimizer=each.rung.optimizer,
+                times_fewer=round(each.times_fewer(arm), 1),
+                value=round(share.value, 3),
+                low=round(share.low, 3),
+                high=round(share.high, 3),
+            )
+        )
+        for each in found
+        if each.is_admitted
+        for arm in each.compared
+        if len(each.runs[arm]) >= FEW and ARMS[arm].workers == 0 and isfinite((share := each.retained(arm)).low)
+    ]
 
 
 def page_part(found: Sequence[Results], about: Sequence[str]) -> str:

@@ -9,10 +9,13 @@ import pytest
 from click.testing import CliRunner
 from support.explaining import MILLION, TRAINING, explained, run, shown, untimed_script
 
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.kernels import coded_bytes
 from gossamer.cli import explain as explain_module
 from gossamer.cli.explain import explain
+from gossamer.plan import retained_benefit
 from gossamer.plan.profile.synthetic_shapes import assumed_shapes
+from gossamer.plan.retained_benefit import MeasuredShare
 from gossamer.train.auto.ladder import RUNGS
 
 
@@ -436,3 +439,40 @@ def test_talking_less_is_foretold_to_wait_less(tmp_path):
     assert 0.5 <= hidden["step_seconds"] < 0.55 < local["step_seconds"] < every["step_seconds"]
     sites, _ = foretold_of(tmp_path, *network, "LocalSGD(10, per_site=2)")
     assert local["step_seconds"] < sites["step_seconds"] < every["step_seconds"]
+
+
+# -- measured shares ---------------------------------------------------------------------------------------------------
+
+
+def _shares(monkeypatch, **shares):
+    found = [
+        MeasuredShare(
+            recipe=recipe, task="bytelm", optimizer="AdamW", times_fewer=30, value=v, low=v - 0.1, high=v + 0.1
+        )
+        for recipe, v in shares.items()
+    ]
+    monkeypatch.setattr(retained_benefit, "measured_shares", lambda: tuple(sorted(found, key=lambda each: -each.value)))
+
+
+def test_the_measured_retained_benefit_is_shown(monkeypatch):
+    _shares(monkeypatch, **{"LocalSGD(period=8)": 0.9})
+    said = run("LocalSGD(8)")[1]
+    assert "90 % (80 to 100)" in said
+    assert "warning" not in said
+
+
+def test_a_recipe_that_keeps_less_than_half_is_warned_about_with_a_better_one(monkeypatch):
+    _shares(monkeypatch, **{"LocalSGD(period=8)": 0.9, "OneBit()": 0.2})
+    said = run("OneBit()")[1]
+    assert "warning: less than half" in said
+    assert "LocalSGD(period=8)" in said
+
+
+def test_recipes_that_were_not_measured_have_no_share(monkeypatch):
+    _shares(monkeypatch, **{"LocalSGD(period=8)": 0.9})
+    assert "Retained" not in run("LocalSGD(9)")[1]
+
+
+def test_measured_shares_are_of_readable_recipes():
+    for each in retained_benefit.measured_shares():
+        assert retained_benefit.measured_share(resolve(each.recipe, 4), 4) is not None

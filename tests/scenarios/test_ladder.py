@@ -25,7 +25,7 @@ from benchmarks.ladder_plan import (
     wanted,
     workers_of,
 )
-from benchmarks.ladder_report import LOCK_STEP, SILENCE, families, kendall, page_part, predict, results, slope
+from benchmarks.ladder_report import LOCK_STEP, SILENCE, families, kendall, measured, page_part, predict, results, slope
 from benchmarks.ladder_tasks import RATES, WORKERS, MuonWithAdamW, library, rungs, schedule
 from benchmarks.tasks import TASKS
 from torch.optim import AdamW, Muon
@@ -167,6 +167,12 @@ def test_planted_shares_are_reported_with_their_bytes() -> None:
     assert "admitted" in page
     assert "80 % (80 to 80)" in page
     assert "-10 % (-10 to -10), worse than silence" in page
+
+
+def test_shares_of_admitted_rungs_are_kept_for_explain() -> None:
+    (share,) = measured(results(planted({SMALL: {FEW: 0.8}}), [SMALL], 3))
+    assert (share["recipe"], share["task"], share["value"]) == (ARMS[FEW].recipe, SMALL, pytest.approx(0.8))
+    assert measured(results(planted({SMALL: {FEW: 0.8}}), [SMALL], 2)) == []
 
 
 def test_task_without_a_price_of_silence_is_not_admitted() -> None:

@@ -31,6 +31,7 @@ from gossamer.cli.script_terms import register_terms
 from gossamer.comm.mesh.collective_selector import AUTO
 from gossamer.comm.network import read_network
 from gossamer.events import Attached
+from gossamer.plan import retained_benefit
 from gossamer.plan.cost.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.plan.cost.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
 from gossamer.plan.profile.profile_runs import ProfileError, assume_profile, profile_script
@@ -125,6 +126,8 @@ def explain(
     for line in _choice_lines(recipe):
         echo(line)
     for line in _lines(resolved, model, traffic):
+        echo(line)
+    for line in _measured_lines(resolved, workers):
         echo(line)
     for line in _hiding_lines(resolved, traffic, step):
         echo(line)
@@ -235,6 +238,19 @@ def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str
     yield f"  {'other state':<28}{traffic.other_state_bytes:>20,}"
     if traffic.strategy_bytes:
         yield f"  {'for the strategy':<28}{traffic.strategy_bytes:>20,}"
+
+
+def _measured_lines(recipe: Recipe, workers: int) -> Iterator[str]:
+    """The share of the benefit of communication that the recipe kept where it was measured."""
+    measured = retained_benefit.measured_share(recipe, workers)
+    if measured is None:
+        return
+    yield ""
+    yield f"Retained benefit of communication, measured on {measured.task} with {measured.optimizer}:"
+    yield f"  {retained_benefit.text(measured.share)}; lock step 100 %, training alone 0 %: docs/benchmarks/ladder.md"
+    if measured.is_low and (better := retained_benefit.better_share(measured)) is not None:
+        yield f"  warning: less than half. For as few bytes or fewer, {better.recipe}"
+        yield f"  kept {retained_benefit.text(better.share)}"
 
 
 def _hiding_lines(recipe: Recipe, traffic: TrafficEstimate, step: _Step) -> Iterator[str]:

@@ -9,11 +9,16 @@ from the arm's own best learning rate.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from math import inf, isfinite, sqrt
 
 import numpy as np
 
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.errors import require
 from gossamer.plan.advise.curves import ConfidenceInterval, student_quantile
 
@@ -92,3 +97,52 @@ def text(share: ConfidenceInterval) -> str:
     bounds = f" ({100 * share.low:.0f} to {100 * share.high:.0f})" if isfinite(share.low) else ""
     harm = ", worse than silence" if share.value < 0 else ""
     return f"{100 * share.value:.0f} %{bounds}{harm}"
+
+
+# -- measured shares -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredShare:
+    """The retained benefit of one recipe on one task, as benchmarks/ladder.py has measured it.
+
+    recipe: text. task: name of the rung. times_fewer: bytes of float32 lock step over the recipe's. Shares as in
+    `retained_benefit`, with a 95 % interval.
+    """
+
+    recipe: str
+    task: str
+    optimizer: str
+    times_fewer: float
+    value: float
+    low: float
+    high: float
+
+    @property
+    def share(self) -> ConfidenceInterval:
+        return ConfidenceInterval(value=self.value, low=self.low, high=self.high)
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the recipe surely keeps less than half of the benefit of communication."""
+        return self.high < 0.5
+
+
+@cache
+def measured_shares() -> tuple[MeasuredShare, ...]:
+    """All that were measured on admitted tasks with three seeds or more; the best first."""
+    found = json.loads(files("gossamer.plan").joinpath("retained_benefit.json").read_text(encoding="utf-8"))
+    return tuple(sorted((MeasuredShare(**each) for each in found), key=lambda each: -each.value))
+
+
+def measured_share(recipe: Recipe, workers: int) -> MeasuredShare | None:
+    """The measured share of a resolved recipe."""
+    return next((each for each in measured_shares() if resolve(each.recipe, workers) == recipe), None)
+
+
+def better_share(than: MeasuredShare) -> MeasuredShare | None:
+    """The recipe that kept most on the same task for as few bytes, where that is another one."""
+    best = next(
+        (each for each in measured_shares() if each.task == than.task and each.times_fewer >= than.times_fewer), than
+    )
+    return best if best.value > than.value else None
