@@ -11,6 +11,7 @@ negotiation  matches the calls of the ranks by name
 objects      Python objects between ranks, without pickles
 timeline     the file that shows calls
 exceptions   HorovodInternalError, HostsUpdatedInterrupt
+command      `python -m gossamer.horovod`, as horovodrun
 alias        makes `import horovod` find this package
 """
 

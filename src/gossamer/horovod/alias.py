@@ -43,9 +43,7 @@ def _module(name: str) -> ModuleType:
     """Raises ImportError for a module that is not available, with the alternative."""
     if (reason := UNAVAILABLE.get(name.removeprefix("horovod."))) is not None:
         raise ImportError(f"{name} is not available: {reason}")
-    place = MOVED.get(name) or name.replace("horovod.common", HOME).replace("horovod", HOME, 1).replace(
-        f"gossamer.{HOME}", HOME
-    )
+    place = MOVED.get(name) or HOME + name.removeprefix("horovod").replace(".common", "", 1)
     try:
         return import_module(place)
     except ModuleNotFoundError as error:

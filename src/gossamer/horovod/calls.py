@@ -175,8 +175,11 @@ class AllGatherCall(CollectiveCall):
     def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
         sizes = [[own[number] for own in owns] for number in range(len(self.tensors))]
         padded = [_padded(tensor, max(rows)) for tensor, rows in zip(self.tensors, sizes, strict=True)]
+        pairs = list(zip(padded, sizes, strict=True))
         sent = [number for number, tensor in enumerate(padded) if tensor.numel()]
-        found = [tensor[:0] for tensor in padded]
+        found = [
+            padding.new_empty((0 if padding.numel() else sum(rows), *padding.shape[1:])) for padding, rows in pairs
+        ]
         if sent:
             heard = _alone(transport, AllGather(tuple(as_bytes(padded[number].view(-1)) for number in sent)))
             for place, number in enumerate(sent):

@@ -310,8 +310,8 @@ def _batches(agreed: Sequence[tuple[str, CollectiveCall]], fusion_bytes: int) ->
         if key is None or not isinstance(call, AllReduceCall):
             batches.append([(name, call)])
             continue
-        batch, size = open_batches.get(key, ([], fusion_bytes))
-        if size + call.nbytes > fusion_bytes:
+        batch, size = open_batches.get(key, ([], 0))
+        if not batch or size + call.nbytes > fusion_bytes:
             batch, size = [], 0
             batches.append(batch)
         batch.append((name, call))

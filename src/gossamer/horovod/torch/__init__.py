@@ -1,6 +1,7 @@
 """Horovod's API for torch, on Gossamer: `import gossamer.horovod.torch as hvd`.
 
-ops              collective calls on tensors
+ops              allreduce, allgather and broadcast of tensors
+scattering       alltoall and reducescatter
 optimizer        DistributedOptimizer, under any recipe
 functions        broadcast of parameters and optimizer state; join
 elastic          TorchState, ElasticSampler, run
@@ -55,8 +56,6 @@ from gossamer.horovod.torch.ops import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
-    alltoall,
-    alltoall_async,
     broadcast,
     broadcast_,
     broadcast_async,
@@ -67,14 +66,18 @@ from gossamer.horovod.torch.ops import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
     sparse_allreduce_async,
     synchronize,
 )
 from gossamer.horovod.torch.optimizer import DistributedOptimizer
+from gossamer.horovod.torch.scattering import (
+    alltoall,
+    alltoall_async,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
 from gossamer.horovod.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [

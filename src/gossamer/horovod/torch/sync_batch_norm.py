@@ -39,7 +39,8 @@ class SyncBatchNorm(_BatchNorm):
         normal = (wide - mean.view(shape)) * scale.view(shape)
         if self.affine:
             normal = normal * self.weight.view(shape) + self.bias.view(shape)
-        return normal.to(input.dtype)
+        found: Tensor = normal.to(input.dtype)
+        return found
 
     def _remember(self, mean: Tensor, variance: Tensor, samples: Tensor) -> None:
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
