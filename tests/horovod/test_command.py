@@ -116,3 +116,51 @@ def test_a_horovod_script_runs_under_a_recipe_and_its_bytes_are_counted(tmp_path
     record = json.loads(file.read_text())
     assert "TopK" in json.dumps(record["recipe"])
     assert "allreduce.loss" in (tmp_path / "timeline").read_text()
+
+
+ELASTIC = """
+import os, signal, torch, horovod.torch as hvd
+hvd.init()
+model = torch.nn.Linear(2, 1, bias=False)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+@hvd.elastic.run
+def train(state):
+    print("BEGINS AT", state.batch)
+    while state.batch < 6:
+        if first_attempt and state.batch == 4 and hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).square().sum().backward()
+        optimizer.step()
+        state.batch += 1
+        if state.batch % 3 == 0:
+            state.commit()
+
+state = hvd.elastic.TorchState(model, optimizer, batch=0)
+train(state)
+weights = hvd.allgather(model.weight.detach())
+assert torch.equal(weights[0], weights[1])
+print("ENDS AT", state.batch)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+def test_an_elastic_script_continues_from_its_commit_when_a_worker_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ELASTIC)
+    command = [sys.executable, "-m", "gossamer", "run", "--as-horovod", "--workers", "2", "--max-restarts", "1"]
+    done = subprocess.run(
+        [*command, "train.py"],
+        cwd=tmp_path,
+        env=of_this_checkout(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    begins = [line.split("AT ")[1] for line in done.stdout.splitlines() if "BEGINS AT" in line]
+    assert begins == ["0", "0", "3", "3"]
+    assert done.stdout.count("ENDS AT 6") == 2

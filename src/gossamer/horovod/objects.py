@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.base.layout import dtype_of
 from gossamer.horovod.basics import ProcessSet, context, global_process_set
 from gossamer.horovod.calls import AllGatherCall, BroadcastBytesCall
 from gossamer.train.session.world_calls import bytes_of, packed, tensor_of, unpacked
@@ -106,6 +107,8 @@ def _rebuilt(value: Any) -> Any:
         case "Size":
             return torch.Size(about)
         case "dtype":
-            return getattr(torch, about)
+            if not isinstance(found := dtype_of(about), torch.dtype):
+                raise ValueError(f"{about!r} is not a dtype of torch")
+            return found
         case _:
             return torch.device(about)

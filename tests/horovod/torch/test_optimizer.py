@@ -316,6 +316,25 @@ def test_a_rank_without_data_joins_and_takes_over_the_others_parameters() -> Non
     assert [last for _, last in results] == [1, 1]
 
 
+def test_parameters_that_are_unfrozen_or_added_later_are_exchanged() -> None:
+    def work(rank: int) -> Tensor:
+        layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(3)])
+        for layer in layers:
+            nn.init.ones_(layer.weight)  # type: ignore[arg-type]
+        layers[1].requires_grad_(False)
+        optimizer = wrapped(nn.ModuleList(layers[:2]))
+        for step in range(2):
+            optimizer.zero_grad()
+            (sum(layer(torch.ones(1, 1)) for layer in layers) * (rank + 1)).sum().backward()
+            optimizer.step()
+            layers[1].requires_grad_(True)
+            if step == 0:
+                optimizer.add_param_group({"params": layers[2].parameters()})
+        return torch.cat([layer.weight.detach().flatten() for layer in layers])  # type: ignore[operator, misc]
+
+    assert torch.allclose(agree(horovod(work)), torch.tensor([0.7, 0.85, 0.85]))
+
+
 def test_schedulers_and_closures_work_with_the_new_object() -> None:
     def work(rank: int) -> float:
         model = network(0)

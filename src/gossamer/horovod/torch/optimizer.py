@@ -195,8 +195,22 @@ class DistributedSteps(Optimizer):
     def synchronize(self) -> None:
         """Exchange gradients now, for example to clip the averaged ones before step()."""
         if self.process_set.included() and not self._synchronized:
+            self._take_up_parameters()
             self._exchange.average()
         self._synchronized = True
+
+    def _take_up_parameters(self) -> None:
+        """Exchange parameters, too, that were frozen or not there before: the recipe begins again."""
+        known = {id(each) for each in self._exchange.named.values()}
+        places = [(i, j, each) for i, group in enumerate(self.param_groups) for j, each in enumerate(group["params"])]
+        fresh = {
+            self._parameter_names.setdefault(each, f"added.{i}.{j}"): each
+            for i, j, each in places
+            if each.requires_grad and id(each) not in known
+        }
+        if fresh:
+            self._exchange.restart()
+            self._exchange.named |= fresh
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
