@@ -61,6 +61,7 @@ def test_a_module_without_a_literal_list_is_seen() -> None:
 
 
 PACKAGES = ["engine", "errors", "events", "extend", "parallel", "federated", "federated.population"]
+PACKAGES += ["horovod", "horovod.torch", "horovod.torch.elastic"]
 
 
 @pytest.mark.parametrize("place", PACKAGES)

@@ -86,6 +86,7 @@ WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
     callback=check_certificates,
     help="Encrypt what workers and servers tell each other: a folder with cert.pem, key.pem, ca.pem.",
 )
+@click.option("--as-horovod", is_flag=True, help="In SCRIPT, `import horovod` finds gossamer.horovod.")
 @click.option("--watch", is_flag=True, callback=check_watch, help="Serve a page of this run, and print its link.")
 @foretold_option
 @emulation_option

@@ -76,6 +76,7 @@ def run_training(
     grace_seconds: float,
     token_file: Path | None,
     tls: Path | None,
+    as_horovod: bool,
     watch: bool,
     foretold: Path | None,
     network_text: str | None,
@@ -123,7 +124,12 @@ def run_training(
         grace_seconds=grace_seconds,
         logs=logs,
         worker_module="gossamer.cli.worker",
-        settings=_settings(GOSSAMER_COLLECTIVE=collective, GOSSAMER_TLS=tls, GOSSAMER_LOG_TO=log_to)
+        settings=_settings(
+            GOSSAMER_COLLECTIVE=collective,
+            GOSSAMER_TLS=tls,
+            GOSSAMER_LOG_TO=log_to,
+            GOSSAMER_AS_HOROVOD="1" if as_horovod else None,
+        )
         | trace_settings(trace, torch_profiler, logs),
     )
     if dry_run:

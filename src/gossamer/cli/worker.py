@@ -37,6 +37,10 @@ def main() -> None:
     stacks = DumpOnSignal(RunFiles(directory), rank)
     events.subscribe(stacks)
     _watch_for_the_end(rank)
+    if os.environ.get("GOSSAMER_AS_HOROVOD") == "1":
+        from gossamer.horovod.alias import install
+
+        install()
 
     def finish(failed: bool) -> None:
         recorder.close(failed)

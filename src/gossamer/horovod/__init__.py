@@ -1,0 +1,37 @@
+"""Horovod's API on Gossamer: scripts that import Horovod run unchanged, under any recipe. See
+docs/integrations/horovod.md.
+
+    import gossamer.horovod.torch as hvd
+
+torch/       the API for torch
+elastic      State, ObjectState and run_fn, for every framework
+basics       init, ranks, process sets, handles
+calls        collective calls: their form and how they communicate
+negotiation  matches the calls of the ranks by name
+objects      Python objects between ranks, without pickles
+timeline     the file that shows calls
+exceptions   HorovodInternalError, HostsUpdatedInterrupt
+command      `python -m gossamer.horovod`, as horovodrun
+alias        makes `import horovod` find this package
+"""
+
+from typing import Any
+
+__all__ = ["__version__"]
+__version__ = "0.28.1"  # of Horovod, whose API this is
+
+UNAVAILABLE = {
+    "mxnet": "MXNet is retired. Train with torch: import gossamer.horovod.torch as hvd.",
+    "spark": "start workers by `gossamer run --as-horovod`, or on a cluster as docs/clusters.md says.",
+    "ray": "use gossamer.integrations.ray: docs/integrations/ray.md.",
+    "run": "start the script by `gossamer run --as-horovod --workers 4 train.py`.",
+    "runner": "start the script by `gossamer run --as-horovod --workers 4 train.py`.",
+    "data": "use torch's DataLoader with num_workers.",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Explain what Horovod has and this package has not."""
+    if name in UNAVAILABLE:
+        raise AttributeError(f"horovod.{name} is not available: {UNAVAILABLE[name]}")
+    raise AttributeError(f"module 'gossamer.horovod' has no attribute {name!r}")

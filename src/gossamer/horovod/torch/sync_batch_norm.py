@@ -1,0 +1,53 @@
+"""SyncBatchNorm: batch normalization by the statistics of the batches of all ranks, on processors and GPUs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from gossamer.horovod.basics import Sum, is_initialized, size
+from gossamer.horovod.torch.ops import allreduce
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Normalizes by the mean and variance over the batches of all ranks while it trains, for inputs (N, C, ...).
+
+    Arguments are those of torch.nn.BatchNorm1d. Every rank runs it as often as the others. Gradients flow through the
+    statistics of all ranks.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions (N, C, ...), got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        self._check_input_dim(input)
+        if not self.training or not is_initialized() or size() == 1:
+            plain: Tensor = super().forward(input)
+            return plain
+        over = [0, *range(2, input.dim())]
+        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        count = wide.new_tensor([input.numel() / input.size(1)])
+        total = allreduce(torch.cat([wide.sum(over), wide.square().sum(over), count]), op=Sum)
+        sums, squares, samples = total.split([input.size(1), input.size(1), 1])
+        mean = sums / samples
+        variance = squares / samples - mean.square()
+        self._remember(mean.detach(), variance.detach(), samples.detach())
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        scale = torch.rsqrt(variance + self.eps)
+        normal = (wide - mean.view(shape)) * scale.view(shape)
+        if self.affine:
+            normal = normal * self.weight.view(shape) + self.bias.view(shape)
+        found: Tensor = normal.to(input.dtype)
+        return found
+
+    def _remember(self, mean: Tensor, variance: Tensor, samples: Tensor) -> None:
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        unbiased = variance * samples / (samples - 1)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)

@@ -1,0 +1,114 @@
+"""Init and shutdown, process sets, and the timeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.horovod_workers import horovod
+
+import gossamer.horovod.torch as hvd
+from gossamer.comm.runtime.worker_scope import WorkerScope, enter
+from gossamer.horovod import basics
+
+
+@pytest.fixture
+def alone() -> Any:
+    """A job of one in this thread."""
+    enter(WorkerScope())
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def test_before_init_every_rank_is_unknown() -> None:
+    enter(WorkerScope())
+    assert not hvd.is_initialized()
+    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.barrier, hvd.join, lambda: hvd.allreduce(torch.ones(1))):
+        with pytest.raises(ValueError, match=r"hvd\.init"):
+            call()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_job_of_one() -> None:
+    hvd.init()
+    assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()) == (
+        *(0, 1, 0, 1, 0, 1),
+    )
+    assert hvd.is_homogeneous()
+    assert hvd.global_process_set.ranks == [0]
+    assert hvd.allreduce(torch.ones(1)).item() == 1
+    assert hvd.join() == 0
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.allgather(torch.ones(2)).tolist() == [1, 1]
+
+
+def test_init_with_an_mpi_communicator_is_refused() -> None:
+    enter(WorkerScope())
+    with pytest.raises(ValueError, match="process_sets"):
+        hvd.init(comm=[0])
+
+
+def test_process_sets_work_within_themselves() -> None:
+    def work(rank: int) -> Any:
+        even, odd = hvd.add_process_set([2, 0]), hvd.add_process_set(hvd.ProcessSet([1]))
+        mine = even if even.included() else odd
+        total = hvd.allreduce(torch.tensor([rank]), op=hvd.Sum, process_set=mine).item()
+        rows = hvd.allgather(torch.tensor([rank]), process_set=mine).tolist()
+        root = hvd.broadcast(torch.tensor([rank]), mine.ranks[-1], process_set=mine).item()
+        objects = hvd.allgather_object(rank, process_set=mine)
+        places = even.rank(), even.size(), odd.rank()
+        with pytest.raises(hvd.HorovodInternalError, match="included"):
+            hvd.allreduce(torch.ones(1), process_set=odd if mine is even else even)
+        with pytest.raises(ValueError, match="duplicate"):
+            hvd.add_process_set([0, 2])
+        removed = hvd.remove_process_set(odd), hvd.remove_process_set(odd)
+        assert odd.process_set_id is None
+        assert hvd.remove_process_set(hvd.global_process_set) is False
+        return total, rows, root, objects, places, removed
+
+    first, second, third = horovod(work, 3)
+    assert first == (2, [0, 2], 2, [0, 2], (0, 2, -1), (True, False))
+    assert second == (1, [1], 1, [1], (-1, 2, 0), (True, False))
+    assert third == (2, [0, 2], 2, [0, 2], (1, 2, -1), (True, False))
+
+
+@pytest.mark.parametrize("ranks", [[0, 5], [], ["a"]])
+def test_wrong_process_sets_are_refused(ranks: list[Any]) -> None:
+    def work(rank: int) -> None:
+        with pytest.raises(ValueError, match=r"ranks"):
+            hvd.add_process_set(ranks)
+
+    horovod(work)
+
+
+@pytest.mark.parametrize("marks", [False, True])
+def test_the_timeline_has_each_call_by_name(tmp_path: Path, marks: bool) -> None:
+    def work(rank: int) -> None:
+        hvd.start_timeline(str(tmp_path / "timeline"), mark_cycles=marks)
+        hvd.allreduce(torch.ones(2), name="loss")
+        hvd.barrier()
+        hvd.stop_timeline()
+
+    horovod(work)
+    text = (tmp_path / "timeline").read_text()
+    shown = json.loads(text)
+    assert "start_time_since_epoch_in_micros" in text
+    assert ("CYCLE_START" in text) is marks
+    rows = {event["args"]["name"]: event["pid"] for event in shown if event.get("name") == "process_name"}
+    of_loss = [event["name"] for event in shown if event.get("pid") == rows["allreduce.loss"] and event["ph"] == "X"]
+    assert of_loss == ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"]
+
+
+def test_the_environment_sets_timeline_and_fusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "timeline"))
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2.5")
+    settings = basics._round_settings()
+    assert (settings.fusion_bytes, settings.cycle_seconds) == (0, 0.0025)
+    assert horovod(lambda rank: hvd.allreduce(torch.ones(1), name="a", op=hvd.Sum).item()) == [2, 2]
+    assert "allreduce.a" in (tmp_path / "timeline").read_text()
