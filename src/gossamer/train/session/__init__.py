@@ -1,6 +1,7 @@
 """Session: the training loop's one stateful object, which synchronizes a model around its optimizer's steps.
 
 arrays.py              gossamer.engine: sessions of arrays, without a model, an optimizer and hooks
+array_exchange.py      the same as functions of lists of arrays, which Keras and TensorFlow call
 attach.py              gossamer.attach: checks what it is given, then opens a session
 auto_recipe.py         looks at what all ranks measured, and switches the recipe where it is to be chosen while training
 recipe_choice.py       the command line's recipe before the script's; a compressor alone
