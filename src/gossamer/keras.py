@@ -108,8 +108,8 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     # -- Keras's protocol of an optimizer that wraps another one
 
     @property
-    def loss_scale_factor(self) -> None:
-        return None
+    def loss_scale_factor(self) -> float:
+        return 1.0  # not None: on TensorFlow an assignment of the present value would not reach the setter
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: Any) -> None:

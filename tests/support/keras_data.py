@@ -8,6 +8,7 @@ import numpy as np
 
 BATCH = 4
 SHAPES = {"linear": [(4, 1)], "network": [(6, 64), (64,), (64, 1), (1,)]}
+RATES = {"linear": 0.125, "network": 0.03125}  # learning rates of SGD
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 

@@ -33,7 +33,7 @@ if BACKEND != "tensorflow":
 import keras
 import numpy as np
 import torch
-from support.keras_data import BATCH, batches, weights
+from support.keras_data import BATCH, RATES, batches, weights
 from support.virtual_workers import Worker, cluster, heard
 
 from gossamer import events
@@ -87,7 +87,7 @@ def fitted(
     recipe: str,
     *,
     kind: str = "network",
-    inner: Callable[[], Any] = lambda: keras.optimizers.SGD(0.125),
+    inner: Callable[[], Any] | None = None,
     steps: int = 4,
     epochs: int = 1,
     data: Any = None,
@@ -99,7 +99,7 @@ def fitted(
     rank = 0 if worker is None else worker.rank
     with device(rank):
         model = network(kind, rank)
-        optimizer = inner()
+        optimizer = keras.optimizers.SGD(RATES[kind]) if inner is None else inner()
         if worker is not None:
             optimizer = adapter.GossamerOptimizer(optimizer, recipe, transport=worker.transport, **(options or {}))
         model.compile(optimizer, loss="mse", **fit.pop("compiled", {}))
@@ -164,7 +164,7 @@ def network_diloco() -> Any:
 @scenario
 def server() -> Any:
     """The servers' own optimizer makes the step, and the inner one makes none."""
-    options = {"server_optimizer": lambda tensors: torch.optim.SGD(tensors, lr=0.125)}
+    options = {"server_optimizer": lambda tensors: torch.optim.SGD(tensors, lr=RATES['network'])}
 
     def work(worker: Worker) -> Any:
         inner = keras.optimizers.SGD(0.5)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.keras_data import BATCH, batches, weights
+from support.keras_data import BATCH, RATES, batches, weights
 from support.paths import SUPPORT, TESTS
 from support.virtual_workers import Worker, cluster, heard
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ def in_torch(worker: Worker, recipe: str, kind: str, steps: int) -> list[list[fl
     given = weights(kind, worker.rank)
     layers = [Dense(*given[place : place + 2]) for place in range(0, len(given), 2)]
     model = layers[0] if kind == "linear" else nn.Sequential(layers[0], nn.Tanh(), layers[1])
-    optimizer = torch.optim.SGD(model.parameters(), 0.125)
+    optimizer = torch.optim.SGD(model.parameters(), RATES[kind])
     session = worker.attach(model, optimizer, recipe)
     x, y = (torch.tensor(each).reshape(steps, BATCH, -1) for each in batches(kind, worker.rank, steps))
     for step in range(steps):
