@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,14 +31,14 @@ os.environ.update(
 if BACKEND != "tensorflow":
     sys.modules["tensorflow"] = None  # type: ignore[assignment] # Keras would import it for every backend
 
-import keras
-import numpy as np
-import torch
-from support.keras_data import BATCH, RATES, batches, weights
-from support.virtual_workers import Worker, cluster, heard
+import keras  # noqa: E402 - after the choice of a backend
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from support.keras_data import BATCH, RATES, batches, weights  # noqa: E402
+from support.virtual_workers import Worker, cluster, heard  # noqa: E402
 
-from gossamer import events
-from gossamer import keras as adapter
+from gossamer import events  # noqa: E402
+from gossamer import keras as adapter  # noqa: E402
 
 warnings.simplefilter("ignore")
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,7 +165,7 @@ def network_diloco() -> Any:
 @scenario
 def server() -> Any:
     """The servers' own optimizer makes the step, and the inner one makes none."""
-    options = {"server_optimizer": lambda tensors: torch.optim.SGD(tensors, lr=RATES['network'])}
+    options = {"server_optimizer": lambda tensors: torch.optim.SGD(tensors, lr=RATES["network"])}
 
     def work(worker: Worker) -> Any:
         inner = keras.optimizers.SGD(0.5)
@@ -414,6 +415,157 @@ def page() -> Any:
     return known["history"].history["loss"]
 
 
+# -- gossamer.tensorflow -----------------------------------------------------------------------------------------------
+
+
+def tensorflow_scenarios() -> None:
+    """Define the scenarios of gossamer.tensorflow, in the process of this backend."""
+    import tensorflow as tf
+
+    from gossamer import tensorflow as tf_adapter
+
+    def taped(worker: Worker, recipe: str, kind: str, steps: int, spoilt: int = -1) -> Any:
+        """A loop with a tape in a tf.function, as in Horovod's examples; rank 1's batch `spoilt` is not finite."""
+        model = network(kind, worker.rank)
+        optimizer = keras.optimizers.SGD(RATES[kind])
+        x, y = (each.reshape(steps, BATCH, -1) for each in batches(kind, worker.rank, steps))
+        if worker.rank and spoilt >= 0:
+            x[spoilt] = np.nan
+
+        @tf.function
+        def step(features: Any, target: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(features) - target) ** 2)
+            shared = tf_adapter.DistributedGradientTape(tape, recipe, transport=worker.transport)
+            gradients = shared.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        for number in range(steps):
+            step(x[number], y[number])
+        getattr(model.trainable_variables[0], tf_adapter.ATTRIBUTE).session.close()
+        return values(model.trainable_variables)
+
+    @scenario
+    def tape() -> Any:
+        dense, dense_bytes = sent(lambda w: taped(w, "Dense()", "linear", 3))
+        topk, topk_bytes = sent(lambda w: taped(w, "TopK(0.1)", "network", 6))
+        return {"dense": [dense, dense_bytes], "topk": [topk, topk_bytes]}
+
+    @scenario
+    def tape_non_finite() -> Any:
+        return {
+            "spoilt": cluster(lambda w: taped(w, "Dense()", "network", 3, spoilt=2), 2),
+            "before": cluster(lambda w: taped(w, "Dense()", "network", 2), 2),
+        }
+
+    @scenario
+    def distributed_optimizer() -> Any:
+        """apply_gradients in a loop of one's own, under local training."""
+
+        def work(worker: Worker) -> Any:
+            model = network("network", worker.rank)
+            inner = keras.optimizers.SGD(RATES["network"])
+            recipe = "DiLoCo(period=3) + Float4()"
+            optimizer = tf_adapter.DistributedOptimizer(inner, recipe, transport=worker.transport)
+            x, y = (each.reshape(6, BATCH, -1) for each in batches("network", worker.rank, 6))
+
+            @tf.function
+            def step(features: Any, target: Any) -> None:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(features) - target) ** 2)
+                gradients = tape.gradient(loss, model.trainable_variables)
+                optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+            for number in range(6):
+                step(x[number], y[number])
+            optimizer.session.close()
+            return values(model.trainable_variables)
+
+        ranks, count = sent(work)
+        return {"ranks": ranks, "bytes": count}
+
+    @scenario
+    def broadcast() -> Any:
+        """Rank 1's values reach rank 0, in a tf.function, bfloat16 and integers too."""
+
+        def work(worker: Worker) -> Any:
+            variables = [
+                tf.Variable([1.5 + worker.rank], dtype=tf.bfloat16),
+                tf.Variable([7 * worker.rank, 2]),
+                tf.Variable(float(worker.rank)),
+            ]
+
+            @tf.function
+            def share() -> None:
+                tf_adapter.broadcast_variables(variables, root_rank=1)
+
+            worlds.now = worker
+            share()
+            return [each.dtype.name for each in variables], [float(np.ravel(each.numpy())[0]) for each in variables]
+
+        class Broadcasts:
+            """The one method of gossamer.World that is called, over the transport of this test."""
+
+            def __init__(self, worker: Worker) -> None:
+                self.rank, self._transport = worker.rank, worker.transport
+
+            def broadcast(self, value: Any, root: int) -> Any:
+                texts = self._transport.all_gather_text(
+                    json.dumps(None if value is None else [v.tolist() for v in value])
+                )
+                kinds = [torch.bfloat16, torch.int32, torch.float32]
+                return [torch.tensor(v, dtype=kind) for v, kind in zip(json.loads(texts[root]), kinds, strict=True)]
+
+        worlds = threading.local()
+        with mock.patch.object(tf_adapter, "init", lambda: Broadcasts(worlds.now)):
+            return cluster(work, 2)
+
+    @scenario
+    def tape_refused() -> Any:
+        found = {}
+        first, second = tf.Variable([1.0]), tf.Variable([2.0])
+
+        def gradient(variables: Any, recipe: str = "Dense()") -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(each * each) for each in variables])
+            return tf_adapter.DistributedGradientTape(tape, recipe).gradient(loss, variables)
+
+        for recipe in ("LocalSGD(period=2)", "EveryStep(accumulate=2)", "ParameterServer('sync')"):
+            found[recipe] = failure(lambda recipe=recipe: gradient([first], recipe))  # type: ignore[misc]
+        found["compiled"] = failure(lambda: tf.function(lambda: gradient([first]), jit_compile=True)())
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            found["strategy"] = failure(lambda: gradient([first]))
+        gradient([first, second])
+        found["other variables"] = failure(lambda: gradient([first]))
+        found["other recipe"] = failure(lambda: gradient([first, second], "TopK(0.1)"))
+        return found
+
+    def by_strategy(strategy: Any) -> Any:
+        """model.fit on the joined batch under a strategy of TensorFlow, or a loop where Keras does not know it."""
+        with strategy.scope():
+            model = network("linear")
+            model.compile(keras.optimizers.SGD(RATES["linear"]), loss="mse")
+        x, y = joined("linear", 3)
+        model.fit(x, y, batch_size=2 * BATCH, shuffle=False, verbose=0)
+        return values(model.trainable_variables)
+
+    @scenario
+    def strategies() -> Any:
+        """A strategy of TensorFlow, and the recipe that the page names for it, on the same batches."""
+        options = {"server_optimizer": lambda tensors: torch.optim.SGD(tensors, lr=RATES["linear"])}
+        return {
+            "MirroredStrategy": by_strategy(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])),
+            "CentralStorageStrategy": by_strategy(
+                tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
+            ),
+            "EveryStep()": cluster(lambda w: closed(fitted(w, "EveryStep()", kind="linear", steps=3)), 2),
+            "local": cluster(lambda w: closed(fitted(w, "local", kind="linear", steps=3, options=options)), 2),
+            "dist_async": cluster(
+                lambda w: closed(fitted(w, "dist_async", kind="linear", steps=3, options=options)), 2
+            ),
+        }
+
+
 def main() -> None:
     chosen = sys.argv[3:] or [*SCENARIOS]
     results = {}
@@ -427,6 +579,9 @@ if __name__ == "__main__":
         import tensorflow
 
         tensorflow.config.threading.set_inter_op_parallelism_threads(4)  # each worker's callback waits in one
+        halves = [tensorflow.config.LogicalDeviceConfiguration() for _ in range(2)]
+        tensorflow.config.set_logical_device_configuration(tensorflow.config.list_physical_devices("CPU")[0], halves)
+        tensorflow_scenarios()
     main()
     sys.stdout.flush()
     os._exit(0)  # frameworks take seconds to leave

@@ -2,99 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from importlib.util import find_spec
 from math import isfinite
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from support.keras_data import BATCH, RATES, batches, weights
-from support.paths import SUPPORT, TESTS
-from support.virtual_workers import Worker, cluster, heard
-from torch import Tensor, nn
+from support.keras_results import Results, results_of
+from support.keras_torch import torch_run
 
-from gossamer import events
-
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed: pip install 'gossamer[keras]'"),
-]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 BACKENDS = ("torch", "jax", "tensorflow")
-Results = dict[str, Any]
-
-
-@pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
-    """The results of all scenarios on a backend; one process runs them, for the first test that asks."""
-    found: dict[str, Results] = {}
-
-    def of(backend: str) -> Results:
-        if find_spec(backend) is None:
-            pytest.skip(f"{backend} is not installed")
-        if backend not in found:
-            out = tmp_path_factory.mktemp("keras") / "results.json"
-            paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-            done = subprocess.run(
-                [sys.executable, str(SUPPORT / "keras_worker.py"), backend, str(out)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([*paths, str(TESTS.parent / "src")])},
-                capture_output=True,
-                text=True,
-                timeout=290,
-            )
-            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-            found[backend] = json.loads(out.read_text())
-        return found[backend]
-
-    return of
 
 
 @pytest.fixture(params=BACKENDS)
-def result(request: pytest.FixtureRequest, results: Callable[[str], Results]) -> Results:
-    return results(request.param)
-
-
-# -- the same training in torch ----------------------------------------------------------------------------------------
-
-
-class Dense(nn.Module):
-    """A Keras layer with its names and shapes."""
-
-    def __init__(self, kernel: Any, bias: Any = None) -> None:
-        super().__init__()
-        self.kernel = nn.Parameter(torch.tensor(kernel))
-        self.bias = None if bias is None else nn.Parameter(torch.tensor(bias))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.kernel if self.bias is None else x @ self.kernel + self.bias
-
-
-def in_torch(worker: Worker, recipe: str, kind: str, steps: int) -> list[list[float]]:
-    """gossamer.attach and torch's SGD, with the weights and batches of the Keras model."""
-    given = weights(kind, worker.rank)
-    layers = [Dense(*given[place : place + 2]) for place in range(0, len(given), 2)]
-    model = layers[0] if kind == "linear" else nn.Sequential(layers[0], nn.Tanh(), layers[1])
-    optimizer = torch.optim.SGD(model.parameters(), RATES[kind])
-    session = worker.attach(model, optimizer, recipe)
-    x, y = (torch.tensor(each).reshape(steps, BATCH, -1) for each in batches(kind, worker.rank, steps))
-    for step in range(steps):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x[step]), y[step]).backward()
-        optimizer.step()
-    merged = session._synchronizer.merge() or {}
-    return [merged.get(name, each).detach().flatten().tolist() for name, each in model.named_parameters()]
-
-
-def torch_run(recipe: str, kind: str, steps: int) -> tuple[list[list[float]], list[int]]:
-    with heard(events.StepEnded) as found:
-        ranks = cluster(lambda worker: in_torch(worker, recipe, kind, steps), 2)
-    assert ranks[0] == ranks[1]
-    return ranks[0], sorted(event.bytes_sent for event in found)
+def result(request: pytest.FixtureRequest) -> Results:
+    return results_of(request.param)
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -215,9 +137,7 @@ def test_numbers_that_stay_non_finite_raise_an_error_with_variable_and_rank(resu
         ("fit", ("new:", "(1, 2)", "rank 0", "model.compile(")),
     ],
 )
-def test_a_rebuilt_model_is_refused_with_variable_and_rank(
-    result: Results, name: str, words: tuple[str, ...]
-) -> None:
+def test_a_rebuilt_model_is_refused_with_variable_and_rank(result: Results, name: str, words: tuple[str, ...]) -> None:
     kind, message = result["rebuilt"][name]
     assert kind == "LayoutError", message
     assert [word for word in words if word not in message] == []
