@@ -2,7 +2,7 @@
 
 The public API: `init`, `attach` and the session that it returns; every term of a recipe; `gossamer.federated` for
 devices that keep their data; `gossamer.parallel` for layers on several workers; `gossamer.engine` for arrays of other
-frameworks; `gossamer.extend` for terms of your own; `gossamer.errors` and `gossamer.events`; the adapters in
+frameworks, `gossamer.keras` and `gossamer.tensorflow` for these two; `gossamer.extend` for terms of your own; `gossamer.errors` and `gossamer.events`; the adapters in
 `gossamer.integrations`. All other modules are internal and may change. docs/api.md has the list.
 """
 
@@ -125,7 +125,17 @@ __all__ = [
     "recipe",
     "register",
 ]
-PACKAGES = ("engine", "errors", "events", "extend", "federated", "integrations", "parallel")  # public ones
+PACKAGES = (  # public ones
+    "engine",
+    "errors",
+    "events",
+    "extend",
+    "federated",
+    "integrations",
+    "keras",
+    "parallel",
+    "tensorflow",
+)
 HOMES = (  # of the names in __all__, those that are imported sooner first
     "algorithms.recipes.recipe",
     "algorithms.recipes.registry",

@@ -376,7 +376,8 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self.folder, self.keep, self.average_metrics = checkpoint, keep, average_metrics
         self._run: str | None = None
-        self._in_epoch, self._own = False, None
+        self._in_epoch = False
+        self._own: dict[str, Tensor] | None = None  # parameters while averaged ones are in the model
 
     @property
     def optimizer(self) -> GossamerOptimizer:

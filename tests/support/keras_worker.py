@@ -386,7 +386,7 @@ def refused() -> Any:
         plain.compile("sgd", loss="mse")
         found["callback"] = failure(lambda: plain.fit(*batches("network", 0, 1), verbose=0, callbacks=callback()))
         if BACKEND == "torch":  # as if torch compiled, which takes minutes
-            with mock.patch("torch.compiler.is_compiling", lambda: True):
+            with mock.patch("torch.compiler.is_compiling", return_value=True):
                 found["jit"] = failure(lambda: cluster(lambda w: fitted(w, "Dense()"), 1))
         if BACKEND == "tensorflow":
             jit = {"compiled": {"jit_compile": True}}
@@ -403,16 +403,23 @@ def refused() -> Any:
     return found
 
 
-@scenario
-def page() -> Any:
-    """The first example of the page, in a world of one."""
-    text = (ROOT / "docs" / "integrations" / "keras.md").read_text()
+def examples(name: str) -> dict[str, Any]:
+    """The names that the examples of a page define, in a world of one."""
+    text = (ROOT / "docs" / "integrations" / name).read_text()
     known: dict[str, Any] = {}
     with device(0), tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], known)
+        for number, source in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
+            path = Path(folder) / f"example{number}.py"  # TensorFlow reads the source of what it compiles
+            path.write_text(source)
+            exec(compile(source, path, "exec"), known)
         os.chdir("/")
-    return known["history"].history["loss"]
+    return known
+
+
+@scenario
+def page() -> Any:
+    return examples("keras.md")["history"].history["loss"]
 
 
 # -- gossamer.tensorflow -----------------------------------------------------------------------------------------------
@@ -517,7 +524,7 @@ def tensorflow_scenarios() -> None:
                 return [torch.tensor(v, dtype=kind) for v, kind in zip(json.loads(texts[root]), kinds, strict=True)]
 
         worlds = threading.local()
-        with mock.patch.object(tf_adapter, "init", lambda: Broadcasts(worlds.now)):
+        with mock.patch.object(tf_adapter, "init", side_effect=lambda: Broadcasts(worlds.now)):
             return cluster(work, 2)
 
     @scenario
@@ -540,8 +547,12 @@ def tensorflow_scenarios() -> None:
         found["other recipe"] = failure(lambda: gradient([first, second], "TopK(0.1)"))
         return found
 
+    @scenario
+    def tensorflow_page() -> Any:
+        return examples("tensorflow.md")["losses"]
+
     def by_strategy(strategy: Any) -> Any:
-        """model.fit on the joined batch under a strategy of TensorFlow, or a loop where Keras does not know it."""
+        """model.fit on the joined batch under a strategy of TensorFlow."""
         with strategy.scope():
             model = network("linear")
             model.compile(keras.optimizers.SGD(RATES["linear"]), loss="mse")

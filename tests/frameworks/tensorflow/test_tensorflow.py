@@ -71,6 +71,10 @@ def test_uses_of_a_tape_that_cannot_be_averaged_are_refused(result: Results, nam
     assert words in message
 
 
+def test_the_example_of_the_page_learns(result: Results) -> None:
+    assert result["tensorflow_page"][-1] < result["tensorflow_page"][0]
+
+
 # -- the strategies of tf.distribute -----------------------------------------------------------------------------------
 
 
