@@ -127,7 +127,7 @@ def _mirrors_nothing(tests: Path, package: Path) -> set[str]:
     """Tests at tests/FOLDER/test_MODULE[_SUBJECT].py for which no package/FOLDER/MODULE.py exists."""
     paths = [path.relative_to(tests) for path in tests.glob("*/**/test_*.py")]
     assert paths, "no tests found"
-    mirrors = [path for path in paths if path.parts[0] not in {"scenarios", "laws", "support"}]
+    mirrors = [path for path in paths if path.parts[0] not in {"frameworks", "scenarios", "laws", "support"}]
     return {str(path) for path in mirrors if not any((package / path.parent / each).exists() for each in _named(path))}
 
 

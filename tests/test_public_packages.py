@@ -14,8 +14,12 @@ import gossamer
 
 FIRST_USE = """
 import sys, gossamer
-assert not any(name.startswith(("gossamer.federated", "gossamer.parallel")) for name in sys.modules)
-gossamer.parallel.remote, gossamer.parallel.boundary, gossamer.federated.client
+later = ("gossamer.federated", "gossamer.parallel", "gossamer.keras", "gossamer.tensorflow")
+frameworks = {"jax", "keras", "tensorflow"}
+assert not any(name.startswith(later) for name in sys.modules)
+assert not frameworks & set(sys.modules)
+gossamer.parallel.remote, gossamer.parallel.boundary, gossamer.federated.client, gossamer.engine.Session
+assert not frameworks & set(sys.modules)
 """
 
 

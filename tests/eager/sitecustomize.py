@@ -43,8 +43,8 @@ class Compiler(Later):
     trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
 
     @staticmethod
-    def disable(function: Any, *_: Any, **__: Any) -> Any:
-        return function
+    def disable(function: Any = None, *_: Any, **__: Any) -> Any:
+        return function or (lambda decorated: decorated)
 
     @staticmethod
     def graph_break(message: str = "") -> None:

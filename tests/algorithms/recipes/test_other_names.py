@@ -14,7 +14,7 @@ FIELD_NAMES = (
     "DDP, DataParallel, FSDP, FSDP2, HSDP, ZeRO, ZeRO-3, DeepSpeed, Megatron, DTensor, RPC, pipeline, GPipe, "
     "PipeDream, tensor parallelism, MPI, NCCL, Gloo, Horovod, Elastic Horovod, torchft, MirroredStrategy, "
     "TPUStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy, CentralStorageStrategy, "
-    "OneDeviceStrategy, KVStore, BytePS, device, local, dist_sync, dist_async, ps-lite, Downpour, Hogwild, "
+    "OneDeviceStrategy, KVStore, BytePS, dist_device_sync, ps-lite, Downpour, Hogwild, "
     "EASGD, SSP, hivemind, Moshpit, Moshpit SGD, DGA, SparseLoCo, MuLoCo, DES-LOC, SPARTA, OpenDiLoCo, "
     "Streaming DiLoCo, Decoupled DiLoCo, Dion, EF21-Muon, DRIVE, DIANA, MARINA, FetchSGD, ATOMO, STC, "
     "CocktailSGD, ScaleCom, signSGD, SwarmSGD, MATCHA, BlueFog, AD-PSGD, Krum, Bulyan, SecAgg, Mime, Ditto, "
@@ -76,8 +76,11 @@ def test_names_of_the_field_are_known(name: str):
 @pytest.mark.parametrize(
     ("text", "ops"),
     [
-        ("dist_sync", ["dist_sync (MXNet's KVStore) is ParameterServer('sync') here. Write that.", "^ character 1"]),
-        ("DIST-ASYNC", ["ParameterServer('async')"]),
+        (
+            "dist_device_sync",
+            ["dist_device_sync (MXNet's KVStore) is ParameterServer('sync') here. Write that.", "^ character 1"],
+        ),
+        ("DIST-ASYNC", ["Write one of: dist_async."]),
         ("1bit-adam", ["1bit-adam (DeepSpeed) is OneBitAdam(warmup=1000) here"]),
         ("1-bit Adam(warmup=5)", ["OneBitAdam(warmup=1000)"]),
         ("Ring() + EF-SGD", ["Feedback(OneBit())", "^ character 10"]),

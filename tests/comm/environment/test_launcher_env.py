@@ -1,5 +1,7 @@
 """Launcher variables: which job they describe."""
 
+import json
+
 import pytest
 
 from gossamer.comm.environment import JobEnvironment, detect
@@ -181,3 +183,58 @@ def test_variables_that_make_no_sense_are_refused(environ, message):
 )
 def test_a_run_is_known_by_the_name_that_its_user_or_launcher_gave_it(environ, identity):
     assert run_identity(environ) == identity
+
+
+# -- TF_CONFIG ---------------------------------------------------------------------------------------------------------
+
+
+def tf_config(kind="worker", index=0, **cluster):
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+def test_tf_config_has_the_chief_before_the_workers_and_the_chiefs_port():
+    cluster = {"chief": ["a:2222"], "worker": ["b:2223", "b:2224"], "ps": ["c:2222"]}
+    assert detect(tf_config("chief", 0, **cluster)).rank == 0
+    assert detect(tf_config("worker", 1, **cluster)) == JobEnvironment(
+        rank=2, world=3, local_rank=1, local_world=2, master_address="a", master_port=2222, launcher="TF_CONFIG"
+    )
+
+
+def test_tf_config_on_one_machine_meets_at_loopback():
+    job = detect(tf_config("worker", 1, worker=["localhost:12345", "localhost:23456"]))
+    assert (job.rank, job.local_world, job.master_address, job.master_port) == (1, 2, "127.0.0.1", 12345)
+
+
+def test_runs_with_other_clusters_have_other_identities():
+    first, again, other = (tf_config(worker=[f"a:{port}", "b:1"]) for port in (1, 1, 2))
+    assert run_identity(first) == run_identity(again) != run_identity(other)
+
+
+@pytest.mark.parametrize("config", ["", "{}", '{"task": {"type": "worker", "index": 0}}', '{"cluster": {}}'])
+def test_tf_config_without_a_cluster_is_a_world_of_one(config):
+    assert detect({"TF_CONFIG": config}).launcher == "python"
+
+
+@pytest.mark.parametrize("other", [TORCHRUN, OPEN_MPI, MPICH, SRUN])
+def test_other_launchers_win_over_tf_config(other):
+    assert detect(other | tf_config(worker=["x:1", "y:1"])) == detect(other)
+
+
+@pytest.mark.parametrize(("kind", "index"), [("ps", 0), ("evaluator", 0), ("worker", 2)])
+def test_a_task_of_tf_config_that_does_not_train_is_refused(kind, index):
+    with pytest.raises(ConnectError, match=kind):
+        detect(tf_config(kind, index, worker=["a:1", "b:1"], ps=["c:1"]))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{",
+        "[]",
+        '{"cluster": {"worker": ["a:1"]}}',
+        '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}',
+    ],
+)
+def test_a_tf_config_that_cannot_be_read_is_refused_with_an_example(config):
+    with pytest.raises(ConnectError, match=r'"worker": \["host0:2222"'):
+        detect({"TF_CONFIG": config})

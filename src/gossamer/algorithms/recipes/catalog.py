@@ -11,7 +11,7 @@ from gossamer.algorithms.compressors import Codec, Compressor, Float4, TopK
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.compressors.topk import Sparse
 from gossamer.algorithms.recipes.fields import fields_of, hints_of, positional_count
-from gossamer.algorithms.strategies import DiLoCo, FedAvg, federated
+from gossamer.algorithms.strategies import DiLoCo, EveryStep, FedAvg, ParameterServer, federated
 from gossamer.algorithms.topologies import Topology
 from gossamer.base.term import Term, Terms
 
@@ -36,6 +36,12 @@ PRESETS = {
     "lan": Terms((Int8(),)),
     "wan": Terms((Float4(),)),
     "home": Terms((DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5), Float4())),
+    # the types of MXNet's KVStore; `dist_sync + TwoBit(threshold=0.5)` is its 2-bit compression
+    "local": Terms((ParameterServer("sync", shards=1),)),
+    "device": Terms((EveryStep(),)),
+    "dist_sync": Terms((ParameterServer("sync"),)),
+    "dist_sync_device": Terms((ParameterServer("sync"),)),
+    "dist_async": Terms((ParameterServer("async"),)),
 }
 
 

@@ -114,14 +114,14 @@ OTHER_NAMES = (
         use=_ELASTIC,
     ),
     OtherName(("MPI", "NCCL", "Gloo", "UCC", "backend"), "torch.distributed", use=_BACKEND),
-    OtherName(("dist_sync", "dist_device_sync", "dist_sync_device"), "MXNet's KVStore", "ParameterServer('sync')"),
-    OtherName(("device", "local_allreduce_device"), "MXNet's KVStore, one machine", "EveryStep()"),
+    OtherName(("dist_device_sync",), "MXNet's KVStore", "ParameterServer('sync')"),  # other types are presets
+    OtherName(("local_allreduce_device",), "MXNet's KVStore, one machine", "EveryStep()"),
     OtherName(
-        ("local", "local_update_cpu", "local_allreduce_cpu"),
+        ("local_update_cpu", "local_allreduce_cpu"),
         "MXNet's KVStore, one machine",
         "ParameterServer('sync', shards=1)",
     ),
-    OtherName(("dist_async", "dist_device_async"), "MXNet's KVStore", "ParameterServer('async')"),
+    OtherName(("dist_device_async",), "MXNet's KVStore", "ParameterServer('async')"),
     OtherName(("KVStore", "ps", "ps-lite", "BytePS"), "ps-lite and its users", "ParameterServer('sync')"),
     OtherName(("ParameterServerStrategy",), "TensorFlow", "ParameterServer('async')"),
     OtherName(

@@ -1,6 +1,6 @@
 """Environment: which job this process is in, how its workers rendezvous, and what the launcher told them.
 
-launcher_env.py        rank and world size from torchrun's, mpirun's or srun's variables
+launcher_env.py        rank and world size from torchrun's, mpirun's or srun's variables, or from TF_CONFIG
 rendezvous.py          joins the process group once all ranks have come and reach each other, on a GPU of its own
 join_errors.py         what is wrong where ranks do not meet, and what to do
 wait_timeout.py        how long to wait for others, by argument or variable; wait_progress.py: says so meanwhile

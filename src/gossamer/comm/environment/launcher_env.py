@@ -1,7 +1,8 @@
-"""Launcher environment: reads rank and world size from torchrun's, mpirun's or srun's variables."""
+"""Launcher environment: reads rank and world size from torchrun's, mpirun's or srun's variables, or from TF_CONFIG."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ class FoundVariables:
 
     job: JobEnvironment
     host: str | None = None  # the machine of rank 0, where known
+    port: int | None = None  # on that machine, where the launcher reserved one
     identity: str | None = None  # a text common to all ranks of this job and no other
     remedy: str  # what to type when the rendezvous address is missing
 
@@ -161,6 +163,49 @@ def _slurm(environ: Mapping[str, str]) -> FoundVariables | None:
     )
 
 
+def _tensorflow(environ: Mapping[str, str]) -> FoundVariables | None:
+    # {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}
+    text = environ.get("TF_CONFIG", "").strip() or "{}"
+    try:
+        config = json.loads(text)
+        cluster = config.get("cluster", {})
+        if not cluster:
+            return None
+        tasks = [(name, i) for name in TRAINING_TASKS for i in range(len(cluster.get(name, ())))]
+        places = [str(cluster[name][i]).rpartition(":") for name, i in tasks]
+        hosts, port = [host for host, _, _ in places], int(places[0][2])
+        mine = str(config["task"]["type"]), int(config["task"]["index"])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ConnectError(
+            f"TF_CONFIG={text[:200]!r} does not describe a cluster ({type(error).__name__}: {error}), so this worker "
+            'does not know its place in the job. Write TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", '
+            '"host1:2222"]}, "task": {"type": "worker", "index": 0}}\', or run `unset TF_CONFIG` for a world of one.'
+        ) from None
+    if mine not in tasks:
+        raise ConnectError(
+            f"TF_CONFIG makes this process task {mine[1]} of type {mine[0]!r}, and workers are the {len(tasks)} tasks "
+            f"of type {' and '.join(TRAINING_TASKS)} in its cluster. Do not start tasks of type {mine[0]!r}: the "
+            "workers contain the servers of ParameterServer(), and each worker can evaluate."
+        )
+    rank = tasks.index(mine)
+    here = [each for each, host in enumerate(hosts) if host == hosts[rank]]
+    return FoundVariables(
+        job=JobEnvironment(
+            rank=rank,
+            world=len(tasks),
+            local_rank=here.index(rank),
+            local_world=len(here),
+            launcher="TF_CONFIG",
+        ),
+        host=hosts[0],
+        port=port,
+        identity=json.dumps(cluster, sort_keys=True),
+        remedy="Write the host of each worker into TF_CONFIG",
+    )
+
+
+TRAINING_TASKS = ("chief", "worker")  # of TensorFlow's clusters, in the order of ranks
+
 # In this order: an explicit RANK wins, and mpirun inside a Slurm job starts its helpers with srun.
 LAUNCHERS: tuple[Callable[[Mapping[str, str]], FoundVariables | None], ...] = (
     _explicit,
@@ -168,6 +213,7 @@ LAUNCHERS: tuple[Callable[[Mapping[str, str]], FoundVariables | None], ...] = (
     _hydra,
     _slurm,
     _mpich,
+    _tensorflow,
 )
 
 
@@ -208,7 +254,7 @@ def detect(environ: Mapping[str, str]) -> JobEnvironment:
             f"MASTER_PORT={port} is no port that workers can meet at: all need the same from 1 to 65535. Write "
             f"MASTER_PORT={DEFAULT_PORT}."
         )
-    port = port or _port(found.identity)
+    port = port or found.port or _port(found.identity)
     return replace(job, master_address=address, master_port=port)
 
 

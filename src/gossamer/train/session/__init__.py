@@ -5,6 +5,7 @@ In every step:
     core.py                what both kinds of sessions have: the group, stages, epochs, stopping, ending
     session.py             Session: a torch model: weights, switching, saving, and its loop's values
     arrays.py              gossamer.engine: sessions of arrays, without a model, an optimizer and hooks
+    array_exchange.py      the same as functions of lists of arrays, which Keras and TensorFlow call
     step_hooks.py          what happens around every optimizer step
     foreign_optimizers.py  other optimizers that step in the same parameters
     session_status.py      the event StepEnded, what was sent so far, and what print(session) shows

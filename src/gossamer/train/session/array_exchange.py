@@ -1,0 +1,103 @@
+"""Array exchange: a session of arrays as two functions of lists of arrays, for callbacks out of compiled programs.
+
+A step that JAX or TensorFlow compiles calls `give` between the gradients and the optimizer, and `took_step` after
+the optimizer. Arrays are torch tensors or numpy arrays, those of bfloat16 with the dtype of ml_dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.train.engine.arrays import Array, as_tensor
+from gossamer.train.session.arrays import ArraySession
+from gossamer.train.session.recipe_choice import Written
+
+T = TypeVar("T")
+
+
+def names_of(variables: Sequence[Any]) -> list[str]:
+    """A name for each variable: its path, such as "dense/kernel", with a number where two are alike."""
+    paths = [str(getattr(each, "path", None) or each.name) for each in variables]
+    return [path if paths.count(path) == 1 else f"{path}#{number}" for number, path in enumerate(paths)]
+
+
+def tensor_of(array: Array) -> Tensor:
+    """A tensor of the session, in the memory of `array` where possible."""
+    if isinstance(array, Tensor):
+        return array.detach()
+    array = np.asarray(array)
+    if array.dtype.name == "bfloat16":  # a dtype of ml_dtypes, which torch does not read
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return as_tensor(array)
+
+
+def array_of(tensor: Tensor, given: Array) -> Array:
+    """A tensor of the session as an array like `given`."""
+    if isinstance(given, Tensor):
+        return tensor
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(given.dtype)
+    return tensor.numpy()
+
+
+class ArrayExchange:
+    """A session of arrays as two functions of lists of arrays, for callbacks out of compiled programs.
+
+    Attributes:
+        session: The session.
+        failure: The first error of the session; later calls then send nothing.
+        raises: Whether calls raise the error. JAX and TensorFlow replace it by an error of their own, so a
+            caller that can raise `failure` in the training loop sets this to False.
+    """
+
+    def __init__(self, variables: Mapping[str, Array], recipe: Written, options: Mapping[str, Any]) -> None:
+        self.names = list(variables)
+        self.session = ArraySession({name: tensor_of(array) for name, array in variables.items()}, recipe, **options)
+        self.failure: Exception | None = None
+        self.raises = True
+
+    @property
+    def rank(self) -> int:
+        return self.session._transport.rank
+
+    def give(self, *gradients: Array) -> list[Any]:
+        """The mean of the gradients, and whether the optimizer is to make a step with it."""
+        mean = self._attempt(self.session.give, gradients)
+        if mean is None:
+            return [*gradients, np.False_]
+        return [*(array_of(mean[name], own) for name, own in zip(self.names, gradients, strict=True)), np.True_]
+
+    def took_step(self, *parameters: Array) -> list[Array]:
+        """The parameters to continue with; each is the given array itself where the session did not change it."""
+        pairs = self._attempt(self._stepped, parameters)
+        if pairs is None:
+            return list(parameters)
+        return [
+            own if after is given else array_of(after, own)
+            for own, (given, after) in zip(parameters, pairs, strict=True)
+        ]
+
+    def _stepped(self, given: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        after = self.session.took_step(given)
+        return [(given[name], after[name]) for name in self.names]
+
+    def _attempt(self, call: Callable[[dict[str, Tensor]], T], arrays: Sequence[Array]) -> T | None:
+        """None after an error, and after the end of training while a callback leaves the loop."""
+        if self.failure is None and (self.raises or not self.session.should_stop):
+            try:
+                return call({name: tensor_of(array) for name, array in zip(self.names, arrays, strict=True)})
+            except Exception as error:
+                self.failure = error
+        if self.raises and self.failure is not None:
+            raise self.failure
+        return None
+
+    def raise_failure(self) -> None:
+        """Raise the error of an earlier call, if any."""
+        if self.failure is not None:
+            raise self.failure

@@ -1,0 +1,165 @@
+"""gossamer.keras on the torch, JAX and TensorFlow backends: the same bytes and numbers as one process and as torch."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import pytest
+from support.keras_results import Results, results_of
+from support.keras_torch import torch_run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+BACKENDS = ("torch", "jax", "tensorflow")
+
+
+@pytest.fixture(params=BACKENDS)
+def result(request: pytest.FixtureRequest) -> Results:
+    return results_of(request.param)
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+def test_dense_has_the_bits_of_one_process_on_the_joined_batch_and_of_torch(result: Results) -> None:
+    expected, count = torch_run("Dense()", "linear", 3)
+    first, second = result["dense"]["ranks"]
+    assert first == second == result["dense"]["alone"] == expected
+    assert result["dense"]["bytes"] == count
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("dense", "Dense()"), ("topk", "TopK(0.1)"), ("diloco", "DiLoCo(period=3) + Float4()")],
+)
+def test_each_backend_sends_the_bytes_of_torch_and_reaches_its_parameters(
+    result: Results, name: str, recipe: str
+) -> None:
+    expected, count = torch_run(recipe, "network", 6)
+    found = result[f"network_{name}"]
+    assert found["bytes"] == count
+    assert sum(count) > 0
+    assert found["ranks"][0] == found["ranks"][1]
+    assert_close(found["ranks"][0], expected)
+
+
+def test_servers_make_the_step_in_place_of_the_inner_optimizer(result: Results) -> None:
+    expected, _ = torch_run("Dense()", "network", 3)
+    (first, iterations), (second, _) = result["server"]
+    assert iterations == 0
+    assert first == second
+    assert_close(first, expected)
+
+
+def test_bfloat16_variables_are_averaged(result: Results) -> None:
+    (dtype, first), (_, second) = result["bfloat16"]
+    assert dtype == "bfloat16"
+    assert first == second != [[1.0] * 4]
+
+
+def test_a_variable_without_a_gradient_counts_as_zero(result: Results) -> None:
+    for before, after in result["missing_gradient"]:
+        assert after[1] == before[1]
+        assert_close([np.subtract(after[0], before[0])], [np.full(len(before[0]), -0.75)])
+
+
+# -- the callback ------------------------------------------------------------------------------------------------------
+
+
+def test_logs_are_means_and_validation_uses_the_averaged_parameters(result: Results) -> None:
+    (seen, history, parameters, after), (other, history_there, parameters_there, after_there) = result["metrics"]
+    assert history == history_there
+    assert [logs for _, logs in seen] == [logs for _, logs in other]  # later callbacks see the means
+    assert all(mine != theirs for (mine, _), (theirs, _) in zip(seen, other, strict=True))  # own ones come back
+    assert parameters == parameters_there
+    assert after == after_there
+    assert history["val_loss"][-1] == pytest.approx(after, abs=1e-6)
+
+
+def test_a_rank_with_fewer_batches_takes_over_parameters_and_moments(result: Results) -> None:
+    (steps, moments, parameters), (steps_there, moments_there, parameters_there) = result["uneven"]
+    assert steps == steps_there == 6
+    assert moments == moments_there
+    assert parameters == parameters_there
+
+
+def test_a_request_to_stop_ends_fit_on_all_ranks_after_the_same_step(result: Results) -> None:
+    (steps, parameters), (steps_there, parameters_there) = result["stopped"]
+    assert steps == steps_there == 3
+    assert parameters == parameters_there
+
+
+@pytest.mark.parametrize("name", ["topk", "diloco"])
+def test_a_resumed_fit_has_the_bits_of_an_uninterrupted_one(result: Results, name: str) -> None:
+    found = result[f"resumed_{name}"]
+    assert [epochs for epochs, _ in found["resumed"]] == [[2, 3]] * 2
+    assert [parameters for _, parameters in found["resumed"]] == found["whole"]
+
+
+def test_a_model_file_contains_the_inner_optimizer_and_the_recipe(result: Results) -> None:
+    assert result["saved"] == ["Adam", "TopK(0.1)", 1]
+
+
+def test_the_example_of_the_page_learns(result: Results) -> None:
+    assert result["page"][-1] < result["page"][0]
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_not_finite_makes_no_step_on_any_rank(result: Results) -> None:
+    found = result["non_finite"]
+    (steps, iterations, parameters), (steps_there, iterations_there, parameters_there) = found["one"]
+    assert steps == steps_there == iterations == iterations_there == 6
+    assert parameters == parameters_there
+    assert all(isfinite(value) for each in parameters for value in each)
+    assert found["skipped"]
+    assert all(rank == 1 and tensor.startswith("m/") for rank, tensor in found["skipped"])
+
+
+def test_numbers_that_stay_non_finite_raise_an_error_with_variable_and_rank(result: Results) -> None:
+    for (kind, message), iterations in result["non_finite"]["all"]:
+        assert kind == "NonFiniteError"
+        assert "on rank 1" in message
+        assert '"m/' in message
+        assert iterations == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("other", ('"wide"', '"m/second/kernel"', "rank 0", "model.compile(")),
+        ("fewer", ('missing: "m/first/kernel"', "rank 0", "model.compile(")),
+        ("dtype", ('"m/first/kernel"', "float16", "rank 0", "keras.ops.cast(")),
+        ("fit", ("new:", "(1, 2)", "rank 0", "model.compile(")),
+    ],
+)
+def test_a_rebuilt_model_is_refused_with_variable_and_rank(result: Results, name: str, words: tuple[str, ...]) -> None:
+    kind, message = result["rebuilt"][name]
+    assert kind == "LayoutError", message
+    assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("scaled", "mixed_bfloat16"),
+        ("scaling", "auto_scale_loss=False"),
+        ("accumulating", "EveryStep(accumulate=4)"),
+        ("unbuilt", "optimizer.build("),
+        ("callback", "GossamerOptimizer(optimizer, recipe)"),
+        ("jit", "jit_compile=False"),
+        ("strategy", "gossamer run --workers 4"),
+    ],
+)
+def test_settings_that_cannot_be_averaged_are_refused_with_the_line_to_write(
+    result: Results, name: str, line: str
+) -> None:
+    if name not in result["refused"]:
+        pytest.skip("this backend has no such setting")
+    kind, message = result["refused"][name]
+    assert kind == "AttachError", message
+    assert line in message
