@@ -12,7 +12,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-nightly test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
-	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-ladder bench-front bench-time-to-loss bench-lost-workers clean
+	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-ladder bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -106,9 +106,6 @@ bench-stragglers: $(READY) ## what one slow worker costs the others; writes docs
 
 bench-ladder: $(READY) ## retained benefit of recipes over model size (days; continues where it stopped); writes docs/benchmarks/ladder.md
 	$(BIN)/python benchmarks/ladder.py
-
-bench-front: $(READY) ## which recipe? loss against bytes under AdamW, SGD and Muon (days; goes on where it stopped); writes docs/benchmarks/front.md
-	$(BIN)/python benchmarks/front.py
 
 bench-time-to-loss: $(READY) ## hours until recipes on slow networks are where plain DDP ends; writes docs/benchmarks/time-to-loss.md
 	$(BIN)/python benchmarks/time_to_loss.py

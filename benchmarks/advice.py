@@ -96,7 +96,7 @@ down, two slow steps pass before it is seen.
 **Who always writes one recipe may be better off.** On these networks, with models so small and trainings so short,
 `{static}` was the best of all in most pairs, and its median and its worst are below those of `auto`: nothing that has
 to find out can be faster than who knew. It is no advice for loops that evaluate their own model, nor where each
-recipe has a learning rate of its own ([which one](front.md)).
+recipe has a learning rate of its own ([retained benefit](ladder.md)).
 
 **advised**: what `gossamer advise` says for the network as it is at the beginning, after {race_steps} steps of all
 workers together, on the first {advised} networks of a seed. Its choice is trained with the learning rate that it

@@ -1,10 +1,11 @@
 """Closing the gap of TopK under Adam: a table of what was tried, and what follows from it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import TypeVar
 
 from benchmarks.losses import Losses
-from benchmarks.pareto import front
 from benchmarks.report import Table, markdown, priced, spreads, tables
 from benchmarks.studies import ADAMW_TRIED, DENSE, DENSE_STEPS, TOP_K
 from benchmarks.tasks import ADAMW, ADAMW_TASK, ADAMW_TASKS, SGD_TASK, TASKS
@@ -12,6 +13,7 @@ from benchmarks.training import Run
 
 CLOSED = 3  # spreads: nearer than that is as good as Dense()
 LITTLE, MUCH = 0.1, 0.5  # of the gap
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,18 @@ def said(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:
 
 def _nearest(tried: Sequence[Tried], start: Tried) -> list[Tried]:
     useful = [each for each in tried if closed(each, start) >= LITTLE]
-    return front(useful, cost=lambda each: each.bytes_a_step, loss=lambda each: each.gap)
+    return pareto_front(useful, cost=lambda each: each.bytes_a_step, loss=lambda each: each.gap)
+
+
+def pareto_front(items: Iterable[Item], *, cost: Callable[[Item], float], loss: Callable[[Item], float]) -> list[Item]:
+    """Items with a lower loss than all items of the same or a lower cost, cheapest first; the first of equal items."""
+    found: list[Item] = []
+    least = inf
+    for each in sorted(items, key=lambda item: (cost(item), loss(item))):
+        if loss(each) < least:
+            least = loss(each)
+            found.append(each)
+    return found
 
 
 def placement(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:

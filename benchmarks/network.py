@@ -54,8 +54,8 @@ def launch(network: str, options: Sequence[str], script: Sequence[str], args: ar
     return run.returncode, run.stdout + run.stderr
 
 
-def today(network: str, name: str, args: argparse.Namespace) -> Result:
-    script = ["benchmarks/ddp.py", *TODAY[name], "--steps", str(args.steps + 3)]
+def today(network: str, name: str, args: argparse.Namespace, model: Sequence[str] = ()) -> Result:
+    script = ["benchmarks/ddp.py", *TODAY[name], *model, "--steps", str(args.steps + 3)]
     code, said = launch(network, [], script, args)
     for line in said.splitlines():
         _, found, text = line.partition("RESULT ")

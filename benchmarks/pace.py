@@ -23,6 +23,7 @@ from benchmarks.report import markdown, write_page
 
 DDP = "plain DDP, no limit"
 WARM_UP = 10
+MODEL = "--size", "base", "--batch", "8"  # options of examples/bytelm.py and benchmarks/ddp.py
 RECIPES = [
     "TopK(density=0.001)",
     "PowerSGD(rank=4)",
@@ -39,19 +40,19 @@ def run(options: Sequence[str], script: Sequence[str], args: argparse.Namespace)
     return done.stdout + done.stderr
 
 
-def ddp_seconds(args: argparse.Namespace) -> float:
+def ddp_seconds(args: argparse.Namespace, model: Sequence[str] = MODEL) -> float:
     """Of a step, on average."""
-    said = run([], ["benchmarks/ddp.py", "--steps", str(WARM_UP + args.steps)], args)
+    said = run([], ["benchmarks/ddp.py", *model, "--steps", str(WARM_UP + args.steps)], args)
     (text,) = [line.partition("RESULT ")[2] for line in said.splitlines() if "RESULT " in line]
     return statistics.fmean(json.loads(text)["seconds"][WARM_UP:])
 
 
-def seconds(recipe: str, network: str, args: argparse.Namespace) -> float:
+def seconds(recipe: str, network: str, args: argparse.Namespace, model: Sequence[str] = MODEL) -> float:
     """Of a step, on average."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
         options = ["--network", network, "--recipe", recipe, "--json", str(record)]
-        run(options, ["examples/bytelm.py", "--size", "base", "--steps", str(WARM_UP + args.steps)], args)
+        run(options, ["examples/bytelm.py", *model, "--steps", str(WARM_UP + args.steps)], args)
         moments = [moment for _, moment, _ in json.loads(record.read_text())["metrics"]["loss"]]
     return float(moments[-1] - moments[WARM_UP - 1]) / (len(moments) - WARM_UP)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import picture
-from benchmarks.closing import closing_part
+from benchmarks.closing import closing_part, pareto_front
 from benchmarks.convergence import PARTS, jobs, main, options
 from benchmarks.dot_plot import Dot, Panel, draw
 from benchmarks.markdown_tables import Loss, loss, rows
@@ -315,6 +316,48 @@ def test_the_gap_under_sgd_stands_beside() -> None:
 
 def test_where_nothing_closes_a_gap_it_says_so() -> None:
     assert "Nothing that was tried closes the gap" in closing_part(closing_runs(2.05), [])
+
+
+Point = tuple[float, float]
+FrontOf = Callable[[Iterable[Point]], list[Point]]
+
+
+def front_of_points(points: Iterable[Point]) -> list[Point]:
+    return pareto_front(points, cost=lambda point: point[0], loss=lambda point: point[1])
+
+
+def front_with_ties(points: Iterable[Point]) -> list[Point]:
+    """Mutant: keeps points of the same loss at a higher cost."""
+    found: list[Point] = []
+    for point in sorted(points):
+        if not found or point[1] <= found[-1][1]:
+            found.append(point)
+    return found
+
+
+def front_of_the_dearest(points: Iterable[Point]) -> list[Point]:
+    """Mutant: starts at the highest cost."""
+    return sorted(points, reverse=True)[:1]
+
+
+def check_front(front_of: FrontOf) -> None:
+    """By definition: of distinct points, those that no other point equals or beats in both coordinates."""
+    draws = random.Random(0)
+    for _ in range(200):
+        points = [*{(draws.randrange(5), draws.randrange(5)) for _ in range(6)}]
+        best = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
+        assert front_of(points) == sorted(best)
+
+
+def test_pareto_front_holds_the_points_that_no_other_point_beats() -> None:
+    check_front(front_of_points)
+    assert front_of_points([(1.0, inf), (2.0, 3.0), (3.0, inf)]) == [(2.0, 3.0)], "diverged trainings are left out"
+
+
+@pytest.mark.parametrize("broken", [front_with_ties, front_of_the_dearest, sorted])
+def test_broken_pareto_front_is_detected(broken: FrontOf) -> None:
+    with pytest.raises(AssertionError):
+        check_front(broken)
 
 
 def test_a_picture_is_drawn_from_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,12 +98,19 @@ def test_no_window_is_trained_on_twice_and_held_out_files_are_disjoint() -> None
             assert rung.task.steps >= 1000
 
 
+def test_first_learning_rate_is_on_the_grid() -> None:
+    assert {rung.first_rate for rung in rungs().values()} <= {*RATES}
+
+
 def test_muon_and_adamw_step_as_they_do_apart() -> None:
     torch.manual_seed(0)
     one, other = TASKS["bytelm"].build(), TASKS["bytelm"].build()
     other.load_state_dict(one.state_dict())
-    together = MuonWithAdamW(one.parameters(), 1e-3)
+    together = MuonWithAdamW(one.parameters(), 3e-3)
+    for group in together.param_groups:
+        group["lr"] = 1e-3  # as the workers set the learning rate of each step
     names = [name for name, p in other.named_parameters() if p.ndim == 2 and name.startswith("blocks.")]
+    assert len(names) == 4 * 4, "four matrices per block; embeddings and head are AdamW's"
     inner = [p for name, p in other.named_parameters() if name in names]
     rest = [p for name, p in other.named_parameters() if name not in names]
     apart = [
@@ -313,6 +320,16 @@ def test_study_continues_where_it_stopped(asked: list[str], tmp_path: Path, caps
     assert second.out == first.out
     assert "](page.png)" in (tmp_path / "page.md").read_text()
     assert (tmp_path / "page.png").exists()
+
+
+def test_recipe_that_an_optimizer_cannot_serve_does_not_end_the_study(
+    asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ARMS, FEW, replace(ARMS[FEW], recipe="DGC(density=0.1)"))
+    ladder.main(ladder.options().parse_args([*asked, "--arms", LOCK_STEP, SILENCE, FEW, "1 bit"]))
+    said = capsys.readouterr()
+    assert f"{FEW}, learning rate 0.01, seed {FIRST}: left out, AttachError:" in said.err
+    assert f"| {SILENCE} |" in said.out
 
 
 def test_picture_is_drawn_with_points_beyond_its_axis(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import torch
 from benchmarks import local, local_picture
 from benchmarks.local import STUDY, main, options
 from benchmarks.local_picture import plot
-from benchmarks.local_report import Study, page_part, sentences, study
+from benchmarks.local_report import SILENT, Study, page_part, sentences, study
 from benchmarks.losses import Losses
+from benchmarks.markdown_tables import loss, rows
 from benchmarks.tasks import TASKS, Task
 from benchmarks.virtual_workers import APART, Run, train
 from support.linear_regression import samples
@@ -154,6 +155,46 @@ def test_a_gap_is_counted_in_spreads() -> None:
     assert Losses((1.0, 1.2)).lead(Losses((2.0, 2.02))) == pytest.approx(0.91 / 0.02**0.5)
 
 
+def test_retained_benefit_is_the_share_of_the_gap_between_silence_and_lock_step() -> None:
+    shares = [found.value for found in map(made_up().retained, ("DiLoCo(period=20)", "LocalSGD(period=4)")) if found]
+    assert shares == pytest.approx([0.29 / 0.3, 0.2 / 0.3])
+    page = page_part(made_up(), [])
+    assert "| `LocalSGD(period=4)` | 1.600 ± 0.020 | 67 % (67 to 67) | +5.0 |" in page, "seeds are paired"
+    harmful = study([*(run for runs in made_up().runs.values() for run in runs), *of("OneBit()", [1.9, 1.9, 1.9], 1.0)])
+    assert "-33 % (" in page_part(harmful, [])
+    assert ", worse than silence |" in page_part(harmful, [])
+
+
+def test_retained_benefit_compares_within_one_learning_rate() -> None:
+    slow = [run for runs in made_up().runs.values() for run in runs]
+    fast = [*of(DENSE, [1.3, 1.3], 1e9, 3e-3), *of("DiLoCo(period=20)", [1.4, 1.4], 1e6, 3e-3)]
+    name = "DiLoCo(period=20), lr 0.003"
+    assert study([*slow, *fast]).retained(name) is None, "silence has no run at this learning rate"
+    share = study([*slow, *fast, *of(APART, [1.5, 1.5], 0.0, 3e-3)]).retained(name)
+    assert share is not None
+    assert share.value == pytest.approx(0.5)
+
+
+def test_baselines_have_no_retained_benefit_nor_has_a_task_without_a_price_of_silence() -> None:
+    assert made_up().retained(DENSE) is None
+    assert made_up().retained(APART) is None
+    flat = study([*of(DENSE, [1.5, 1.5], 1e9), *of(APART, [1.5, 1.5], 0.0), *of("Int8()", [1.4, 1.4], 1e8)])
+    assert flat.retained("Int8()") is None
+
+
+def test_committed_page_retains_what_its_losses_say() -> None:
+    lines = {line["recipe"]: line for line in rows((ROOT / "docs" / "local.md").read_text(encoding="utf-8"))}
+    shown = {name: line["retained"] for name, line in lines.items() if line["retained"]}
+    assert len(shown) > 10
+    for name, cell in shown.items():
+        _, mark, rate = name.partition(", lr ")
+        silent, dense, mine = (
+            loss(lines[each]["held-out loss"]).mean for each in (f"{SILENT}{mark}{rate}", f"{DENSE}{mark}{rate}", name)
+        )
+        assert float(cell.split(" ")[0]) == pytest.approx(100 * (silent - mine) / (silent - dense), abs=1)
+        assert cell.endswith("worse than silence") == (mine > silent)
+
+
 def test_the_least_that_is_enough() -> None:
     assert made_up().enough(DENSE) == "DiLoCo(period=20)"
     assert made_up(local_loss=1.7).enough(DENSE) == DENSE, "it is 3.7 spreads away now"
@@ -165,7 +206,7 @@ def test_lock_step_at_another_learning_rate_is_another_yardstick() -> None:
     found = study([*runs, *of(DENSE, [1.3, 1.32], 1e9, 3e-3), *of("DiLoCo(period=20)", [1.31, 1.31], 1e6, 3e-3)])
     assert found.of(DENSE) == [DENSE, "Dense(), lr 0.003"]
     assert found.enough("Dense(), lr 0.003") == "DiLoCo(period=20), lr 0.003"
-    assert "| `DiLoCo(period=20), lr 0.003` | 1.310 ± 0.000 | -9.5 | 2 |" in page_part(found, [])
+    assert "| `DiLoCo(period=20), lr 0.003` | 1.310 ± 0.000 |  | -9.5 | 2 |" in page_part(found, [])
     assert "at least 10 spreads, the larger of the two: `DiLoCo(period=20)`, `LocalSGD(period=4)`." in page_part(
         found, []
     )
@@ -186,9 +227,9 @@ def test_sentences() -> None:
 
 def test_a_table_tells_who_diverged() -> None:
     page = page_part(made_up(local_loss=None), [])
-    assert "| `DiLoCo(period=20)` | diverged (1 of 3) |  | 3 | 1.0 MB | 1,000 |" in page
-    assert "| `Dense()` | 1.500 ± 0.020 |  | 3 | 1.0 GB | 1 |" in page
-    assert "| four that never talk, on average | 1.800 ± 0.020 | +15.0 | 3 | 0 B |  |" in page
+    assert "| `DiLoCo(period=20)` | diverged (1 of 3) | diverged |  | 3 | 1.0 MB | 1,000 |" in page
+    assert "| `Dense()` | 1.500 ± 0.020 |  |  | 3 | 1.0 GB | 1 |" in page
+    assert "| four that never talk, on average | 1.800 ± 0.020 |  | +15.0 | 3 | 0 B |  |" in page
 
 
 def test_a_picture_holds_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,22 @@
-"""Time to a loss: where a curve is first as low, and whose runs are compared."""
+"""Time to a loss: the point where a curve crosses it, the runs that are compared, and the model that is timed."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
 
 import pytest
-from benchmarks.time_to_loss import NO_LIMIT, Curves, steps_to, table
+from benchmarks import time_to_loss
+from benchmarks.ladder_arms import ARMS
+from benchmarks.ladder_plan import TUNING_SEEDS, LadderRun, meaning
+from benchmarks.ladder_report import LOCK_STEP, SILENCE, Results
+from benchmarks.ladder_tasks import WORKERS, rungs
+from benchmarks.time_to_loss import BYTE_RUNGS, NO_LIMIT, TIMED, losses, main, options, steps, steps_to, table
 
 pytestmark = pytest.mark.nightly
 
+RUNG, OTHER_RUNG = "bytelm-237k-b16", "bytelm-57k-b16"
+FEW, FEWEST, UNTRAINED = "4 bits", "1 bit", "DiLoCo 20"
 FALLING = [(100, 0.0, 3.0), (200, 0.0, 2.0), (300, 0.0, 2.4), (400, 0.0, 1.5)]
 
 
@@ -22,36 +30,121 @@ def test_a_loss_that_is_never_reached_has_no_step() -> None:
     assert steps_to(1.4, [(100, 0.0, 3.0), (200, 0.0, None), (300, 0.0, 1.0)]) is None, "it has diverged"
 
 
-def run(recipe: str, rate: float, seed: int, *losses: float, task: str = "bytelm-base") -> dict[str, Any]:
-    curve = [(100 * number, 0.0, loss) for number, loss in enumerate(losses, start=1)]
+# -- runs of the ladder ----------------------------------------------------------------------------------------------
+
+
+def run(arm: str, rate: float, seed: int, half: float, end: float | None, rung: str = RUNG) -> LadderRun:
+    """half and end: held-out losses after half of the steps and after all."""
+    made = rungs()[rung].task.steps
+    recipe = ARMS[arm].recipe
     return {
-        "task": task, "recipe": recipe, "learning_rate": rate, "seed": seed, "curve": curve, "held_out": losses[-1]
-    }  # fmt: skip
+        "rung": rung,
+        "arm": arm,
+        "about": rungs()[rung].about,
+        "recipe": recipe,
+        "resolved": meaning(recipe, WORKERS) or "",
+        "learning_rate": rate,
+        "seed": seed,
+        "steps": made,
+        "workers": WORKERS,
+        "seconds": 2.0,
+        "cpu_seconds": 1.0,
+        "bytes_sent": 0.0 if arm == SILENCE else 1e6,
+        "curve": [(made // 2, 0.5e6, half), (made, 1e6, end)],
+        "held_out": end,
+        "alone": None,
+    }
+
+
+def tuned(arm: str, best: float = 1e-2) -> list[LadderRun]:
+    """The runs of a finished search; losses of 0 that no table may use."""
+    rates = (3e-3, 1e-2, 3e-2, 1e-1)
+    return [run(arm, rate, seed, 0.0, float(rate != best)) for rate in rates for seed in TUNING_SEEDS]
 
 
 RUNS = [
-    run("Dense()", 1e-3, 0, 4.0, 3.0),
-    run("Dense()", 3e-3, 0, 4.0, 2.0),
-    run("Dense()", 3e-3, 1, 4.0, 3.0),
-    run("Float4()", 3e-3, 0, 3.0, 1.0),
-    run("Float4()", 3e-3, 1, 4.0, 2.0),
-    run("Float4()", 3e-3, 2, 0.0, 0.0),
-    run("OneBit()", 3e-3, 0, 4.0, 2.5),
-    run("OneBit()", 3e-3, 0, 0.0, 0.0, task="bytelm"),
+    *(each for arm in (LOCK_STEP, SILENCE, FEW, FEWEST) for each in tuned(arm, 3e-2 if arm == FEW else 1e-2)),
+    *(run(LOCK_STEP, 1e-2, seed, 4.0, 2.0 + seed) for seed in range(2)),
+    *(run(SILENCE, 1e-2, seed, 5.0, 4.0 + seed) for seed in range(2)),
+    *(run(FEW, 3e-2, seed, 3.0, 1.0 + seed) for seed in range(2)),
+    run(FEW, 3e-2, 2, 0.0, 0.0),
+    run(FEW, 1e-2, 0, 0.0, 0.0),
+    run(FEWEST, 1e-2, 0, 4.0, 2.5),
+    run(FEWEST, 1e-2, 1, 4.0, None),
+    run(FEW, 3e-2, 0, 0.0, 0.0, OTHER_RUNG),
 ]
 
 
-def test_runs_are_compared_seed_by_seed_at_the_best_rate() -> None:
-    losses = Curves.of(RUNS, "bytelm-base")
-    assert losses.steps("Float4()") == [150, 150], "a seed without Dense() says nothing"
-    assert losses.steps("OneBit()") == [None], "another task's run is none of this one's"
-    assert losses.dense_steps() == 200
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    path = tmp_path / "ladder.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in RUNS))
+    return path
 
 
-def test_time_is_steps_times_their_length() -> None:
-    text = table({NO_LIMIT: [0.1], "Float4()": [0.2, 0.1, 0.4], "OneBit()": [0.1]}, Curves.of(RUNS, "bytelm-base"))
-    plain, ours, never = text.splitlines()[2:]
+@pytest.fixture
+def found(runs: Path) -> Results:
+    return losses(runs, RUNG, 3)
+
+
+def test_runs_are_compared_seed_by_seed_at_the_tuned_rate(found: Results) -> None:
+    half, whole = rungs()[RUNG].task.steps // 2, rungs()[RUNG].task.steps
+    assert found.rates == {LOCK_STEP: 1e-2, SILENCE: 1e-2, FEW: 3e-2, FEWEST: 1e-2}
+    assert steps(found, LOCK_STEP) == [whole, whole]
+    assert steps(found, FEW) == [pytest.approx(1.5 * half, abs=1), pytest.approx(half, abs=1)]
+    assert steps(found, FEWEST) == [None, None]
+    assert steps(found, UNTRAINED) == []
+
+
+def test_rung_without_both_baselines_is_refused_with_the_command(runs: Path) -> None:
+    with pytest.raises(SystemExit, match=f"ladder.py --rungs {OTHER_RUNG}"):
+        losses(runs, OTHER_RUNG, 3)
+
+
+def test_time_is_steps_times_their_length(found: Results) -> None:
+    taken = {NO_LIMIT: [0.1], FEW: [0.2, 0.1, 0.4], FEWEST: [0.1], UNTRAINED: [0.1], "rank 2": []}
+    plain, few, never, untrained, failed = table(taken, found).splitlines()[2:]
     assert "**1.00**" in plain
-    assert "**1.50**" in ours
-    assert "200 ms (100 to 400)" in ours
-    assert "not within 200 (of 1: 1)" in never
+    assert "**1.25**" in few, "5/8 of the steps, each twice as long"
+    assert "200 ms (100 to 400)" in few
+    assert "150 %" in few
+    assert "(2 of 2 seeds)" in never
+    assert "diverged" in never
+    assert "not trained" in untrained
+    assert "failed" in failed
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_arms_and_rungs_can_be_timed() -> None:
+    assert {LOCK_STEP, UNTRAINED} <= {*TIMED}
+    assert not {SILENCE, "one worker, as many samples", "lock step, 1/20 of the steps"} & {*TIMED}
+    assert {RUNG, OTHER_RUNG} <= {*BYTE_RUNGS}
+    assert not {"digits-conv", "lstm-b16", f"{RUNG}-muon"} & {*BYTE_RUNGS}
+
+
+@pytest.mark.parametrize(
+    ("size", "says"), [("small", "That is the model of the losses."), ("base", "the times mix two models")]
+)
+def test_page_names_the_model_that_is_timed(
+    size: str, says: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[object] = []
+
+    def seconds(recipe: str, network: str, args: object, model: list[str]) -> float:
+        timed.append((recipe, network, *model))
+        return 0.5
+
+    monkeypatch.setattr(time_to_loss, "seconds", seconds)
+    monkeypatch.setattr(time_to_loss, "ddp_seconds", lambda args, model: 0.25)
+    monkeypatch.setattr(time_to_loss, "PEERS", {})
+    page = tmp_path / "page.md"
+    asked = ["--rung", RUNG, "--runs", str(runs), "--size", size, "--arms", FEW, "--rounds", "1", "--output", str(page)]
+    main(options().parse_args([*asked, "--networks", "10mbit,100ms"]))
+    assert timed == [("Float4()", "10mbit,100ms", "--size", size, "--batch", "16")]
+    text = page.read_text()
+    assert says in text
+    assert rungs()[RUNG].about in text
+    assert "## 10mbit,100ms" in text
+    assert "**1.25**" in text

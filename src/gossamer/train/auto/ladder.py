@@ -47,8 +47,8 @@ _APART = DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5)
 
 #: From weak to strong. Sources: docs/benchmarks/recipes.md (Int8; PowerSGD and TopK with AdamW), docs/trade-offs.md
 #: (Float4; PowerSGD and TopK with SGD), docs/benchmarks/advice.md (local steps: five tasks in 150 steps and seven in
-#: 450, where the middle one of all ratios is 1.27 for LocalSGD and 1.16 for DiLoCo; DiLoCo counts for more, since it
-#: needed 1.7 in docs/benchmarks/front.md, where each recipe had a learning rate of its own).
+#: 450, where the middle one of all ratios is 1.27 for LocalSGD and 1.16 for DiLoCo; 1.25 for DiLoCo is
+#: assumed: it falls further behind where each recipe has its own learning rate, as in docs/benchmarks/ladder.md).
 RUNGS: tuple[LadderRung, ...] = (
     LadderRung(written=Dense(), steps_adaptive=1.0, steps_sgd=1.0),
     LadderRung(written=Dense(dtype="bfloat16"), steps_adaptive=1.0, steps_sgd=1.0, codec_bytes_per_second=11.2e9),
