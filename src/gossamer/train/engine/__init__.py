@@ -15,7 +15,6 @@
     tensor_sampler       measures now and then what each tensor costs, and what of it waits
     unsent_gradients     what compressors still owe, from one recipe's buckets to another's
     device_failures      names the bucket for which memory ran out, or over which a driver failed
-    silenced_gradients   gradients on a GPU that are not finite become zeros there, without a wait of the host
     averaged_state       uncompressed state averaged along; model_buffers: BatchNorm's statistics and the like
     frozen_parameters    parameters without gradients that the training script changes itself
     weight_copies        what an optimizer keeps of parameters besides them: fp32 masters, slow weights

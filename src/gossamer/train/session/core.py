@@ -31,8 +31,7 @@ from gossamer.train.session.gradient_guards import NonFiniteMonitor
 from gossamer.train.session.group_calls import GroupCalls, leave
 from gossamer.train.session.scalars import sample_weight
 from gossamer.train.session.session_status import SessionStatus
-from gossamer.train.synchronizers.base import Synchronizer
-from gossamer.train.synchronizers.solo import SoloSynchronizer
+from gossamer.train.synchronizers.base import SoloSynchronizer, Synchronizer
 from gossamer.train.synchronizers.stages import Fragments, StageSequence
 
 SCRIPT_ENDS = (

@@ -34,7 +34,7 @@ from gossamer.train.session.model_watch import ModelWatch
 from gossamer.train.session.owed_gradients import OwedGradients
 from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.sharding.local_shards import LocalShards, WholeParameters
-from gossamer.train.synchronizers.solo import SoloSynchronizer
+from gossamer.train.synchronizers.base import SoloSynchronizer
 
 
 class StepHooks:

@@ -1,13 +1,13 @@
 """Synchronizers: what a session runs around every step of the optimizer, one class per way of synchronizing.
 
     stages               builds the synchronizer of a strategy's stage, and switches to the next stage's
-    base                 Synchronizer, and SyncContext, from which all are built
+    base                 Synchronizer, and SyncContext, from which all are built; SoloSynchronizer: a world of one
     gradients            GradientSynchronizer: averages gradients during backward (EveryStep)
     scheduled            ScheduledSynchronizer: rounds that travel while training goes on; asks a round_task
     parameter_averaging  the task of LocalSGD, DiLoCo and DelayedAveraging; delayed_gradients: of EveryStep(delay=...)
     in_flight            one round: what leaves, its reduction on the communication thread, its result
-    local_step_counter   counts the optimizer's steps between rounds and reports what they took
-    solo                 SoloSynchronizer: a world of one, plain training
+    local_step_counter   counts the optimizer's steps between rounds and reports what they took; gradients on a GPU
+                         that are not finite become zeros there, without a wait of the host
     hierarchical         HierarchicalLocalSGD: gradients within a site, scheduled rounds between all
     gossip               GossipAveraging, in lock step; gossip_round: one round of it
     pairwise_gossip      PairwiseGossip, without lock step; lost workers that come back

@@ -28,14 +28,13 @@ from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.train.engine.bucket import Bucket, assign_buckets, assign_fragments, layout_text
 from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.sparse_gradients import SparseGradients
-from gossamer.train.synchronizers.base import SyncContext, Synchronizer
+from gossamer.train.synchronizers.base import SoloSynchronizer, SyncContext, Synchronizer
 from gossamer.train.synchronizers.delayed_gradients import DelayedGradients
 from gossamer.train.synchronizers.gossip import GossipAveraging
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
 from gossamer.train.synchronizers.hierarchical import HierarchicalLocalSGD
 from gossamer.train.synchronizers.parameter_averaging import ParameterAveraging
 from gossamer.train.synchronizers.scheduled import ScheduledSynchronizer
-from gossamer.train.synchronizers.solo import SoloSynchronizer
 
 Fragments = Sequence[Sequence[Bucket]]
 Parameters = Mapping[str, Parameter]

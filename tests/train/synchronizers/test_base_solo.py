@@ -10,7 +10,7 @@ from torch.optim import SGD
 import gossamer
 from gossamer import events
 from gossamer.errors import Stopped
-from gossamer.train.synchronizers.solo import SoloSynchronizer
+from gossamer.train.synchronizers.base import SoloSynchronizer
 
 STEPS = 3
 
