@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
@@ -30,13 +30,13 @@ from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import AttachError, LayoutError, LoopError, Stopped
 from gossamer.events import RecordOption
 from gossamer.train.checkpoint.reshard import agreed
-from gossamer.train.engine.arrays import Array, GivenGradients, as_tensor, leaf, like
+from gossamer.train.engine.arrays import Array, GivenGradients, as_tensor, kind_of, leaf, like
 from gossamer.train.engine.extension import Extensions
 from gossamer.train.engine.frozen_parameters import FrozenParameters
 from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
 from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
 from gossamer.train.engine.parameter_views import copy_parameters
-from gossamer.train.engine.report import NonFiniteOrigin, with_weights
+from gossamer.train.engine.report import NonFiniteOrigin, unchanged, with_weights
 from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import lifecycle_events, session_checkpoint, startup_checks, uneven_inputs
@@ -45,9 +45,11 @@ from gossamer.train.session.gradient_guards import NonFiniteMonitor
 from gossamer.train.session.group_calls import GroupCalls, leave
 from gossamer.train.session.recipe_choice import Written, chosen_recipe
 from gossamer.train.session.scalars import sample_weight
-from gossamer.train.session.session_status import SessionStatus
+from gossamer.train.session.session_status import SessionStats, SessionStatus
 from gossamer.train.session.stop_blocks import StopBlocks
-from gossamer.train.session.transport_setup import begin_reports, transport_for
+from gossamer.train.session.transport_setup import begin_reports, model_group, transport_for
+from gossamer.train.sharding.model_group import ModelGroup
+from gossamer.train.sharding.replica_mesh import refuse_apart
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.solo import SoloSynchronizer
 from gossamer.train.synchronizers.stages import StageSequence, bucket_fragments
@@ -76,6 +78,9 @@ class ArraySession:
         seed: for random choices of the recipe, alike on every rank.
         verify, verify_every, record, log_to: as for gossamer.attach.
         server_optimizer: builds the torch optimizer that parameter servers run, from a list of tensors.
+        replicas: ranks of the run that hold the same arrays as this one, where each worker is several processes with
+            a part of the parameters each; the recipe runs among these ranks. None: all ranks.
+        framework: the name of the framework whose arrays these are, for errors.
 
     Raises:
         AttachError: for arrays that cannot be served, elastic runs, and recipes that share the work of an optimizer
@@ -98,16 +103,22 @@ class ArraySession:
         record: RecordOption = None,
         log_to: Iterable[str] = (),
         server_optimizer: Callable[[list[Tensor]], Optimizer] | None = None,
+        replicas: Sequence[int] | None = None,
+        framework: str = "arrays",
     ) -> None:
         check_verify(verify, verify_every)
         self._tensors = {name: leaf(name, array) for name, array in _named(parameters).items()}
-        self._kinds = dict(parameters)  # what is handed out becomes arrays like these
+        self._kinds = {name: kind_of(array) for name, array in parameters.items()}  # of what is handed out
         recorded = ""
+        self.part_group: ModelGroup | None = None  # the processes that hold the other parts of this worker's arrays
         if transport is None:
             world = current()
             written = chosen_recipe(recipe, world)
-            self.recipe = resolve(written, world.size)
-            transport = transport_for(world, self.recipe)
+            self.recipe = resolve(written, world.size if replicas is None else len(replicas))
+            if replicas is not None:
+                refuse_apart(self.recipe)
+            transport = transport_for(world, self.recipe, replicas)
+            self.part_group = None if replicas is None else model_group(replicas, world.size)
             recorded = begin_reports(world, record, log_to)
         else:
             self.recipe = resolve(recipe, transport.world)
@@ -116,13 +127,14 @@ class ArraySession:
                 "workers of this run come and go, and a session of arrays keeps its group. Run a fixed number: "
                 "gossamer run --workers 4 --max-restarts 1."
             )
-        self._transport, self._seed = transport, seed
+        self._transport, self._seed, self._framework = transport, seed, framework
         named: Mapping[str, Any] = self._tensors  # leaves with gradients, as parameters of a model are
         self._parameters: Mapping[str, Parameter] = named
         self._refuse_shared_work()
         comm_thread = CommThread([each.device for each in self._tensors.values()], transport.make_progress)
         self._group = GroupCalls(transport, comm_thread)
-        self._leave = weakref.finalize(self, leave, comm_thread, (transport,), self._group.pid)  # at exit, too
+        transports = (transport, *(() if self.part_group is None else self.part_group.transports))
+        self._leave = weakref.finalize(self, leave, comm_thread, transports, self._group.pid)  # at exit, too
         self.status = SessionStatus(self.recipe, transport, lambda: self.steps)
         self.status.record = recorded
         self._extensions, self._given, self._nonfinite = Extensions(), GivenGradients(), NonFiniteMonitor()
@@ -162,7 +174,8 @@ class ArraySession:
             recipe=repr(self.recipe), layout=self._layout, optimizer=None, options=options
         )
         tell = self._group.all_gather_text
-        startup_checks.compare(tell(json.dumps({**about, startup_checks.HOST: socket.gethostname()})))
+        here = {startup_checks.HOST: socket.gethostname(), startup_checks.FRAMEWORK: self._framework}
+        startup_checks.compare(tell(json.dumps({**about, **here})))
         startup_checks.hand_out([*self._tensors.values()], tell, self._group.broadcast_)
 
     def _loop_state(self) -> LoopState:
@@ -182,6 +195,8 @@ class ArraySession:
             check=self._check,
             begins=self._extensions.begin_pass,
             gradients=self._given.watch,
+            agree=unchanged if self.part_group is None else self.part_group.agree,
+            agree_in_round=unchanged if self.part_group is None else self.part_group.agree_in_round,
         )
 
     def _judge(self, what: JudgedAt, blame: NonFiniteOrigin | None) -> None:
@@ -194,6 +209,16 @@ class ArraySession:
     def steps(self) -> int:
         """Steps so far: exchanges that were committed, or steps of this worker while workers train apart."""
         return self._synchronizer.step
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank among those that train together."""
+        return self._transport.rank
+
+    @property
+    def stats(self) -> SessionStats:
+        """Bytes, seconds and compression ratio of the last step and of all steps, on this worker."""
+        return self.status.stats(self._tensors.values())
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -329,6 +354,10 @@ class ArraySession:
         merged = self._synchronizer.merge() or {}
         return {name: like(self._kinds[name], merged.get(name, own)) for name, own in self._tensors.items()}
 
+    def all_gather_text(self, text: str) -> list[str]:
+        """Every rank's text, by rank. All of them call it at the same place."""
+        return self._group.all_gather_text(text)
+
     def log(self, **metrics: float) -> None:
         """Write numbers into the run's record: session.log(loss=0.3)."""
         values = {name: float(value) for name, value in metrics.items()}
@@ -419,7 +448,8 @@ class ArraySession:
                 f"{names} {how}" for names, how in ((missing, "missing"), (unknown, "unknown")) if names
             )
             raise LayoutError(
-                f"the names are not those of this session's parameters: {told}. Give one array for each of them; "
+                f"rank {self.rank}: the names are not those of this session's parameters: {told}. Give one array "
+                "for each of them; "
                 "sessions of other parameters are constructed anew, on every rank."
             )
         return {name: arrays[name] for name in self._tensors}
@@ -428,7 +458,8 @@ class ArraySession:
         tensor, own = as_tensor(array), self._tensors[name]
         if tensor.shape != own.shape or tensor.dtype != own.dtype:
             raise LayoutError(
-                f'the {what} of "{name}" has shape {tuple(tensor.shape)} and dtype {dtype_name(tensor.dtype)}; the '
+                f'rank {self.rank}: the {what} of "{name}" has shape {tuple(tensor.shape)} and dtype '
+                f"{dtype_name(tensor.dtype)}; the "
                 f"parameter has {tuple(own.shape)} and {dtype_name(own.dtype)}. Give it in the parameter's, as by "
                 "array.astype(parameter.dtype)."
             )

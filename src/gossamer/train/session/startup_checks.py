@@ -23,7 +23,7 @@ from gossamer.train.session.tensor_hash import tensor_hashes
 from gossamer.train.sharding.local_shards import local_part, local_parts
 from gossamer.version import __version__
 
-HOST = "host"  # told along, and never compared
+HOST, FRAMEWORK = "host", "framework"  # told along, and never compared
 MEANING = {
     "gossamer": "Gossamer's version (install the same one everywhere)",
     "torch": "torch's version (install the same one everywhere)",
@@ -65,10 +65,13 @@ def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None, option
 def compare(texts: Sequence[str]) -> None:
     """Refuse fingerprints (as JSON, by rank) that differ, naming each value and the ranks that hold it."""
     prints: list[Mapping[str, str]] = [json.loads(text) for text in texts]
-    differing = [key for key in prints[0] if key != HOST and len({each.get(key) for each in prints}) > 1]
+    ours = {*prints[0]} - {HOST, FRAMEWORK}
+    differing = [key for key in prints[0] if key in ours and len({each.get(key) for each in prints}) > 1]
     if differing:
         hosts = [each.get(HOST, "") for each in prints]
         machines = f". Their machines are {by_value(hosts)}" if len({*hosts}) > 1 else ""
+        kinds = [each.get(FRAMEWORK, "torch") for each in prints]
+        machines += f". Their frameworks are {by_value(kinds)}" if len({*kinds}) > 1 else ""
         lines = [
             f"{MEANING.get(key, key)}: {by_value([each.get(key, 'none') for each in prints])}" for key in differing
         ]
