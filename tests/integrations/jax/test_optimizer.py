@@ -16,7 +16,7 @@ INNER = optax.adam(0.05)
 
 
 def made(worker: Worker, recipe: str, inner: Any = INNER) -> Any:
-    """An optimizer of a virtual worker, on a device of its own: two ranks that wait in callbacks of one would stop it."""
+    """An optimizer of a virtual worker. Ranks need devices of their own: callbacks of two would wait for each other."""
     return gossamer.jax.optimizer(inner, recipe, transport=worker.transport)
 
 

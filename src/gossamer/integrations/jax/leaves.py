@@ -29,13 +29,24 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A leaf whose entries are averaged. sharding: None where every device of it holds the whole leaf."""
+    """A leaf whose entries are averaged. parts: those that this process holds, by their place in the leaf."""
 
     name: str
     shape: tuple[int, ...]
     dtype: Any
     sharding: Any
     parts: tuple[Part, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each of its devices holds all of it."""
+        return bool(self.sharding.is_fully_replicated)
+
+    def fits(self, sharding: Any) -> bool:
+        """Whether an array of `sharding` has the same parts."""
+        if self.is_whole:
+            return bool(sharding.is_fully_replicated)
+        return bool(sharding == self.sharding or sharding.is_equivalent_to(self.sharding, len(self.shape)))
 
     def index(self, slices: Any) -> Index:
         """Slices of this leaf, as a sharding has them."""
@@ -103,9 +114,9 @@ class Leaves:
                 'jax.config.update("jax_enable_x64", True) before the first array, or give leaf.astype("float32").'
             )
         self._usable(name, leaf, "parameter")
-        sharding = getattr(leaf, "sharding", None)
-        if sharding is None or sharding.is_fully_replicated:
-            return _Leaf(name, leaf.shape, leaf.dtype, None, (Part(name, _index((), leaf.shape)),))
+        sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        if sharding.is_fully_replicated:
+            return _Leaf(name, leaf.shape, leaf.dtype, sharding, (Part(name, _index((), leaf.shape)),))
         held = {_index(shard.index, leaf.shape): None for shard in getattr(leaf, "addressable_shards", ())}
         parts = tuple(Part(part_name(name, index), index) for index in sorted(held))
         return _Leaf(name, leaf.shape, leaf.dtype, sharding, parts)
@@ -175,20 +186,12 @@ class Leaves:
             )
             raise LayoutError(
                 f'rank {self._rank}: the {what} "{own.name}" has {found}; the session\'s parameter has shape '
-                f"{own.shape} "
-                f"and dtype {own.dtype}. Give it in these, as by leaf.astype(parameter.dtype)."
+                f"{own.shape} and dtype {own.dtype}. Give it in these, as by leaf.astype(parameter.dtype)."
             )
         self._usable(own.name, leaf, what)
-        if not isinstance(leaf, jax.Array) or own.sharding is None:
-            if isinstance(leaf, jax.Array) and not leaf.is_fully_replicated:
-                raise LayoutError(
-                    f'rank {self._rank}: the {what} "{own.name}" is sharded, and the session\'s parameter is not. '
-                    "Shard "
-                    "the parameters before the session is constructed."
-                )
+        if not isinstance(leaf, jax.Array) or own.fits(leaf.sharding):
             return leaf
-        same = leaf.sharding == own.sharding or leaf.sharding.is_equivalent_to(own.sharding, len(own.shape))
-        return leaf if same else jax.device_put(leaf, own.sharding)
+        return jax.device_put(leaf, own.sharding)  # XLA may shard a gradient that the parameter has whole
 
     # -- into JAX --------------------------------------------------------------------------------------------------
 
@@ -253,7 +256,7 @@ def _devices(own: _Leaf, sharding: Any) -> list[tuple[Any, Part]]:
 
 
 def _tensors(own: _Leaf, array: Any) -> dict[str, Tensor]:
-    if own.sharding is None:
+    if own.is_whole:
         return {own.name: _tensor(array.addressable_data(0) if isinstance(array, jax.Array) else array)}
     shards = {_index(shard.index, own.shape): shard for shard in array.addressable_shards}
     return {part.name: _tensor(shards[part.place].data) for part in own.parts}

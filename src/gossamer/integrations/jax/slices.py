@@ -46,19 +46,16 @@ class SharedParts:
 
     def __init__(self, leaves: Leaves, group: ModelGroup | None) -> None:
         self._group, self._shared = group, list[tuple[int, str, tuple[int, ...], Any]]()
-        if group is None or all(leaf.sharding is None for leaf in leaves.trained):
+        if group is None or all(leaf.is_whole for leaf in leaves.trained):
             return  # all processes have the same parts, and compute the same bits
         for leaf in leaves.trained:
             holders: dict[Any, set[int]] = {}
-            if leaf.sharding is None:
-                holders[tuple((0, size) for size in leaf.shape)] = {*range(jax.process_count())}
-            else:
-                for device, slices in leaf.sharding.devices_indices_map(leaf.shape).items():
-                    holders.setdefault(leaf.index(slices), set()).add(device.process_index)
+            for device, slices in leaf.sharding.devices_indices_map(leaf.shape).items():
+                holders.setdefault(leaf.index(slices), set()).add(device.process_index)
             for index, processes in sorted(holders.items()):
                 if len(processes) > 1:
                     shape = tuple(end - first for first, end in index)
-                    name = part_name(leaf.name, None if leaf.sharding is None else index)
+                    name = part_name(leaf.name, None if leaf.is_whole else index)
                     self._shared.append((min(processes), name, shape, dtype_of(leaf.dtype.name)))
 
     def settle(self, tensors: Mapping[str, Tensor]) -> None:
