@@ -2,8 +2,9 @@
 
 The public API: `init`, `attach` and the session that it returns; every term of a recipe; `gossamer.federated` for
 devices that keep their data; `gossamer.parallel` for layers on several workers; `gossamer.engine` for arrays of other
-frameworks; `gossamer.extend` for terms of your own; `gossamer.errors` and `gossamer.events`; the adapters in
-`gossamer.integrations`. All other modules are internal and may change. docs/api.md has the list.
+frameworks, `gossamer.jax` for pytrees; `gossamer.extend` for terms of your own; `gossamer.errors` and
+`gossamer.events`; the adapters in `gossamer.integrations`. All other modules are internal and may change. docs/api.md
+has the list.
 """
 
 # ruff: noqa: F403, F405 (only type checkers read the star imports)
@@ -125,7 +126,7 @@ __all__ = [
     "recipe",
     "register",
 ]
-PACKAGES = ("engine", "errors", "events", "extend", "federated", "integrations", "parallel")  # public ones
+PACKAGES = ("engine", "errors", "events", "extend", "federated", "integrations", "jax", "parallel")  # public ones
 HOMES = (  # of the names in __all__, those that are imported sooner first
     "algorithms.recipes.recipe",
     "algorithms.recipes.registry",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.jax_training import STEPS, batch, flat, gradient, jax, jnp, parameters, session_of, trained, update
+from support.paths import ROOT
 from support.virtual_workers import Worker, cluster
 
 from gossamer.errors import AttachError
@@ -98,3 +102,15 @@ def test_ranks_that_are_no_slices_in_a_row_are_refused(
     monkeypatch.setattr(jax, "process_index", lambda: place)
     with pytest.raises(AttachError, match=r"slices.*jax\.distributed\.initialize"):
         slices.replicas(SimpleNamespace(rank=rank, size=size))  # type: ignore[arg-type]
+
+
+@pytest.mark.processes
+def test_two_slices_of_two_processes_end_with_one_model() -> None:
+    script = str(ROOT / "examples" / "jax_slices.py")
+    command = [sys.executable, "-m", "gossamer", "run", "--workers", "4", "--recipe", "DiLoCo(period=2) + Int8()"]
+    done = subprocess.run([*command, script, "--steps", "4"], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    norms = re.findall(r"slice (\d), process (\d): (\{.*?\})", done.stdout)
+    assert sorted(each[:2] for each in norms) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
+    assert len({each[2] for each in norms}) == 1
+    assert re.search(r"workers agree +yes", done.stdout + done.stderr)

@@ -35,7 +35,7 @@ def replicas(world: WorldState) -> Sequence[int] | None:
             f"rank {world.rank} of {world.size} is process {place} of {processes} in its JAX job, and slices are ranks "
             f"in a row. Start a multiple of {processes} ranks and write {HOW}."
         )
-    return range(place, world.size, processes)
+    return tuple(range(place, world.size, processes))
 
 
 class SharedParts:

@@ -151,7 +151,7 @@ class ArraySession:
         events.emit(lifecycle_events.begun_with(self.recipe, fragments, place, tensors=len(self._tensors)))
         try:
             if not self._group.alone:
-                self._compare_ranks(f"seed={seed}, verify={verify}, {verify_every}")
+                self._compare_ranks(f"clip_norm=None, scaler=False, seed={seed}, verify={verify}, {verify_every}")
             self._synchronizer = self._stages.begin(self._parameters, fragments)
         except BaseException:
             comm_thread.close()
@@ -425,7 +425,8 @@ class ArraySession:
             self._synchronizer.end_run()
         self._synchronizer.close()
         closed = lifecycle_events.ended(self._tensors, self.steps, self._synchronizer, how)
-        events.emit(compared(closed, self._transport))
+        parts = self.part_group
+        events.emit(compared(closed, self._transport) if parts is None else parts.whole(closed))
         self._leave()
 
     def __enter__(self) -> Self:

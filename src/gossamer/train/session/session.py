@@ -110,6 +110,7 @@ class Session(LayoutChanges):
         self._passes_before = 0  # this epoch
         self._stop = StopBlocks(self.close, self._extensions, says=transport.rank == 0)
         self._weighs = False  # no weight was said yet
+        self._mixed = False  # whether ranks of other frameworks take part
         self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
         self._stages = StageSequence(recipe, optimizer, transport, comm_thread, loop_state(self), seed)
         fragments = self._stages.fragments(self._parameters)
@@ -118,7 +119,7 @@ class Session(LayoutChanges):
         self._changes = GroupChanges(recovery, weakref.proxy(self), comm_thread, self._extensions)
         try:
             if not self._changes.joins and not self._group.alone:
-                check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
+                self._mixed = check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
                 self._buffers.see_constants()
             if not self._group.alone:
                 self._step_hooks.manual_updates.install(self._parameters)
@@ -148,7 +149,11 @@ class Session(LayoutChanges):
 
     def _settings(self, scale: float | None) -> str:
         """Settings that must be alike in lock step. Under local training, one rank's scheduler may be a step behind."""
-        alike = "" if self._stages.now.local_parameters else f"{settings(self.optimizer)}; loss scale={scale}"
+        alike = (
+            ""
+            if self._mixed or self._stages.now.local_parameters
+            else f"{settings(self.optimizer)}; loss scale={scale}"
+        )
         return with_weights(alike, said=self._weighs)
 
     def _about(self) -> dict[str, str]:
