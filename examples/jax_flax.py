@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> None:
     for number in range(args.epochs):
         order = np.random.default_rng((number, world.rank)).permutation(mine).reshape(steps, args.batch)
         state, errors = epoch(state, (jnp.asarray(images[order]), jnp.asarray(labels[order])))
-        optimizer.session.log(loss=float(errors[-1]))
+        optimizer.log(loss=float(errors[-1]))
         right = jnp.mean(MODEL.apply(state.params, images[1500:]).argmax(axis=1) == labels[1500:])
         if world.is_first:
             print(f"epoch {number + 1}: {float(right):.1%} of 297 unseen digits are read correctly")

@@ -125,8 +125,7 @@ class Leaves:
         if isinstance(leaf, jax.core.Tracer):
             raise LoopError(
                 f'rank {self._rank}: the {what} "{name}" is traced: the call is within jit, grad or scan, where it '
-                "would "
-                "run once. Call it between two jitted functions; gossamer.jax.optimizer(...) averages within jit."
+                "would run once. Call it between two jitted functions; gossamer.jax.optimizer(...) averages within jit."
             )
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise LoopError(

@@ -54,16 +54,14 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
             if len(leaf.sharding.device_set) > 1:
                 raise AttachError(
                     f'"{tree_util.keystr(path)}" lies on {len(leaf.sharding.device_set)} devices, and a callback '
-                    "within "
-                    "jit has one. Use gossamer.jax.Session(parameters, recipe) between two jitted functions."
+                    "within jit has one. Use gossamer.jax.Session(parameters, recipe) between two jitted functions."
                 )
         session = self._session_of(parameters)
         if not all(isinstance(stage, GradientStage) for stage in session.recipe.strategy.stages):
             session.close()
             raise AttachError(
                 f"{session.recipe!r} changes parameters, and an optimizer within jit returns updates of them alone. "
-                "Use "
-                "gossamer.jax.Session(parameters, recipe) between two jitted functions, or a recipe that averages "
+                "Use gossamer.jax.Session(parameters, recipe) between two jitted functions, or a recipe that averages "
                 'gradients in every step, such as "TopK(0.01)".'
             )
         _refuse_unlike(session, parameters)
@@ -118,6 +116,10 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
         """Bytes and seconds of the steps so far, once all that were dispatched have been made."""
         return self._settled().stats
 
+    def log(self, **metrics: float) -> None:
+        """Write numbers into the run's record: optimizer.log(loss=0.3)."""
+        self._settled().log(**metrics)
+
     def state_dict(self) -> dict[str, Any]:
         """What the recipe remembers, once all steps were made. Save it beside the TrainState, on every rank."""
         return self._settled().state_dict()
@@ -169,6 +171,5 @@ def _refuse_unlike(session: PytreeSession, parameters: Any) -> None:
         which = "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(told) if names)
         raise MismatchError(
             f"parameters are not those of rank 0, and an optimizer cannot replace them: {which}. Initialize them "
-            "with the "
-            "same key on every rank, as model.init(jax.random.key(0), inputs)."
+            "with the same key on every rank, as model.init(jax.random.key(0), inputs)."
         )
