@@ -20,7 +20,7 @@ TRAINED = ("float32", "bfloat16", "float16", "float64")
 Index = tuple[tuple[int, int], ...]  # first and last entry, by dimension
 
 
-class Part(NamedTuple):
+class LeafPart(NamedTuple):
     """The entries of a leaf that one device holds."""
 
     name: str
@@ -35,7 +35,7 @@ class _Leaf:
     shape: tuple[int, ...]
     dtype: Any
     sharding: Any
-    parts: tuple[Part, ...]
+    parts: tuple[LeafPart, ...]
 
     @property
     def is_whole(self) -> bool:
@@ -116,9 +116,9 @@ class Leaves:
         self._usable(name, leaf, "parameter")
         sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         if sharding.is_fully_replicated:
-            return _Leaf(name, leaf.shape, leaf.dtype, sharding, (Part(name, _index((), leaf.shape)),))
+            return _Leaf(name, leaf.shape, leaf.dtype, sharding, (LeafPart(name, _index((), leaf.shape)),))
         held = {_index(shard.index, leaf.shape): None for shard in getattr(leaf, "addressable_shards", ())}
-        parts = tuple(Part(part_name(name, index), index) for index in sorted(held))
+        parts = tuple(LeafPart(part_name(name, index), index) for index in sorted(held))
         return _Leaf(name, leaf.shape, leaf.dtype, sharding, parts)
 
     def _usable(self, name: str, leaf: Any, what: str) -> None:
@@ -245,7 +245,7 @@ def _place(array: Any) -> Any:
     return array.sharding
 
 
-def _devices(own: _Leaf, sharding: Any) -> list[tuple[Any, Part]]:
+def _devices(own: _Leaf, sharding: Any) -> list[tuple[Any, LeafPart]]:
     """The devices of this process with the part that each of them holds."""
     if len(sharding.device_set) == 1:
         return [(sharding, own.parts[0])]
