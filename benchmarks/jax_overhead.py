@@ -1,7 +1,8 @@
 """Overhead of gossamer.jax over the plain JAX step, and bytes per step beside the same model in torch.
 
 Steps alternate in one process: one without Gossamer, one with a session between two jitted functions, one with the
-transformation within jit. Other load on the machine slows all alike; ratios are of medians.
+transformation within jit. Other load on the machine slows all alike; ratios are of medians, and processor seconds
+depend less on it.
 
     python benchmarks/jax_overhead.py                           # the hand-over alone
     gossamer run --workers 2 benchmarks/jax_overhead.py         # with communication
@@ -90,15 +91,18 @@ def within(parameters: Any, tx: Any) -> Step:
     return step
 
 
-def medians(steps: list[Step], inputs: Any, count: int) -> list[float]:
-    """Seconds of each kind of step, made in turns."""
-    seconds: list[list[float]] = [[] for _ in steps]
+def ratios(own: Step, other: Step, inputs: Any, count: int) -> str:
+    """Median seconds of both steps, made in turns, and their ratio; and that of processor seconds, of all threads."""
+    seconds: tuple[list[float], ...] = ([], [], [], [])
     for _ in range(count + WARM_UP):
-        for step, kept in zip(steps, seconds, strict=True):
-            began = time.perf_counter()
+        for place, step in enumerate((own, other)):
+            began, busy = time.perf_counter(), time.process_time()
             step(inputs)
-            kept.append(time.perf_counter() - began)
-    return [statistics.median(each[WARM_UP:]) for each in seconds]
+            seconds[place].append(time.perf_counter() - began)
+            seconds[place + 2].append(time.process_time() - busy)
+    ours, theirs, busy_ours, busy_theirs = (statistics.median(each[WARM_UP:]) for each in seconds)
+    times = f"{ours * 1e3:.2f} ms over {theirs * 1e3:.2f} ms"
+    return f"{times}: {ours / theirs:.3f} (processor {busy_ours / busy_theirs:.3f})"
 
 
 def bytes_in_torch(parameters: dict[str, Any], recipe: str, steps: int) -> float:
@@ -112,27 +116,27 @@ def bytes_in_torch(parameters: dict[str, Any], recipe: str, steps: int) -> float
             optimizer.zero_grad()
             torch.stack([each.square().mean() for each in model.values()]).sum().backward()
             optimizer.step()
-        return session.stats.run.bytes_sent / steps
+        sent: float = session.stats.run.bytes_sent / steps
+    return sent
 
 
 def main(args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)  # as `gossamer run` does: on a busy machine threads wait for each other
     world = gossamer.init()
     arrays = layers(args.width, args.depth)
     parameters = jax.tree.map(jnp.asarray, arrays)
     inputs = jax.random.normal(jax.random.key(world.rank), (args.batch, args.width))
     for recipe in RECIPES:
         session = gossamer.jax.Session(parameters, recipe)
-        alone, ours = medians([plain(parameters), between(session)], inputs, args.steps)
+        text = f"{recipe}: session {ratios(between(session), plain(parameters), inputs, args.steps)}"
         taken = args.steps + WARM_UP
         sent = session.stats.run.bytes_sent / taken
         session.close()
         theirs = bytes_in_torch(arrays, recipe, taken)
-        text = f"{recipe:30} plain {alone * 1e3:7.2f} ms, session {ours * 1e3:7.2f} ms: {ours / alone:.3f}"
         if "DiLoCo" not in recipe:
             tx = gossamer.jax.optimizer(OPTIMIZER, recipe)
-            alone, jitted = medians([plain(parameters), within(parameters, tx)], inputs, args.steps)
+            text += f"; optimizer {ratios(within(parameters, tx), plain(parameters), inputs, args.steps)}"
             tx.close()
-            text += f"; optimizer {jitted * 1e3:7.2f} ms over {alone * 1e3:7.2f} ms: {jitted / alone:.3f}"
         if world.is_first:
             print(f"{text}; bytes a step: JAX {sent:.0f}, torch {theirs:.0f}", flush=True)
     if world.is_first:
