@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from support.jax_training import STEPS, batch, flat, gradient, jax, jnp, parameters, session_of, trained, update
 from support.paths import ROOT
 from support.virtual_workers import Worker, cluster
 
 from gossamer.errors import AttachError
 from gossamer.integrations.jax import slices
+from gossamer.integrations.jax.leaves import Leaves
 
 Spec = jax.sharding.PartitionSpec
 SPECS = {"first": {"bias": Spec(), "weight": Spec("model", None)}, "last": Spec(None, "model")}
@@ -102,6 +105,38 @@ def test_ranks_that_are_no_slices_in_a_row_are_refused(
     monkeypatch.setattr(jax, "process_index", lambda: place)
     with pytest.raises(AttachError, match=r"slices.*jax\.distributed\.initialize"):
         slices.replicas(SimpleNamespace(rank=rank, size=size))  # type: ignore[arg-type]
+
+
+class Held:
+    """The sharding of a leaf, by the rows that each process of a slice holds."""
+
+    def __init__(self, *rows: slice) -> None:
+        self._rows = rows
+        self.is_fully_replicated = len({*map(str, rows)}) == 1
+
+    def devices_indices_map(self, shape: Any) -> Any:
+        return {Place(process): (rows,) for process, rows in enumerate(self._rows)}
+
+
+class Place(NamedTuple):
+    process_index: int
+
+
+def test_parts_that_processes_of_a_slice_share_become_those_of_the_first() -> None:
+    whole, half, other = slice(None), slice(0, 2), slice(2, 4)
+    tree = {"bias": Held(whole, whole, whole), "own": Held(half, half, other)}
+
+    def settle(worker: Worker) -> Any:
+        leaves = Leaves({name: jnp.zeros(4) for name in tree}, worker.rank)
+        leaves.trained = [replace(leaf, sharding=tree[leaf.name]) for leaf in leaves.trained]
+        shared = slices.SharedParts(leaves, SimpleNamespace(training=worker.transport))  # type: ignore[arg-type]
+        part = "own[2:4]" if worker.rank == 2 else "own[0:2]"
+        tensors = {name: torch.full((size,), float(worker.rank)) for name, size in (("bias", 4), (part, 2))}
+        shared.settle(tensors)
+        return {name: tensor.tolist() for name, tensor in tensors.items()}
+
+    first = {"bias": [0.0] * 4, "own[0:2]": [0.0] * 2}
+    assert cluster(settle, 3) == [first, first, {"bias": [0.0] * 4, "own[2:4]": [2.0] * 2}]
 
 
 @pytest.mark.processes

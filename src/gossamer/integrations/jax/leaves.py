@@ -225,6 +225,8 @@ class Leaves:
 
 def _put(views: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
     """All views as JAX arrays, by one call where their devices are alike in kind: calls cost more than small arrays."""
+    if not views:
+        return []
     if all(target is None for target in targets):  # not committed to a device, as jnp.zeros() is not
         found: list[Any] = jax.device_put([*views])
         return found
