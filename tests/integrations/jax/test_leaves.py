@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import OrderedDict
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from support.jax_training import flat, jax, jnp, session_of
 from support.virtual_workers import Worker, cluster, heard
 
-from gossamer import events
+from gossamer import engine, events
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import AttachError, LayoutError, LoopError, MismatchError, NonFiniteError
 from gossamer.jax import Session
@@ -83,6 +85,30 @@ def test_arrays_on_a_cpu_are_read_in_place_and_copied_once_on_their_way_back(mon
         mean = session.give({"w": gradient})["w"]
         assert read == [gradient.unsafe_buffer_pointer()]
         assert back == [mean.unsafe_buffer_pointer()]
+
+
+def test_a_session_keeps_no_array_that_was_given() -> None:
+    given = weights()
+    with alone(given) as session:
+        kept = weakref.ref(given["w"])
+        del given
+        gc.collect()
+        assert kept() is None
+        given = session.parameters
+        session.give(given)
+        session.took_step(given)
+        kept = weakref.ref(given["w"])
+        del given
+        gc.collect()
+        assert kept() is None
+
+
+def test_numpy_arrays_of_bfloat16_are_arrays_of_a_session() -> None:
+    array = np.ones(3, jnp.bfloat16)
+    with engine.Session({"w": array}, "Dense()", SimulatedGroup(1).transports[0]) as session:
+        mean = session.give({"w": array * 2})
+        assert mean is not None
+        assert (mean["w"].dtype, mean["w"].tolist()) == (array.dtype, [2.0] * 3)
 
 
 def test_parameters_that_no_other_rank_changes_are_handed_back_themselves() -> None:

@@ -294,7 +294,7 @@ def _is_none(leaf: Any) -> bool:
 
 def _is_key(leaf: Any) -> bool:
     """Whether it has a dtype of JAX alone: keys of random numbers, and the gradients of integers."""
-    return leaf.dtype == jax.dtypes.float0 or jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return bool(leaf.dtype == jax.dtypes.float0 or jnp.issubdtype(leaf.dtype, jax.dtypes.extended))
 
 
 def _is_unknown_float(dtype: Any) -> bool:
