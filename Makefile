@@ -11,7 +11,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-nightly test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
+.PHONY: help demo test test-nightly test-frameworks test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
 	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-ladder bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
@@ -37,6 +37,16 @@ test: $(READY) $(INTEGRATED) ## run the tests
 test-nightly: export PYTHONDONTWRITEBYTECODE :=
 test-nightly: $(READY) $(INTEGRATED) ## run the tests that `make test` leaves out: heavy variations, benchmarks, pages
 	$(BIN)/pytest --durations=40 -m nightly
+
+# In an environment of their own, which sees what .venv has: its versions of other packages stay what they are.
+FRAMEWORKS := jax optax flax equinox
+test-frameworks: export PYTHONDONTWRITEBYTECODE :=
+test-frameworks: $(READY) ## run the tests of other frameworks, which `make test` skips where they are missing
+	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
+	echo "import site; site.addsitedir('$(CURDIR)/$$(echo .venv/lib/python*/site-packages)')" \
+		>"$$(echo .venv-frameworks/lib/python*/site-packages)/gossamer.pth"
+	.venv-frameworks/bin/pip install --quiet $(FRAMEWORKS)
+	.venv-frameworks/bin/python -m pytest tests/integrations/jax tests/integrations/test_jax.py tests/scenarios/test_page_jax.py
 
 # Longer by a third, and without what tests/eager puts in the compiler's place: once a day is enough.
 test-plain: export PYTHONDONTWRITEBYTECODE :=
@@ -114,7 +124,7 @@ bench-lost-workers: $(READY) ## one of four workers is killed every ten seconds:
 	$(BIN)/python benchmarks/lost_workers.py
 
 clean: ## remove the environment, caches and run records
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs
+	rm -rf .venv .venv-frameworks .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and pinned: left to the resolver, pip may fetch gigabytes of another version on the way.

@@ -2,8 +2,8 @@
 
 The public API: `init`, `attach` and the session that it returns; every term of a recipe; `gossamer.federated` for
 devices that keep their data; `gossamer.parallel` for layers on several workers; `gossamer.engine` for arrays of other
-frameworks, `gossamer.keras` and `gossamer.tensorflow` for these two, `gossamer.horovod` for Horovod scripts;
-`gossamer.extend` for terms of your own; `gossamer.errors` and `gossamer.events`; the adapters in
+frameworks, `gossamer.jax`, `gossamer.keras` and `gossamer.tensorflow` for these, `gossamer.horovod` for Horovod
+scripts; `gossamer.extend` for terms of your own; `gossamer.errors` and `gossamer.events`; the adapters in
 `gossamer.integrations`. All other modules are internal and may change. docs/api.md has the list.
 """
 
@@ -136,6 +136,7 @@ PACKAGES = (  # public ones
     "federated",
     "horovod",
     "integrations",
+    "jax",
     "keras",
     "parallel",
     "tensorflow",

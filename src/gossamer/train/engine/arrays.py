@@ -90,7 +90,10 @@ def as_tensor(array: Array) -> Tensor:
     if isinstance(array, Tensor):
         return array.detach()
     if isinstance(array, np.ndarray):
-        return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
+        own = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
+        if array.dtype.name == "bfloat16":  # of the package ml_dtypes; torch does not know it
+            return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(own)
     if hasattr(array, "__dlpack__"):
         with suppress(BufferError):  # of memory that must not be written
             return from_dlpack(array)
@@ -106,7 +109,19 @@ def like(array: Array, tensor: Tensor | None) -> Array:
     assert tensor is not None
     copy = tensor.detach().clone()
     if isinstance(array, np.ndarray):
-        return copy.cpu().numpy()
+        return as_numpy(copy.cpu(), array.dtype)
     if not isinstance(array, Tensor) and hasattr(array, "__array_namespace__"):
         return array.__array_namespace__().from_dlpack(copy)
     return copy
+
+
+def kind_of(array: Array) -> Array:
+    """An array that `like` takes in place of `array`, without its memory where that is known to be possible."""
+    if isinstance(array, Tensor):
+        return array.new_empty(0)
+    return np.empty(0, array.dtype) if isinstance(array, np.ndarray) else array
+
+
+def as_numpy(tensor: Tensor, dtype: Any) -> Any:
+    """A tensor of the CPU as an array of `dtype`, which numpy may know from ml_dtypes alone, in the same memory."""
+    return tensor.view(torch.int16).numpy().view(dtype) if tensor.dtype is torch.bfloat16 else tensor.numpy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,18 +26,21 @@ from gossamer.comm.elastic.transport import elastic
 from gossamer.errors import AttachError, LayoutError, LoopError
 from gossamer.events import RecordOption
 from gossamer.train.checkpoint.reshard import agreed
-from gossamer.train.engine.arrays import Array, GivenGradients, as_tensor, leaf, like
+from gossamer.train.engine.arrays import Array, GivenGradients, as_tensor, kind_of, leaf, like
 from gossamer.train.engine.frozen_parameters import FrozenParameters
 from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
 from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
 from gossamer.train.engine.parameter_views import copy_parameters
-from gossamer.train.engine.report import NonFiniteOrigin, with_weights
+from gossamer.train.engine.report import NonFiniteOrigin, unchanged, with_weights
 from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import lifecycle_events, session_checkpoint, startup_checks, uneven_inputs
 from gossamer.train.session.core import SessionCore
 from gossamer.train.session.recipe_choice import Written, chosen_recipe
-from gossamer.train.session.transport_setup import begin_reports, transport_for
+from gossamer.train.session.session_status import SessionStats
+from gossamer.train.session.transport_setup import begin_reports, model_group, transport_for
+from gossamer.train.sharding.model_group import ModelGroup
+from gossamer.train.sharding.replica_mesh import refuse_apart
 from gossamer.train.synchronizers.stages import bucket_fragments
 from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic
 from gossamer.train.world_state import current
@@ -64,6 +67,9 @@ class ArraySession(SessionCore):
         seed: for random choices of the recipe, alike on every rank.
         verify, verify_every, record, log_to: as for gossamer.attach.
         server_optimizer: builds the torch optimizer that parameter servers run, from a list of tensors.
+        replicas: ranks of the run that hold the same arrays as this one, where each worker is several processes with
+            a part of the parameters each; the recipe runs among these ranks. None: all ranks.
+        framework: the name of the framework whose arrays these are, for errors.
 
     Raises:
         AttachError: for arrays that cannot be served, elastic runs, and recipes that share the work of an optimizer
@@ -87,16 +93,22 @@ class ArraySession(SessionCore):
         record: RecordOption = None,
         log_to: Iterable[str] = (),
         server_optimizer: Callable[[list[Tensor]], Optimizer] | None = None,
+        replicas: Sequence[int] | None = None,
+        framework: str = "arrays",
     ) -> None:
         check_verify(verify, verify_every)
         self._tensors = {name: leaf(name, array) for name, array in _named(parameters).items()}
-        self._kinds = dict(parameters)  # what is handed out becomes arrays like these
+        self._kinds = {name: kind_of(array) for name, array in parameters.items()}  # of what is handed out
         recorded = ""
+        self.part_group: ModelGroup | None = None  # the processes that hold the other parts of this worker's arrays
         if transport is None:
             world = current()
             written = chosen_recipe(recipe, world)
-            resolved = resolve(written, world.size)
-            transport = transport_for(world, resolved)
+            resolved = resolve(written, world.size if replicas is None else len(replicas))
+            if replicas is not None:
+                refuse_apart(resolved)
+            transport = transport_for(world, resolved, replicas)
+            self.part_group = None if replicas is None else model_group(replicas, world.size)
             recorded = begin_reports(world, record, log_to)
         else:
             resolved = resolve(recipe, transport.world)
@@ -106,10 +118,11 @@ class ArraySession(SessionCore):
                 "gossamer run --workers 4 --max-restarts 1."
             )
         super().__init__(resolved, transport, seed)
+        self._framework = framework
         named: Mapping[str, Any] = self._tensors  # leaves with gradients, as parameters of a model are
         self._parameters: Mapping[str, Parameter] = named
         self._refuse_shared_work()
-        comm_thread = self._join()
+        comm_thread = self._join(() if self.part_group is None else self.part_group.transports)
         self.status.record = recorded
         self._given = GivenGradients()
         self._check = ParameterCheck(None, self._parameters, verify, transport.rank, every=verify_every)
@@ -121,7 +134,7 @@ class ArraySession(SessionCore):
         events.emit(lifecycle_events.begun_with(self.recipe, fragments, place, tensors=len(self._tensors)))
         try:
             if not self._group.alone:
-                self._compare_ranks(f"seed={seed}, verify={verify}, {verify_every}")
+                self._compare_ranks(f"clip_norm=None, scaler=False, seed={seed}, verify={verify}, {verify_every}")
             self._synchronizer = self._stages.begin(self._parameters, fragments)
         except BaseException:
             comm_thread.close()
@@ -140,7 +153,8 @@ class ArraySession(SessionCore):
             recipe=repr(self.recipe), layout=self._layout, optimizer=None, options=options
         )
         tell = self._group.all_gather_text
-        startup_checks.compare(tell(json.dumps({**about, startup_checks.HOST: socket.gethostname()})))
+        here = {startup_checks.HOST: socket.gethostname(), startup_checks.FRAMEWORK: self._framework}
+        startup_checks.compare(tell(json.dumps({**about, **here})))
         startup_checks.hand_out([*self._tensors.values()], tell, self._group.broadcast_)
 
     def _loop_state(self) -> LoopState:
@@ -160,6 +174,8 @@ class ArraySession(SessionCore):
             check=self._check,
             begins=self._extensions.begin_pass,
             gradients=self._given.watch,
+            agree=unchanged if self.part_group is None else self.part_group.agree,
+            agree_in_round=unchanged if self.part_group is None else self.part_group.agree_in_round,
         )
 
     def _judge(self, what: JudgedAt, blame: NonFiniteOrigin | None) -> None:
@@ -167,6 +183,16 @@ class ArraySession(SessionCore):
             self._nonfinite.judge(what, blame, self.steps, scaled=False)
 
     # -- in the loop -----------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank among those that train together."""
+        return self._transport.rank
+
+    @property
+    def stats(self) -> SessionStats:
+        """Bytes, seconds and compression ratio of the last step and of all steps, on this worker."""
+        return self.status.stats(self._tensors.values())
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -271,6 +297,10 @@ class ArraySession(SessionCore):
         merged = self._synchronizer.merge() or {}
         return {name: like(self._kinds[name], merged.get(name, own)) for name, own in self._tensors.items()}
 
+    def all_gather_text(self, text: str) -> list[str]:
+        """Every rank's text, by rank. All of them call it at the same place."""
+        return self._group.all_gather_text(text)
+
     def log(self, **metrics: float) -> None:
         """Write numbers into the run's record: session.log(loss=0.3)."""
         values = {name: float(value) for name, value in metrics.items()}
@@ -319,6 +349,9 @@ class ArraySession(SessionCore):
     def _held(self) -> Mapping[str, Tensor]:
         return self._tensors
 
+    def _compared(self, closed: events.Closed) -> events.Closed:
+        return super()._compared(closed) if self.part_group is None else self.part_group.whole(closed)
+
     # -- arrays ----------------------------------------------------------------------------------------------------
 
     def _all_of(self, arrays: Arrays) -> Arrays:
@@ -330,7 +363,8 @@ class ArraySession(SessionCore):
                 f"{names} {how}" for names, how in ((missing, "missing"), (unknown, "unknown")) if names
             )
             raise LayoutError(
-                f"the names are not those of this session's parameters: {told}. Give one array for each of them; "
+                f"rank {self.rank}: the names are not those of this session's parameters: {told}. Give one array "
+                "for each of them; "
                 "sessions of other parameters are constructed anew, on every rank."
             )
         return {name: arrays[name] for name in self._tensors}
@@ -339,7 +373,8 @@ class ArraySession(SessionCore):
         tensor, own = as_tensor(array), self._tensors[name]
         if tensor.shape != own.shape or tensor.dtype != own.dtype:
             raise LayoutError(
-                f'the {what} of "{name}" has shape {tuple(tensor.shape)} and dtype {dtype_name(tensor.dtype)}; the '
+                f'rank {self.rank}: the {what} of "{name}" has shape {tuple(tensor.shape)} and dtype '
+                f"{dtype_name(tensor.dtype)}; the "
                 f"parameter has {tuple(own.shape)} and {dtype_name(own.dtype)}. Give it in the parameter's, as by "
                 "array.astype(parameter.dtype)."
             )

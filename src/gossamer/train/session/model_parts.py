@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 from gossamer import events
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.errors import AttachError, CheckpointError, GossamerError
+from gossamer.errors import AttachError, CheckpointError
 from gossamer.train.checkpoint.coordinated import LoadedCheckpoint
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.parameter_views import swapped_in
@@ -108,9 +107,7 @@ class ModelParts:
             events.notice(BETWEEN_MEANS)
         if self._group is None or closed.ended != "finished":
             return compared(closed, transport)
-        with suppress(GossamerError):
-            return replace(closed, digest=" ".join(self._group.training.all_gather_text(closed.digest)))
-        return closed
+        return self._group.whole(closed)
 
     def refuse(self, what: str) -> None:
         """Raise AttachError for what needs the whole model on every rank."""

@@ -97,12 +97,13 @@ class Session(LayoutChanges):
         job = self._parts.job(self._group, comm_thread)
         self._checkpoints = SessionCheckpoints(job, self.status, model, optimizer, self._tracked, self._saved)
         self._passes_before = 0  # this epoch
+        self._mixed = False  # whether ranks of other frameworks take part
         fragments = self._lay_out(optimizer)
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
         self._changes = GroupChanges(elastic(transport), weakref.proxy(self), comm_thread, self._extensions)
         try:
             if not self._changes.joins and not self._group.alone:
-                check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
+                self._mixed = check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
                 self._buffers.see_constants()
             if not self._group.alone:
                 self._step_hooks.manual_updates.install(self._parameters)
@@ -159,7 +160,11 @@ class Session(LayoutChanges):
 
     def _settings(self, scale: float | None) -> str:
         """Settings that must be alike in lock step. Under local training, one rank's scheduler may be a step behind."""
-        alike = "" if self._stages.now.local_parameters else f"{settings(self.optimizer)}; loss scale={scale}"
+        alike = (
+            ""
+            if self._mixed or self._stages.now.local_parameters
+            else f"{settings(self.optimizer)}; loss scale={scale}"
+        )
         return with_weights(alike, said=self._weighs)
 
     def _about(self) -> dict[str, str]:

@@ -28,7 +28,7 @@ from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.sharding.local_shards import local_part, local_parts
 from gossamer.version import __version__
 
-HOST = "host"  # told along, and never compared
+HOST, FRAMEWORK = "host", "framework"  # told along, and never compared
 MEANING = {
     "gossamer": "Gossamer's version (install the same one everywhere)",
     "torch": "torch's version (install the same one everywhere)",
@@ -43,12 +43,16 @@ MEANING = {
 }
 
 
-def check_ranks_alike(model: nn.Module, optimizer: Optimizer, group: GroupCalls, **about: str) -> None:
-    """Compare the fingerprints of all ranks, then give them rank 0's parameters and buffers. about: see fingerprint."""
-    compare(
-        group.all_gather_text(json.dumps({**fingerprint(optimizer=optimizer, **about), HOST: socket.gethostname()}))
-    )
+def check_ranks_alike(model: nn.Module, optimizer: Optimizer, group: GroupCalls, **about: str) -> bool:
+    """Compare the fingerprints of all ranks, then give them rank 0's parameters and buffers. about: see fingerprint.
+
+    Returns whether ranks of other frameworks are among them, whose optimizers are not known here.
+    """
+    here = {HOST: socket.gethostname(), FRAMEWORK: f"torch {torch.__version__}"}
+    texts = group.all_gather_text(json.dumps({**fingerprint(optimizer=optimizer, **about), **here}))
+    mixed = compare(texts)
     hand_out([*model.parameters(), *model.buffers()], group.all_gather_text, group.broadcast_)
+    return mixed
 
 
 def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None, options: str = "") -> dict[str, str]:
@@ -67,13 +71,22 @@ def fingerprint(*, recipe: str, layout: str, optimizer: Optimizer | None, option
     }
 
 
-def compare(texts: Sequence[str]) -> None:
-    """Refuse fingerprints (as JSON, by rank) that differ, naming each value and the ranks that hold it."""
+def compare(texts: Sequence[str]) -> bool:
+    """Refuse fingerprints (as JSON, by rank) that differ, naming each value and the ranks that hold it. Returns whether
+    they are of several frameworks, each of which steps by an optimizer of its own."""
     prints: list[Mapping[str, str]] = [json.loads(text) for text in texts]
-    differing = [key for key in prints[0] if key != HOST and len({each.get(key) for each in prints}) > 1]
+    kinds = [each.get(FRAMEWORK, "") for each in prints]
+    mixed = len({*kinds}) > 1
+    ours = {*prints[0]} - {HOST, FRAMEWORK, "optimizer" if mixed else HOST}
+    differing = [key for key in prints[0] if key in ours and len({each.get(key) for each in prints}) > 1]
     if differing:
         hosts = [each.get(HOST, "") for each in prints]
         machines = f". Their machines are {by_value(hosts)}" if len({*hosts}) > 1 else ""
+        if mixed:
+            machines += (
+                f". Their frameworks are {by_value(kinds)}, which train together where parameters have the same names, "
+                "shapes, dtypes and order"
+            )
         lines = [
             f"{MEANING.get(key, key)}: {by_value([each.get(key, 'none') for each in prints])}" for key in differing
         ]
@@ -82,6 +95,7 @@ def compare(texts: Sequence[str]) -> None:
             + "; in ".join(lines)
             + machines
         )
+    return mixed
 
 
 def hand_out(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gossamer import events
 from gossamer.base.ops import AllGather
 from gossamer.base.transport import Transport
+from gossamer.errors import GossamerError
 from gossamer.train.engine.report import NonFiniteOrigin
 from gossamer.train.engine.sparse_gradients import entries
 from gossamer.train.sharding.local_shards import WholeParameters
@@ -61,6 +64,13 @@ class ModelGroup:
         )
         heard = self.training.answer(AllGather((torch.tensor([squared], dtype=torch.float64),)))
         return torch.tensor(sqrt(sum(float(theirs) for (theirs,) in heard)))
+
+    def whole(self, closed: events.Closed) -> events.Closed:
+        """With a digest of all parts of the replica, which replicas compare."""
+        if closed.ended == "finished":
+            with suppress(GossamerError):
+                return replace(closed, digest=" ".join(self.training.all_gather_text(closed.digest)))
+        return closed
 
     @property
     def transports(self) -> Sequence[Transport]:

@@ -68,12 +68,7 @@ def refuse_overlap(groups: Sequence[Sequence[int]], world: int) -> None:
 def refuse_recipe(model: nn.Module, recipe: Recipe) -> None:
     """Raise AttachError for a recipe whose workers do not form a group among others, or that needs what an optimizer
     remembers of whole parameters where it has shards."""
-    if any(map(_stands_apart, recipe.strategy.stages)):
-        raise AttachError(
-            f"{recipe!r} has workers that talk to single peers by their ranks in the job, and with mesh= the recipe "
-            "runs within several groups at once. Use one in lock step, such as EveryStep(), DiLoCo(period=20) or "
-            "Gossip()."
-        )
+    refuse_apart(recipe)
     sharded = sharded_parameters(model)
     if owned := ownership(recipe.compressor, trainable(model)) if sharded else ():
         raise AttachError(
@@ -85,6 +80,16 @@ def refuse_recipe(model: nn.Module, recipe: Recipe) -> None:
         raise AttachError(
             f"{recipe!r} averages or resets what the optimizer remembers, and the optimizer keeps that for DTensors. "
             'Leave each worker its own: optimizer_state="keep".'
+        )
+
+
+def refuse_apart(recipe: Recipe) -> None:
+    """Raise AttachError for a recipe whose workers do not form a group among others."""
+    if any(map(_stands_apart, recipe.strategy.stages)):
+        raise AttachError(
+            f"{recipe!r} has workers that talk to single peers by their ranks in the job, and with parts of a model on "
+            "several ranks the recipe runs within several groups at once. Use one in lock step, such as EveryStep(), "
+            "DiLoCo(period=20) or Gossip()."
         )
 
 

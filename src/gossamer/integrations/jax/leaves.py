@@ -1,0 +1,301 @@
+"""Leaves: the floating-point arrays of a pytree as named tensors, shard by shard, and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax import tree_util
+from torch import Tensor
+
+from gossamer.errors import AttachError, LayoutError, LoopError
+from gossamer.train.engine.arrays import as_numpy, as_tensor
+
+TRAINED = ("float32", "bfloat16", "float16", "float64")
+Index = tuple[tuple[int, int], ...]  # first and last entry, by dimension
+
+
+class LeafPart(NamedTuple):
+    """The entries of a leaf that one device holds."""
+
+    name: str
+    place: Index
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A leaf whose entries are averaged. parts: those that this process holds, by their place in the leaf."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: Any
+    parts: tuple[LeafPart, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each of its devices holds all of it."""
+        return bool(self.sharding.is_fully_replicated)
+
+    def fits(self, sharding: Any) -> bool:
+        """Whether an array of `sharding` has the same parts."""
+        if self.is_whole:
+            return bool(sharding.is_fully_replicated)
+        return bool(sharding == self.sharding or sharding.is_equivalent_to(self.sharding, len(self.shape)))
+
+    def index(self, slices: Any) -> Index:
+        """Slices of this leaf, as a sharding has them."""
+        return _index(slices, self.shape)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A pytree that was given: its tensors by name, and what is needed to build another like it."""
+
+    form: Any  # the tree's structure
+    places: Sequence[Any]  # of the leaves: shardings, or the leaf itself where it is carried
+    arrays: Sequence[Any] = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def unshared(self) -> Taken:
+        """With no array that comes back itself."""
+        return replace(self, tensors={})
+
+    def released(self) -> Taken:
+        """Without the arrays, whose memory is then free for others."""
+        return replace(self, arrays=(), tensors={})
+
+
+class Leaves:
+    """The leaves of `tree`. Arrays of floating-point numbers become tensors, one for each distinct shard of this
+    process; other leaves (integers, keys, functions, None) are carried: they come back as they were given.
+
+    every: all arrays of numbers become tensors, as for an optimizer's state.
+    Raises AttachError for arrays that cannot be averaged.
+    """
+
+    def __init__(self, tree: Any, rank: int, *, every: bool = False) -> None:
+        paths, self._form = tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
+        self._rank, self._every = rank, every
+        self._names = [_name(path) for path, _ in paths]
+        for name, count in Counter(self._names).items():
+            if count > 1:
+                raise AttachError(
+                    f'rank {rank}: two leaves have the name "{name}", which joins the keys of their path by dots. '
+                    "Rename one of the keys."
+                )
+        self.all = [self._leaf(name, leaf) for name, (_, leaf) in zip(self._names, paths, strict=True)]
+        self.trained = [leaf for leaf in self.all if leaf is not None]
+        if not self.trained and not every:
+            raise AttachError(
+                f"rank {rank}: the tree has no array of floating-point numbers ({', '.join(self._names) or 'empty'}). "
+                "Give the parameters of the model, as model.init(key, inputs) returns them."
+            )
+
+    def _leaf(self, name: str, leaf: Any) -> _Leaf | None:
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic) or _is_key(leaf):
+            return None
+        if not self._every:
+            if jnp.issubdtype(leaf.dtype, jnp.complexfloating) or _is_unknown_float(leaf.dtype):
+                raise AttachError(
+                    f'rank {self._rank}: "{name}" has dtype {leaf.dtype}, and means are taken of {", ".join(TRAINED)}. '
+                    "Give it as one of these."
+                )
+            if leaf.dtype.name not in TRAINED:
+                return None
+        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+            raise AttachError(
+                f'rank {self._rank}: "{name}" has dtype {leaf.dtype}, and JAX computes in 32 bits here. Write '
+                'jax.config.update("jax_enable_x64", True) before the first array, or give leaf.astype("float32").'
+            )
+        self._usable(name, leaf, "parameter")
+        sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        if sharding.is_fully_replicated:
+            return _Leaf(name, leaf.shape, leaf.dtype, sharding, (LeafPart(name, _index((), leaf.shape)),))
+        held = {_index(shard.index, leaf.shape): None for shard in getattr(leaf, "addressable_shards", ())}
+        parts = tuple(LeafPart(part_name(name, index), index) for index in sorted(held))
+        return _Leaf(name, leaf.shape, leaf.dtype, sharding, parts)
+
+    def _usable(self, name: str, leaf: Any, what: str) -> None:
+        if isinstance(leaf, jax.core.Tracer):
+            raise LoopError(
+                f'rank {self._rank}: the {what} "{name}" is traced: the call is within jit, grad or scan, where it '
+                "would run once. Call it between two jitted functions; gossamer.jax.optimizer(...) averages within jit."
+            )
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise LoopError(
+                f'rank {self._rank}: the {what} "{name}" was deleted: a jitted function that donates its arguments '
+                "(donate_argnums) has used its memory. Give what that function returned."
+            )
+
+    # -- out of JAX ------------------------------------------------------------------------------------------------
+
+    def take(self, tree: Any, what: str) -> Taken:
+        """The leaves as tensors, on CPU in JAX's own memory. what: the name of these arrays in errors.
+
+        Raises LayoutError where structure, shapes or dtypes are not those of the first tree; LoopError for arrays
+        without memory.
+        """
+        leaves, form = tree_util.tree_flatten(tree, is_leaf=_is_none)
+        if form != self._form:
+            self._compare_names(tree, what)
+        arrays = [
+            leaf if own is None else self._placed(own, leaf, what) for own, leaf in zip(self.all, leaves, strict=True)
+        ]
+        own_arrays = [array for own, array in zip(self.all, arrays, strict=True) if own is not None]
+        for array in own_arrays:
+            if not _on_cpu(array):
+                array.copy_to_host_async()
+        jax.block_until_ready(own_arrays)
+        tensors: dict[str, Tensor] = {}
+        places = []
+        for own, array in zip(self.all, arrays, strict=True):
+            if own is None:
+                places.append(array)
+            else:
+                places.append(_place(array))
+                tensors.update(_tensors(own, array))
+        return Taken(form, places, arrays, tensors)
+
+    def _compare_names(self, tree: Any, what: str) -> None:
+        names = [_name(path) for path, _ in tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)[0]]
+        if names == self._names:
+            return
+        missing = ", ".join(name for name in self._names if name not in names) or "none"
+        unknown = ", ".join(name for name in names if name not in self._names) or "none"
+        raise LayoutError(
+            f"rank {self._rank}: the tree of each {what} is not that of the session's parameters: missing {missing}; "
+            f"unknown {unknown}; in another order: {sorted(names) == sorted(self._names)}. Give trees of one "
+            "structure; "
+            "a session of another model is constructed anew, on every rank."
+        )
+
+    def _placed(self, own: _Leaf, leaf: Any, what: str) -> Any:
+        """The leaf, with the shards of the session's parameter."""
+        if not hasattr(leaf, "dtype") or leaf.shape != own.shape or leaf.dtype != own.dtype:
+            found = (
+                f"shape {leaf.shape} and dtype {leaf.dtype}"
+                if hasattr(leaf, "dtype")
+                else f"type {type(leaf).__name__}"
+            )
+            raise LayoutError(
+                f'rank {self._rank}: the {what} "{own.name}" has {found}; the session\'s parameter has shape '
+                f"{own.shape} and dtype {own.dtype}. Give it in these, as by leaf.astype(parameter.dtype)."
+            )
+        self._usable(own.name, leaf, what)
+        if not isinstance(leaf, jax.Array) or own.fits(leaf.sharding):
+            return leaf
+        return jax.device_put(leaf, own.sharding)  # XLA may shard a gradient that the parameter has whole
+
+    # -- into JAX --------------------------------------------------------------------------------------------------
+
+    def back(self, taken: Taken, tensors: Mapping[str, Tensor]) -> Any:
+        """A tree like the one that was taken, of `tensors`, whose memory it keeps. A leaf whose tensors are those that
+        were taken is the array that was given."""
+        leaves: list[Any] = [*(taken.arrays or taken.places)]
+        fresh = []
+        for place, own in enumerate(self.all):
+            if own is None or _same(own, taken, tensors):
+                continue
+            at = taken.places[place]
+            devices = [(None, own.parts[0])] if at is None else _devices(own, at)
+            fresh.append((place, own, at, devices))
+        views = [as_numpy(tensors[part.name], own.dtype) for _, own, _, devices in fresh for _, part in devices]
+        targets = [device for *_, devices in fresh for device, _ in devices]
+        put = iter(_put(views, targets))
+        for place, own, at, devices in fresh:
+            shards = [next(put) for _ in devices]
+            whole = at is None or len(at.device_set) == 1
+            leaves[place] = shards[0] if whole else jax.make_array_from_single_device_arrays(own.shape, at, shards)
+        return tree_util.tree_unflatten(taken.form, leaves)
+
+    def on_host(self, taken: Taken, tensors: Mapping[str, Tensor]) -> Any:
+        """The tree as numpy arrays, of unsharded leaves alone."""
+        leaves = [
+            carried if own is None else as_numpy(tensors[own.name], own.dtype)
+            for own, carried in zip(self.all, taken.places, strict=True)
+        ]
+        return tree_util.tree_unflatten(taken.form, leaves)
+
+
+def _put(views: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+    """All views as JAX arrays, by one call where their devices are alike in kind: calls cost more than small arrays."""
+    if not views:
+        return []
+    if all(target is None for target in targets):  # not committed to a device, as jnp.zeros() is not
+        found: list[Any] = jax.device_put([*views])
+        return found
+    if None in targets:
+        return [jax.device_put(view, target) for view, target in zip(views, targets, strict=True)]
+    found = jax.device_put([*views], [*targets])
+    return found
+
+
+def _same(own: _Leaf, taken: Taken, tensors: Mapping[str, Tensor]) -> bool:
+    return all(tensors[part.name] is taken.tensors.get(part.name) for part in own.parts)
+
+
+def _place(array: Any) -> Any:
+    """The sharding of an array; None for one that JAX may move, as jnp.zeros(3)."""
+    if not isinstance(array, jax.Array) or not array.committed:
+        return None
+    return array.sharding
+
+
+def _devices(own: _Leaf, sharding: Any) -> list[tuple[Any, LeafPart]]:
+    """The devices of this process with the part that each of them holds."""
+    if len(sharding.device_set) == 1:
+        return [(sharding, own.parts[0])]
+    by_index = {part.place: part for part in own.parts}
+    held = sharding.addressable_devices_indices_map(own.shape)
+    return [(device, by_index[_index(index, own.shape)]) for device, index in held.items()]
+
+
+def _tensors(own: _Leaf, array: Any) -> dict[str, Tensor]:
+    if own.is_whole:
+        return {own.name: _tensor(array.addressable_data(0) if isinstance(array, jax.Array) else array)}
+    shards = {_index(shard.index, own.shape): shard for shard in array.addressable_shards}
+    return {part.name: _tensor(shards[part.place].data) for part in own.parts}
+
+
+def _tensor(array: Any) -> Tensor:
+    """An array of one device: on CPU a view, else a copy."""
+    return as_tensor(array if _on_cpu(array) else np.array(array))
+
+
+def _on_cpu(array: Any) -> bool:
+    return not isinstance(array, jax.Array) or next(iter(array.devices())).platform == "cpu"
+
+
+def _name(path: Any) -> str:
+    return tree_util.keystr(path, simple=True, separator=".") or "parameters"
+
+
+def _index(slices: Any, shape: Sequence[int]) -> Index:
+    """Slices as pairs of numbers; without them, the whole."""
+    if not slices:
+        return tuple((0, size) for size in shape)
+    return tuple(each.indices(size)[:2] for each, size in zip(slices, shape, strict=True))
+
+
+def part_name(leaf: str, index: Index | None) -> str:
+    """The name of a part of a leaf; None: the whole."""
+    return leaf if index is None else f"{leaf}[{','.join(f'{first}:{last}' for first, last in index)}]"
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def _is_key(leaf: Any) -> bool:
+    """Whether it has a dtype of JAX alone: keys of random numbers, and the gradients of integers."""
+    return bool(leaf.dtype == jax.dtypes.float0 or jnp.issubdtype(leaf.dtype, jax.dtypes.extended))
+
+
+def _is_unknown_float(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.name not in TRAINED

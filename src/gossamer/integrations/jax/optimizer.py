@@ -1,0 +1,175 @@
+"""JAX optimizer: an optax transformation that averages gradients with the other workers, within jit and scan."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax import numpy as jnp
+from jax import tree_util
+from jax.experimental import io_callback
+
+from gossamer.algorithms.strategies import GradientStage
+from gossamer.base.transport import Transport
+from gossamer.errors import AttachError, LoopError, MismatchError
+from gossamer.integrations.jax.session import PytreeSession
+from gossamer.train.session.recipe_choice import Written
+from gossamer.train.session.session_status import SessionStats
+
+
+class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type: ignore[misc]
+    """An optax transformation, (init, update), with the session that averages its gradients."""
+
+    session: PytreeSession | None  # from `init(parameters)` on
+
+    def __new__(cls, inner: Any, recipe: Written, transport: Transport | None, options: dict[str, Any]) -> Any:
+        def init(parameters: Any) -> Any:
+            return made._init(parameters)
+
+        def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+            return made._update(gradients, state, params, **extra)
+
+        made = super().__new__(cls, init, update)
+        made._inner, made.session = optax.with_extra_args_support(inner), None
+        made._session_of = partial(PytreeSession, recipe=recipe, transport=transport, **options)
+        return made
+
+    def _init(self, parameters: Any) -> Any:
+        leaves = tree_util.tree_leaves(parameters)
+        if all(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            self._open(parameters)  # shapes alone, as jax.eval_shape gives them, open none
+        return self._inner.init(parameters)
+
+    def _open(self, parameters: Any) -> None:
+        if self.session is not None:
+            raise LoopError(
+                "this optimizer was initialized before, and its session is open. Call optimizer.close() on every rank, "
+                "or construct another by gossamer.jax.optimizer(...)."
+            )
+        for path, leaf in tree_util.tree_flatten_with_path(parameters)[0]:
+            if len(leaf.sharding.device_set) > 1:
+                raise AttachError(
+                    f'"{tree_util.keystr(path)}" lies on {len(leaf.sharding.device_set)} devices, and a callback '
+                    "within jit has one. Use gossamer.jax.Session(parameters, recipe) between two jitted functions."
+                )
+        session = self._session_of(parameters)
+        if not all(isinstance(stage, GradientStage) for stage in session.recipe.strategy.stages):
+            session.close()
+            raise AttachError(
+                f"{session.recipe!r} changes parameters, and an optimizer within jit returns updates of them alone. "
+                "Use gossamer.jax.Session(parameters, recipe) between two jitted functions, or a recipe that averages "
+                'gradients in every step, such as "TopK(0.01)".'
+            )
+        _refuse_unlike(session, parameters)
+        self.session = session
+
+    def _update(self, gradients: Any, state: Any, parameters: Any = None, **extra: Any) -> Any:
+        if parameters is None:
+            raise LoopError(
+                "update() was called without the parameters, which ranks compare. Write "
+                "optimizer.update(gradients, state, parameters)."
+            )
+        if self.session is None:
+            raise LoopError(
+                "update() was called before init(parameters), which opens the session. Call optimizer.init(parameters) "
+                "outside of jit, as TrainState.create does."
+            )
+        mean, made = self._mean(gradients, parameters)
+
+        def step() -> Any:
+            return self._inner.update(mean, state, parameters, **extra)
+
+        def no_step() -> Any:
+            updates, kept = jax.eval_shape(step)
+            zeros = tree_util.tree_map(lambda each: jnp.zeros(each.shape, each.dtype), updates)
+            return zeros, tree_util.tree_map(lambda each, like: jnp.asarray(each, like.dtype), state, kept)
+
+        return jax.lax.cond(made, step, no_step)
+
+    def _mean(self, gradients: Any, parameters: Any) -> tuple[Any, Any]:
+        """The mean of the gradients, and whether a step is to be made; an ordered callback."""
+        shapes = tree_util.tree_map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), gradients)
+        expected = (shapes, jax.ShapeDtypeStruct((), bool))
+        found: tuple[Any, Any] = io_callback(self._exchange, expected, gradients, parameters, ordered=True)
+        return found
+
+    def _exchange(self, gradients: Any, parameters: Any) -> tuple[Any, Any]:
+        assert self.session is not None
+        mean = self.session.give(gradients, on_host=True)
+        self.session.took_step(parameters)  # those before the step: ranks in lock step have them alike
+        return gradients if mean is None else mean, np.array(mean is not None)
+
+    # -- outside of jit --------------------------------------------------------------------------------------------
+
+    def _settled(self) -> PytreeSession:
+        jax.effects_barrier()
+        if self.session is None:
+            raise LoopError("the optimizer has no session yet. Call optimizer.init(parameters) outside of jit first.")
+        return self.session
+
+    @property
+    def stats(self) -> SessionStats:
+        """Bytes and seconds of the steps so far, once all that were dispatched have been made."""
+        return self._settled().stats
+
+    def log(self, **metrics: float) -> None:
+        """Write numbers into the run's record: optimizer.log(loss=0.3)."""
+        self._settled().log(**metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the recipe remembers, once all steps were made. Save it beside the TrainState, on every rank."""
+        return self._settled().state_dict()
+
+    def load_state_dict(self, *states: dict[str, Any]) -> None:
+        """Go on from `state_dict`; parameters and moments come from the TrainState that was saved with it."""
+        self._settled().load_state_dict(*states)
+
+    def close(self) -> None:
+        """End the session, once all steps were made; every rank does."""
+        self._settled().close()
+        self.session = None
+
+
+def optimizer(
+    inner: Any, recipe: Written = None, *, transport: Transport | None = None, **options: Any
+) -> DistributedTransformation:
+    """An optax transformation that averages gradients with the other workers, then makes the updates of `inner`.
+
+        tx = gossamer.jax.optimizer(optax.adamw(1e-3), "TopK(0.01)")
+        state = TrainState.create(apply_fn=model.apply, params=parameters, tx=tx)
+        ...
+        tx.close()
+
+    It works within jit and lax.scan, by an ordered callback to the host, for recipes that average gradients in every
+    step. All ranks begin with equal parameters: initialize them with one key.
+
+    Args:
+        inner: the optimizer that is to use the mean.
+        recipe, transport, options: as for gossamer.jax.Session.
+    """
+    made: DistributedTransformation = DistributedTransformation(inner, recipe, transport, options)
+    return made
+
+
+def _bytes(array: Any) -> bytes:
+    return np.asarray(array).tobytes()
+
+
+def _refuse_unlike(session: PytreeSession, parameters: Any) -> None:
+    """Raise MismatchError on all ranks where one has not the parameters of rank 0."""
+    firsts = session.parameters
+    own, _ = tree_util.tree_flatten_with_path(parameters)
+    pairs = zip(own, tree_util.tree_leaves(firsts), strict=True)
+    unlike = [tree_util.keystr(path) for (path, mine), first in pairs if _bytes(mine) != _bytes(first)]
+    told = [json.loads(text) for text in session.arrays.all_gather_text(json.dumps(unlike))]
+    if any(told):
+        session.close()
+        which = "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(told) if names)
+        raise MismatchError(
+            f"parameters are not those of rank 0, and an optimizer cannot replace them: {which}. Initialize them "
+            "with the same key on every rank, as model.init(jax.random.key(0), inputs)."
+        )

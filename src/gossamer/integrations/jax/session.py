@@ -1,0 +1,179 @@
+"""JAX sessions: train the arrays of a pytree together with other workers, between two jitted functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import jax
+from torch import Tensor
+
+from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.transport import Transport
+from gossamer.integrations.jax.leaves import Leaves, Taken
+from gossamer.integrations.jax.slices import SharedParts, replicas
+from gossamer.train.session.arrays import ArraySession
+from gossamer.train.session.recipe_choice import Written
+from gossamer.train.session.session_status import SessionStats
+from gossamer.train.world_state import current
+
+
+class PytreeSession:
+    """Trains the pytree `parameters` together with the other workers, as `recipe` says. One step of the loop:
+
+        gradients = gradient(parameters, batch)  # jitted
+        mean = session.give(gradients)
+        if mean is not None:
+            parameters, moments = update(parameters, moments, mean)  # jitted
+        parameters = session.took_step(parameters)
+
+    Trees come back with the structure, shardings and dtypes that were given. Other leaves than arrays of floating-point
+    numbers (integers, random keys, functions, None) are carried: they come back as they are. Arrays on CPUs are read
+    where they lie and copied once on their way back; those of other devices pass through the host's memory. A sharded
+    array is averaged shard by shard, and compressors see each shard as a tensor of its own.
+
+    Args:
+        parameters: the same tree on every rank; `session.parameters` then has rank 0's numbers.
+        recipe: as for gossamer.attach; GOSSAMER_RECIPE beats it.
+        transport, options: as for gossamer.engine.Session.
+
+    Raises:
+        AttachError: for trees and recipes that cannot be served.
+        MismatchError: where the ranks are not alike.
+    """
+
+    def __init__(
+        self, parameters: Any, recipe: Written = None, transport: Transport | None = None, **options: Any
+    ) -> None:
+        world = current()
+        rank = world.rank if transport is None else transport.rank
+        self._leaves = Leaves(parameters, rank)
+        taken = self._leaves.take(parameters, "parameter")
+        options = {"framework": f"JAX {jax.__version__}", **options}
+        slices = replicas(world) if transport is None else None
+        self.arrays = ArraySession(taken.tensors, recipe, transport, replicas=slices, **options)
+        self._shared = SharedParts(self._leaves, self.arrays.part_group)
+        self._rank, self._latest = rank, taken.released()
+
+    def __repr__(self) -> str:
+        return repr(self.arrays)
+
+    # -- in the loop -----------------------------------------------------------------------------------------------
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe, with everything that was left to the number of workers."""
+        return self.arrays.recipe
+
+    @property
+    def steps(self) -> int:
+        """Steps so far: exchanges that were committed, or steps of this worker while workers train apart."""
+        return self.arrays.steps
+
+    @property
+    def stats(self) -> SessionStats:
+        """Bytes, seconds and compression ratio of the last step and of all steps, on this worker."""
+        return self.arrays.stats
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether the gradients given so far make no step yet, as under EveryStep(accumulate=4)."""
+        return self.arrays.accumulating
+
+    @property
+    def parameters(self) -> Any:
+        """The parameters as this worker has them now."""
+        return self._back(self._latest, self.arrays.parameters)
+
+    def give(self, gradients: Any, weight: float | None = None, *, on_host: bool = False) -> Any:
+        """Average the gradients of one backward pass as the recipe says; under local training they come back as they
+        are. None where no step is to be made: see gossamer.engine.Session.give.
+
+        Args:
+            gradients: a tree like the parameters'; leaves that are carried may be anything, as float0 of integers.
+            weight: how much this rank's batch counts, usually its number of samples; stays until it is given again.
+            on_host: return numpy arrays, as callbacks do.
+
+        Raises:
+            LayoutError: for another structure, shape or dtype than the parameters'; it names the leaf and the rank.
+            LoopError: within jit, for arrays that were donated, and for a second call without `took_step`.
+        """
+        taken = self._leaves.take(gradients, "gradient")
+        mean = self.arrays.give(taken.tensors, weight)
+        if mean is None:
+            return None
+        return self._leaves.on_host(taken, mean) if on_host else self._back(taken, mean)
+
+    def took_step(self, parameters: Any) -> Any:
+        """The parameters to go on with: those given, or what the workers agree on where the recipe averages parameters
+        now. Raises as `give` does."""
+        taken = self._leaves.take(parameters, "parameter")
+        agreed = self.arrays.took_step(taken.tensors)
+        self._latest = taken.released()
+        return self._back(taken, agreed)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up on this rank: within the block `give` sends nothing and returns None."""
+        with self.arrays.no_sync():
+            yield
+
+    def end_epoch(self, state: Any = None) -> tuple[Any, Any]:
+        """Wait until every rank is out of data; see gossamer.engine.Session.end_epoch.
+
+        Args:
+            state: a tree that moves along to a rank that missed steps, as the state of an optax optimizer.
+
+        Returns:
+            parameters and state to go on with.
+        """
+        beside = Leaves(state, self._rank, every=True)
+        taken = beside.take(state, "state")
+        parameters, moved = self.arrays.end_epoch(taken.tensors)
+        return self._back(self._latest, parameters), beside.back(taken.unshared(), moved)
+
+    def averaged_parameters(self) -> Any:
+        """The parameters to evaluate and save: the mean or the servers' parameters under local training. Every rank
+        calls it after the same step."""
+        return self._back(self._latest, self.arrays.averaged_parameters())
+
+    def log(self, **metrics: float) -> None:
+        """Write numbers into the run's record: session.log(loss=0.3)."""
+        self.arrays.log(**metrics)
+
+    def request_stop(self) -> None:
+        """End training on every rank after the same step: `should_stop`."""
+        self.arrays.request_stop()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training is over, on every rank after the same step: `if session.should_stop: break`."""
+        return self.arrays.should_stop
+
+    def _back(self, taken: Taken, tensors: dict[str, Tensor]) -> Any:
+        self._shared.settle(tensors)
+        return self._leaves.back(taken, tensors)
+
+    # -- saving and ending -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part of a checkpoint, with torch tensors: save it beside the optimizer's state. All ranks call it
+        after the same step."""
+        return self.arrays.state_dict()
+
+    def load_state_dict(self, *states: dict[str, Any]) -> Any:
+        """Go on from `state_dict`; see gossamer.engine.Session.load_state_dict. Returns the parameters to go on "
+        "with."""
+        return self._back(self._latest, self.arrays.load_state_dict(*states))
+
+    def close(self) -> None:
+        """End the session; every rank does. Parameters stay as they are."""
+        self.arrays.close()
+
+    def __enter__(self) -> Self:
+        self.arrays.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> bool:
+        return self.arrays.__exit__(*raised)
