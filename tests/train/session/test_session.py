@@ -160,6 +160,7 @@ def test_a_forked_child_is_inert() -> None:
     def work(worker: Worker) -> Tensor:
         model, optimizer, session = worker.start(network(0), sgd)
         session._group.pid += 1
+        session._step_hooks._pid += 1
         session._synchronizer._watch._pid += 1
         loss_of(model, 0, worker.rank).backward()
         optimizer.step()
