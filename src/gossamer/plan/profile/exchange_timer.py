@@ -129,6 +129,9 @@ class _InlineCommThread:
     def transaction(self, **_: Any) -> Transaction:
         return Transaction(None)
 
+    def as_transaction(self, job: Callable[[], T], **_: Any) -> Callable[[], T]:
+        return job
+
     def exchange(self, job: Callable[[], T], **_: Any) -> Work[T]:
         return self.submit(job)
 
