@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.horovod_workers import horovod
+from support.paths import ROOT
 
 import gossamer.horovod.torch as hvd
 from gossamer.comm.runtime.worker_scope import WorkerScope, enter
@@ -45,6 +47,36 @@ def test_a_job_of_one() -> None:
     hvd.shutdown()
     hvd.init()
     assert hvd.allgather(torch.ones(2)).tolist() == [1, 1]
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_example_of_the_page_runs() -> None:
+    page = (ROOT / "docs" / "integrations" / "horovod.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    names["model"](torch.ones(1, 10)).sum().backward()
+    names["optimizer"].step()
+
+
+def test_every_name_of_the_page_is_there() -> None:
+    page = (ROOT / "docs" / "integrations" / "horovod.md").read_text()
+    table = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    named = set(re.findall(r"`([\w.]+)`", table)) - {
+        "_async",
+        "_",
+        "_async_",
+        "HOROVOD_TIMELINE",
+        "HostsUpdatedInterrupt",
+    }
+    assert {name for name in named if not reached(name)} == set()
+
+
+def reached(name: str) -> bool:
+    place: Any = hvd
+    for part in name.split("."):
+        place = getattr(place, part, None)
+    return place is not None
 
 
 def test_init_with_an_mpi_communicator_is_refused() -> None:

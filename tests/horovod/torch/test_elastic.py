@@ -38,7 +38,7 @@ def test_a_failure_restores_the_last_commit_and_repeats() -> None:
         state, told = state_of(0), []
 
         def train(state: Any) -> float:
-            told.append(state.batch)
+            told.extend([state.batch, float(parameters(state.model)[0])])
             for each in state.model.parameters():
                 each.data.fill_(state.batch + 1.0)
             state.batch += 1
@@ -53,7 +53,7 @@ def test_a_failure_restores_the_last_commit_and_repeats() -> None:
         state.register_reset_callbacks([lambda: told.append("reset")])
         return [run_fn(train, lambda: None)(state), state.batch, *told]
 
-    assert horovod(work, 1) == [[3.0, 3, 0, "reset", 1, "reset", 2]]
+    assert horovod(work, 1) == [[3.0, 3, 0, float(parameters(network(0))[0]), "reset", 1, 1.0, "reset", 2, 2.0]]
 
 
 def test_an_interrupt_keeps_uncommitted_changes() -> None:

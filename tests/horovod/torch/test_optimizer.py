@@ -145,12 +145,13 @@ def test_a_step_after_synchronize_warns_and_exchanges_once() -> None:
         loss_of(model, 0, rank).backward()
         optimizer.synchronize()
         for each in model.parameters():
-            each.grad = torch.ones_like(each)
+            each.grad = torch.full_like(each, rank)
         with pytest.warns(UserWarning, match="without optimizer.skip_synchronize"):
             optimizer.step()
         return parameters(model)
 
-    assert torch.allclose(agree(horovod(work)), parameters(network(0)) - 0.1)
+    for rank, found in enumerate(horovod(work)):
+        assert torch.allclose(found, parameters(network(0)) - 0.1 * rank)
 
 
 def test_parameters_that_some_ranks_do_not_reach_count_as_zeros() -> None:
@@ -197,11 +198,12 @@ def test_sparse_gradients_are_averaged(as_dense: bool) -> None:
 def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks() -> None:
     def work(rank: int) -> tuple[Tensor, Tensor]:
         model = network(0)
-        optimizer = wrapped(model)
+        optimizer = wrapped(model, rule=lambda parameters, lr: SGD(parameters, lr=lr, momentum=0.9))
         loss_of(model, 0, rank).backward()
         if rank == 1:
             next(model.parameters()).grad.fill_(torch.inf)  # type: ignore[union-attr]
         optimizer.step()
+        assert not optimizer.state
         skipped = parameters(model)
         optimizer.zero_grad()
         loss_of(model, 1, rank).backward()
@@ -210,7 +212,9 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks() -> None:
 
     results = horovod(work)
     assert torch.equal(agree([skipped for skipped, _ in results]), parameters(network(0)))
-    assert not torch.equal(agree([after for _, after in results]), parameters(network(0)))
+    after = agree([after for _, after in results])
+    assert torch.isfinite(after).all()
+    assert not torch.equal(after, parameters(network(0)))
 
 
 class Scaler:
