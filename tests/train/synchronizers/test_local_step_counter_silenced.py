@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 from gossamer import events
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import NonFiniteError
-from gossamer.train.synchronizers import local_steps
+from gossamer.train.synchronizers import local_step_counter
 from gossamer.train.synchronizers.local_step_counter import SilencedGradients, silence
 
 
@@ -148,6 +148,6 @@ def test_the_check_catches_gradients_that_are_left_alone(monkeypatch: pytest.Mon
     def looks_only(given: Any) -> Tensor:
         return torch.tensor([not each.isfinite().all() for each in given])
 
-    monkeypatch.setattr(local_steps, "silence", looks_only)
+    monkeypatch.setattr(local_step_counter, "silence", looks_only)
     with pytest.raises((AssertionError, NonFiniteError)):
         test_a_bad_gradient_spoils_no_parameter_and_is_told_by_rank_and_tensor("LocalSGD(period=30)")
