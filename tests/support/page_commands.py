@@ -178,7 +178,7 @@ def check_values(given: dict[str, Any]) -> None:
 # -- other programs --------------------------------------------------------------------------------
 
 
-OPTIONAL = {"lightning"}
+OPTIONAL = {"jax", "lightning"}
 
 
 class Parsed(Exception):

@@ -10,7 +10,7 @@ from support.virtual_workers import Worker, cluster
 
 import gossamer.jax
 from gossamer.comm.simulated import SimulatedGroup
-from gossamer.errors import AttachError, LoopError, MismatchError
+from gossamer.errors import AttachError, LoopError, MismatchError, PeerLost
 
 INNER = optax.adam(0.05)
 
@@ -165,9 +165,23 @@ def test_update_comes_after_init_and_has_the_parameters() -> None:
     tx.close()
 
 
+def test_an_error_within_the_callback_reaches_the_loop_with_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any, **__: Any) -> None:
+        raise PeerLost("rank 1 was lost")
+
+    tx, tree = alone(), {"w": jnp.ones(2)}
+    state = tx.init(tree)
+    monkeypatch.setattr(tx.session, "give", lost)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="PeerLost: rank 1 was lost"):
+        jax.block_until_ready(jax.jit(tx.update)(tree, state, tree))
+    tx.close()
+    assert tx.session is None
+
+
 def test_shapes_alone_open_no_session() -> None:
     tx = alone()
     jax.eval_shape(tx.init, {"w": jnp.ones(2)})
     assert tx.session is None
     with pytest.raises(LoopError, match="no session"):
-        tx.close()
+        tx.state_dict()
+    tx.close()

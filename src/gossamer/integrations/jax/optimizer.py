@@ -130,8 +130,12 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
 
     def close(self) -> None:
         """End the session, once all steps were made; every rank does."""
-        self._settled().close()
-        self.session = None
+        session, self.session = self.session, None
+        try:
+            jax.effects_barrier()
+        finally:
+            if session is not None:
+                session.close()
 
 
 def optimizer(
