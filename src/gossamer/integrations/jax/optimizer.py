@@ -130,10 +130,10 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
 
     def close(self) -> None:
         """End the session, once all steps were made; every rank does."""
-        session, self.session = self.session, None
         try:
             jax.effects_barrier()
-        finally:
+        finally:  # only now: steps that were dispatched use the session
+            session, self.session = self.session, None
             if session is not None:
                 session.close()
 
