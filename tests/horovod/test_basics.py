@@ -14,6 +14,7 @@ from support.paths import ROOT
 
 import gossamer.horovod.torch as hvd
 from gossamer.comm.runtime.worker_scope import WorkerScope, enter
+from gossamer.errors import AttachError
 from gossamer.horovod import basics
 
 
@@ -83,6 +84,13 @@ def test_init_with_an_mpi_communicator_is_refused() -> None:
     enter(WorkerScope())
     with pytest.raises(ValueError, match="process_sets"):
         hvd.init(comm=[0])
+
+
+def test_an_elastic_run_is_refused_with_the_line_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    enter(WorkerScope())
+    monkeypatch.setattr(basics, "is_elastic", lambda: True)
+    with pytest.raises(AttachError, match=r"--max-restarts"):
+        hvd.init()
 
 
 def test_process_sets_work_within_themselves() -> None:

@@ -39,13 +39,24 @@ class SimulatedJob:
                 group.leave()
 
 
+_here = threading.local()
+
+
+def initialize_again() -> None:
+    """Shut down and initialize this rank, as every rank does."""
+    basics.shutdown()
+    _here.initialize()
+
+
 def horovod(work: Callable[[int], Any], world: int = 2) -> list[Any]:
     """The results of work(rank) by rank, each in a thread that is initialized; raises the first failure."""
     job, failures = SimulatedJob(world), list[BaseException]()
 
     def run(rank: int) -> Any:
         enter(WorkerScope())
-        basics.place(basics.Context(rank, rank, world, job.of(rank), simulated=True))
+        make = job.of(rank)
+        _here.initialize = lambda: basics.place(basics.Context(rank, rank, world, make, simulated=True))
+        _here.initialize()
         try:
             result = work(rank)
             basics.barrier()

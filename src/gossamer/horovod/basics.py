@@ -170,7 +170,7 @@ class Context:
     def close(self) -> None:
         for exchange in list(self.exchanges):
             with suppress(PeerLost, HorovodInternalError):
-                exchange.close()
+                exchange.restart()
         for lane in self._lanes.values():
             lane.close()
         for process_set in self._sets.values():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.horovod_workers import horovod
+from support.horovod_workers import horovod, initialize_again
 from support.virtual_workers import agree, heard, loss_of, network, parameters, trained_alone
 from support.virtual_workers import batch as batch_of
 from torch import Tensor, nn
@@ -284,6 +284,21 @@ def test_broadcast_parameters_begins_the_recipe_again() -> None:
         return parameters(model)
 
     assert torch.allclose(agree(horovod(work)), parameters(network(0)))
+
+
+def test_an_optimizer_continues_after_shutdown_and_init() -> None:
+    def work(rank: int) -> Tensor:
+        model = network(0)
+        optimizer = wrapped(model)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, step, rank).backward()
+            optimizer.step()
+            hvd.barrier()
+            initialize_again()
+        return parameters(model)
+
+    assert torch.equal(agree(horovod(work)), agree(horovod(lambda rank: trained(rank, steps=2))))
 
 
 def test_a_process_set_exchanges_within_itself() -> None:

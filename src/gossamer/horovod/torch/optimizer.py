@@ -160,13 +160,10 @@ class GradientExchange:
             tensors[name].copy_(new)
 
     def restart(self) -> None:
-        """Parameters were overwritten: begin the recipe again with the next exchange. Every rank calls it."""
-        self.close()
-        self.session, self.unused, self._begun = None, False, False
-
-    def close(self) -> None:
-        if self.session is not None:
-            self.session.close()
+        """End the session; the next exchange begins another. Every rank calls it."""
+        session, self.session, self.unused, self._begun = self.session, None, False, False
+        if session is not None:
+            session.close()
 
 
 def _gradient(parameter: Tensor) -> Tensor:
