@@ -39,14 +39,15 @@ test-nightly: $(READY) $(INTEGRATED) ## run the tests that `make test` leaves ou
 	$(BIN)/pytest --durations=40 -m nightly
 
 # In an environment of their own, which sees what .venv has: its versions of other packages stay what they are.
-FRAMEWORKS := jax optax flax equinox
+FRAMEWORKS := jax optax flax equinox keras tensorflow-cpu
 test-frameworks: export PYTHONDONTWRITEBYTECODE :=
 test-frameworks: $(READY) ## run the tests of other frameworks, which `make test` skips where they are missing
 	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
 	echo "import site; site.addsitedir('$(CURDIR)/$$(echo .venv/lib/python*/site-packages)')" \
 		>"$$(echo .venv-frameworks/lib/python*/site-packages)/gossamer.pth"
 	.venv-frameworks/bin/pip install --quiet $(FRAMEWORKS)
-	.venv-frameworks/bin/python -m pytest tests/integrations/jax tests/integrations/test_jax.py tests/scenarios/test_page_jax.py
+	.venv-frameworks/bin/python -m pytest tests/integrations/jax tests/integrations/test_jax.py tests/scenarios/test_page_jax.py \
+		tests/frameworks
 
 # Longer by a third, and without what tests/eager puts in the compiler's place: once a day is enough.
 test-plain: export PYTHONDONTWRITEBYTECODE :=

@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
-from gossamer.algorithms.strategies import AveragingStage
+from gossamer.algorithms.strategies import ALIGN, AveragingStage
 from gossamer.base.layout import Layout, dtype_of
 from gossamer.comm.network import Network
 from gossamer.comm.network.cost.cheapest_collective import ranks_per_site
@@ -35,6 +35,7 @@ from gossamer.plan.profile.gradient_statistics import (
     GradientStatistics,
 )
 from gossamer.train.engine.bucket import assign_fragments
+from gossamer.train.moments.aligned_moment import ALIGNABLE
 
 # -- what a recipe is expected to lose ---------------------------------------------------------------------------------
 
@@ -345,6 +346,11 @@ def _check(recipe: Recipe, parameters: Mapping[str, Parameter], optimizer_type: 
     stage = recipe.strategy.steady_stage
     if isinstance(stage, AveragingStage) and stage.per_site is not None:
         stage.site_size(workers)
+    aligns = isinstance(stage, AveragingStage) and stage.strategy.on_merge == ALIGN
+    if aligns and not issubclass(optimizer_type, ALIGNABLE):
+        raise AttachError(
+            f"it corrects momentum as Adam and SGD keep it, and this script has {optimizer_type.__name__}"
+        )
     if stage.schedule.fragments > 1:
         assign_fragments(parameters, stage.schedule.fragments)
     for slot in Layout.of(parameters):

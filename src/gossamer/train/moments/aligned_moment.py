@@ -13,11 +13,13 @@ from gossamer.errors import AttachError
 from gossamer.train.moments.first_moment import corrections
 from gossamer.train.moments.transfer import Group
 
+ALIGNABLE = (Adam, SGD)
+
 
 def check_alignable(optimizer: Optimizer) -> None:
     """Raise AttachError for an optimizer whose momentum does not follow from its steps."""
     momentum = all(group.get("momentum", 1.0) for group in optimizer.param_groups)
-    if not isinstance(optimizer, Adam | SGD) or not momentum:
+    if not isinstance(optimizer, ALIGNABLE) or not momentum:
         kind = "SGD without momentum" if isinstance(optimizer, SGD) else type(optimizer).__name__
         raise AttachError(
             f'optimizer_state="align" corrects the momentum of Adam, AdamW, and SGD with momentum, and this is {kind}. '

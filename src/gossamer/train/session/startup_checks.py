@@ -76,7 +76,7 @@ def compare(texts: Sequence[str]) -> bool:
     they are of several frameworks, each of which steps by an optimizer of its own."""
     prints: list[Mapping[str, str]] = [json.loads(text) for text in texts]
     kinds = [each.get(FRAMEWORK, "") for each in prints]
-    mixed = len({*kinds}) > 1
+    mixed = len({kind.split(" ")[0] for kind in kinds}) > 1  # versions of one framework are compared
     ours = {*prints[0]} - {HOST, FRAMEWORK, "optimizer" if mixed else HOST}
     differing = [key for key in prints[0] if key in ours and len({each.get(key) for each in prints}) > 1]
     if differing:
