@@ -51,6 +51,7 @@ def _panel(axes: Any, each: Results, names: Sequence[str]) -> None:
         if arm in each.runs and arm not in (LOCK_STEP, SILENCE):
             _point(axes, row, each.retained(arm))
     axes.set_xlim(LEFT, RIGHT)
+    axes.set_xticks([0, 0.5, 1])
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes.set_title(each.rung.name, loc="left", fontsize=FONT + 1, fontweight="bold")
     axes.tick_params(labelsize=FONT - 0.5)
