@@ -36,7 +36,8 @@ def trained(recipe: str, gradients: tuple[float, float]) -> list[float]:
             if mean is not None:  # servers make the step otherwise
                 arrays = {"w": arrays["w"] - np.float32(RATE) * mean["w"]}
             arrays = session.took_step(arrays)
-        together.wait(60)  # all pushes of both workers have been applied
+        session.averaged_parameters()  # waits until this worker's pushes have been applied
+        together.wait(60)
         found = session.averaged_parameters()["w"]
         assert np.all(found == found[0, 0])
         return float(found[0, 0])

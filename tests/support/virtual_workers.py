@@ -98,6 +98,8 @@ def cluster(
             group.leave()
             raise
         finally:
+            for arrays in worker.array_sessions:  # after a failure, too, or other workers would wait for this one
+                arrays._synchronizer.close()
             for session in worker.sessions:
                 for hook in session._hooks:
                     hook.remove()
