@@ -178,6 +178,17 @@ def test_a_best_learning_rate_at_the_end_of_the_list_is_reported(
     assert "0.03, is an end of --rates" in said
 
 
+def test_terms_of_the_script_are_known_before_the_ends_of_the_scale_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script is read with the arguments of its first run."""
+    seen: list[Any] = []
+    monkeypatch.setattr(compare, "register_terms", lambda script, arguments, recipes: seen.append(arguments))
+    monkeypatch.setattr(compare, "_with_ends", lambda recipes, workers: seen.append("ends") or recipes)
+    _compared(monkeypatch, tmp_path, "--recipe", "Int8()", "--retained", "--rates", "0.03,0.1")
+    assert seen == [["0", "0.03"], "ends"]
+
+
 @pytest.mark.parametrize("option", [["--seeds", "2"], ["--rates", "0.1,0.3"]])
 def test_runs_that_would_all_be_the_same_are_refused(option: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")

@@ -133,12 +133,12 @@ def compare_command(
     to it. All ranks of a run end after the same step."""
     if plot_file is not None:
         _check_plot(plot_file)
-    recipes = _with_ends(recipes, workers) if scale else recipes
     _check_placeholders(arguments, seeds, rates)
-    register_terms(script, arguments, recipes)
+    first = _arguments(arguments, seed=0, rate=rates[0] if rates else "")
+    register_terms(script, first, recipes)
+    recipes = _with_ends(recipes, workers) if scale else recipes
     console = wide_console(WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
-    first = _arguments(arguments, seed=0, rate=rates[0] if rates else "")
     foretold: list[StepTimeEstimate | None] = []
     rows: list[list[Record]] = []
     chosen: list[str] = []
@@ -228,7 +228,7 @@ def tuned(train: Callable[[int, str], Record], seeds: int, rates: Sequence[str])
         The learning rate whose run ended with the lowest loss, "" for the script's own, and its runs by seed.
     """
     tries = {rate: train(0, rate) for rate in rates or [""]}
-    best = min(tries, key=lambda rate: final_loss(tries[rate])) if len(tries) > 1 else next(iter(tries))
+    best = min(tries, key=lambda rate: final_loss(tries[rate]))
     return best, [tries[best], *(train(seed, best) for seed in range(1, seeds))]
 
 

@@ -77,8 +77,8 @@ def compare(texts: Sequence[str]) -> bool:
     prints: list[Mapping[str, str]] = [json.loads(text) for text in texts]
     kinds = [each.get(FRAMEWORK, "") for each in prints]
     mixed = len({kind.split(" ")[0] for kind in kinds}) > 1  # versions of one framework are compared
-    ours = {*prints[0]} - {HOST, FRAMEWORK, "optimizer" if mixed else HOST}
-    differing = [key for key in prints[0] if key in ours and len({each.get(key) for each in prints}) > 1]
+    ignored = {HOST, FRAMEWORK, *(["optimizer"] if mixed else [])}
+    differing = [key for key in prints[0] if key not in ignored and len({each.get(key) for each in prints}) > 1]
     if differing:
         hosts = [each.get(HOST, "") for each in prints]
         machines = f". Their machines are {by_value(hosts)}" if len({*hosts}) > 1 else ""
