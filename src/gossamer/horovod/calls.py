@@ -106,10 +106,9 @@ def _reduced(vector: Tensor, op: ReductionOp, world: int) -> Generator[Collectiv
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AllReduceCall(CollectiveCall):
-    """Reduce each tensor over the ranks. Answer: tensors of the same shapes, on the CPU."""
+class ReducingCall(CollectiveCall):
+    """Reduce tensors of equal shapes over the ranks; they are multiplied by `prescale` before and `postscale` after."""
 
-    kind = "allreduce"
     op: ReductionOp
     prescale: float = 1.0
     postscale: float = 1.0
@@ -117,6 +116,13 @@ class AllReduceCall(CollectiveCall):
     def form(self) -> list[Any]:
         about = [described(tensor, tensor.shape) for tensor in self.tensors]
         return [about, self.op.value, self.prescale, self.postscale]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AllReduceCall(ReducingCall):
+    """Reduce each tensor over the ranks. Answer: tensors of the same shapes, on the CPU."""
+
+    kind = "allreduce"
 
     @classmethod
     def zeros(cls, form: list[Any]) -> AllReduceCall:
@@ -283,17 +289,10 @@ def row_shares(rows: int, world: int) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ReduceScatterCall(CollectiveCall):
+class ReduceScatterCall(ReducingCall):
     """Reduce each tensor over the ranks; each rank keeps its rows. Answer: this rank's rows of each tensor."""
 
     kind = "reducescatter"
-    op: ReductionOp
-    prescale: float = 1.0
-    postscale: float = 1.0
-
-    def form(self) -> list[Any]:
-        about = [described(tensor, tensor.shape) for tensor in self.tensors]
-        return [about, self.op.value, self.prescale, self.postscale]
 
     def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
         return [self._rows(tensor, transport) for tensor in self.tensors]

@@ -68,6 +68,18 @@ class Compression:
     fp16 = HalfCompressor
 
 
+def apply_compressed(
+    function: type[torch.autograd.Function],
+    how: tuple[Any, ...],
+    compression: type[TensorCompressor],
+    tensors: Sequence[Tensor],
+) -> list[Tensor]:
+    """function.apply(how, *tensors), which compressed tensors pass through."""
+    sent = [compression.compress(tensor) for tensor in tensors]
+    found = apply(function, how, *(tensor for tensor, _ in sent))
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(found, sent, strict=True)]
+
+
 def synchronize(handle: Handle) -> Any:
     """Wait for an asynchronous call and return its result.
 
@@ -220,9 +232,7 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """As `allreduce`, for several tensors at once."""
     how = name, reduction(op, average), (prescale_factor, postscale_factor), process_set
-    sent = [compression.compress(tensor) for tensor in tensors]
-    found = apply(_AllReduceFunction, how, *(tensor for tensor, _ in sent))
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(found, sent, strict=True)]
+    return apply_compressed(_AllReduceFunction, how, compression, tensors)
 
 
 def grouped_allreduce_async(

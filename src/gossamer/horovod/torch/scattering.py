@@ -15,6 +15,7 @@ from gossamer.horovod.torch.ops import (
     Compression,
     TensorCompressor,
     apply,
+    apply_compressed,
     grouped_allgather,
     like_given,
     submit,
@@ -203,6 +204,4 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """As `reducescatter`, for several tensors at once."""
     how = name, op, (prescale_factor, postscale_factor), process_set
-    sent = [compression.compress(tensor) for tensor in tensors]
-    found = apply(_ReduceScatterFunction, how, *(tensor for tensor, _ in sent))
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(found, sent, strict=True)]
+    return apply_compressed(_ReduceScatterFunction, how, compression, tensors)
