@@ -47,7 +47,7 @@ def check_names_the_cause_within_two_seconds(address: tuple[str, int], cause: st
 
 def test_a_run_with_the_same_token_can_be_joined(coordinator: LocalCoordinator) -> None:
     check_joinable(coordinator.address, TOKEN)
-    assert ask_status(coordinator.address, TOKEN) == "0 of 2 workers are here"
+    assert ask_status(coordinator.address, TOKEN) == "0 of 2 workers are connected"
 
 
 def test_a_run_with_another_token_cannot(coordinator: LocalCoordinator) -> None:
@@ -217,7 +217,7 @@ def test_promise_22_workers_that_come_too_late_are_refused_and_the_new_run_goes_
     monkeypatch.setattr(coordinator_module, "SURVIVOR_SECONDS", 0.0)
     with Killed(tmp_path / "journal", launched=(11,)) as killed, closing(killed.start_again()) as again:
         assert "so a new run begins" in killed.notes[-1]
-        with pytest.raises(PeerLost, match=f"it belongs to run {killed.run:.8}"):
+        with pytest.raises(PeerLost, match=f"belongs to run {killed.run:.8}"):
             killed.agents[1].view_after(1, 30.0)
         assert not again.ended
         assert not again.resumed

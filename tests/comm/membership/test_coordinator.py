@@ -205,4 +205,4 @@ def test_no_message_stops_it() -> None:
         key = draw.choice(("here", "ready", "attached", "here again", "broken"))
         op = Push(to=COORDINATOR, key=key, stamp=Stamp(9, 0), about=text)
         desk.coordinator.react(Arrived(moment=0.0, token=token, sender=Peer(WORKER, 9), op=op))
-    assert desk.status(1).endswith("of 8 workers are here")
+    assert desk.status(1).endswith("of 8 workers are connected")

@@ -82,7 +82,7 @@ def test_promise_22_a_worker_of_an_earlier_run_cannot_end_another() -> None:
             assert len(run.runs()) == 2
             for number in range(1, WORKERS):
                 stale, successor = run.machines[number].processes
-                assert f"it belongs to run {stale.scripts.report.run:.8}" in stale.scripts.out
+                assert f"belongs to run {stale.scripts.report.run:.8}" in stale.scripts.out
                 assert successor.is_done, run.notes
             assert run.coordinator is not None
             assert "have left" in run.coordinator.rule.ended
@@ -112,7 +112,7 @@ def test_a_report_of_another_run_is_refused_alone(key: str) -> None:
     other.say(1, key, view=7, fingerprint="{}")
     answer = other.answers[1][-1]
     assert answer.version == -1
-    assert f"it belongs to run {desk.rule.run:.8}" in other.standing(1).refused
+    assert f"belongs to run {desk.rule.run:.8}" in other.standing(1).refused
     assert (other.rule.ended, other.members) == ("", [5, 6])
     assert 1 not in other.rule.workers
 

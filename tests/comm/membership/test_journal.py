@@ -95,7 +95,7 @@ def test_damage_before_the_end_is_refused(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[20] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="damaged before its end"):
+    with pytest.raises(CheckpointError, match="damaged"):
         read(path)
     path.write_bytes(b"")
     read(path)  # nothing is locked or open any more
@@ -103,7 +103,7 @@ def test_damage_before_the_end_is_refused(tmp_path: Path) -> None:
 
 def test_two_coordinators_cannot_have_one_journal(tmp_path: Path) -> None:
     log = ViewLog(tmp_path / "journal", lambda note: None)
-    with pytest.raises(ConnectError, match="still runs"):
+    with pytest.raises(ConnectError, match="another coordinator"):
         ViewLog(tmp_path / "journal", lambda note: None)
     log.close()
     ViewLog(tmp_path / "journal", lambda note: None).close()

@@ -83,7 +83,7 @@ def test_a_run_that_began_without_a_worker_that_was_there_is_said() -> None:
     with pytest.raises(StopIteration):
         script.send(Receipt(version=0, about=Standing(formed=True, size=2).text()))
     assert changes == [member.out]
-    assert "began without it" in member.out
+    assert "began without this worker" in member.out
 
 
 def test_a_refusal_that_names_no_run_is_not_taken_for_another_runs() -> None:

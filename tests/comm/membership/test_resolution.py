@@ -36,5 +36,5 @@ def test_more_than_one_apart_is_refused_by_name() -> None:
 
 
 def test_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match="nobody is left"):
+    with pytest.raises(ValueError, match="no survivors"):
         resolve({})

@@ -1,14 +1,14 @@
-"""Membership: says which workers belong to an elastic run, in numbered views that one coordinator makes.
+"""Membership of an elastic run: numbered views of its workers, created by one coordinator.
 
-view          View and Member: a numbered set of workers, their ranks and addresses
-messages      what workers and their coordinator say to each other, as JSON
-member        a worker's side: it reports itself, waits for news, and closes what is over
-coordinator   hears workers, and answers those who wait for news; its script
-view_policy   when a view is over, who is in the next one, and who is put out of it
-heard_worker  what the coordinator knows of one worker, and the evidence that it lives
-fingerprints  what a newcomer must be like
-journal       what a coordinator that is started again goes on from
-resolution    which survivors finish a broken transaction with whose answers, or that all make it again
+view          View and Member: a numbered set of workers with their ranks and addresses
+messages      JSON messages between the workers and the coordinator
+member        worker side: send reports, poll for news, close the connections of a finished view
+coordinator   coordinator side: process reports and answer polls
+view_policy   when a view ends, the members of the next view, and evictions
+heard_worker  coordinator's record of one worker, including the evidence that it is alive
+fingerprints  check that a newcomer matches the running workers
+journal       log from which a restarted coordinator recovers
+resolution    whether survivors finish a broken transaction from a donor's results or repeat it
 """
 
 from gossamer.comm.membership.view import Member, View

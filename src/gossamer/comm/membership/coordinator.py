@@ -1,7 +1,7 @@
-"""Coordinator of an elastic run: hears workers, lets the view rule decide, and answers those who wait for news.
+"""Coordinator of an elastic run: processes worker reports, applies the view policy, and answers pending polls.
 
-Of a run's processes it alone makes views. It is off the data's path: while nobody comes or goes, training does not
-notice whether it is there.
+Only the coordinator creates views. It is not on the data path: while the membership is stable, training does not
+depend on it.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from gossamer.errors import MalformedError
 
 MOST_DIGITS = 19  # of a worker's number
 OTHER_RUN = (
-    "it belongs to run {theirs:.8}, and this coordinator serves run {ours:.8}: its own run is over, or its first "
-    "launcher was started again in another folder, where it did not find the journal"
+    "this worker belongs to run {theirs:.8}, but the coordinator serves run {ours:.8}: the worker's run has ended, or "
+    "its first launcher was restarted in another folder and did not find the journal"
 )
 
 
 class Coordinator:
-    """Events in, replies out; no clock but the events' moments, and no socket."""
+    """Maps events to replies. It has no socket, and its only clock is the time stamp of each event."""
 
     def __init__(self, rule: ViewPolicy) -> None:
         self.rule = rule
         self._replies: list[Reply] = []
 
     def react(self, event: PeerEvent) -> list[Reply]:
-        """Replies to this event, and to others that waited for it."""
+        """Return the replies that this event triggers, including replies to earlier pending requests."""
         self.rule.look_at_clock(event.moment)
         match event:
             case PeerLeft(peer=peer):
@@ -81,32 +81,32 @@ class Coordinator:
         return self._go_on()
 
     def resize(self, most: int, now: float) -> tuple[str, list[Reply]]:
-        """Have at most so many members. Returns what happens, in words, and replies."""
+        """Set the maximum number of members. Returns a description of the effect, and replies."""
         self.rule.look_at_clock(now)
         return self.rule.resize(most), self._go_on()
 
     def gone(self, number: int, now: float) -> list[Reply]:
-        """Somebody saw this worker's process end."""
+        """Record that the process of this worker has ended."""
         self.rule.look_at_clock(now)
         if number in self.rule.workers:
             self.rule.workers[number].gone = True
         return self._go_on()
 
     def expect(self, workers: int, now: float) -> list[Reply]:
-        """No more than so many are on their way to the first view: some were lost before they came."""
+        """Lower the size of the first view to `workers`, because some workers died before they connected."""
         self.rule.look_at_clock(now)
         self.rule.initial = max(self.rule.least, min(self.rule.initial, workers))
         return self._go_on()
 
     def end(self, why: str, now: float) -> list[Reply]:
-        """The run is over, unless it was before."""
+        """End the run, unless it has ended already."""
         self.rule.look_at_clock(now)
         if not self.rule.ended:
             self.rule.end(why)
         return self._go_on()
 
     def number_at(self, place: int) -> int | None:
-        """The newest worker that reported this place."""
+        """Return the number of the newest worker that reported this launch slot, or None."""
         found = [each.number for each in self.rule.workers.values() if each.report.place == place]
         return found[-1] if found else None
 
@@ -116,14 +116,14 @@ class Coordinator:
         replies, self._replies = self._replies, []
         return replies
 
-    # -- what is heard -------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _heard(self, token: int, sender: Peer, op: Ask) -> None:
         match op:
             case Pull(key=key, known=known):
                 what, _, number = key.partition("/")
                 if not number.isdecimal() or len(number) > MOST_DIGITS or what not in (NEWS, STATUS):
-                    raise MalformedError(f"nobody can ask a coordinator for {key[:40]!r}")
+                    raise MalformedError(f"a coordinator does not serve the key {key[:40]!r}")
                 if what == STATUS:
                     self._reply(token, Pulled(version=0, about=self._status(int(number))))
                 else:
@@ -140,7 +140,7 @@ class Coordinator:
             case Push(key=key, stamp=stamp) if key == RESIZE:
                 self._reply(token, Receipt(version=0, about=self.rule.resize(stamp.step)))
             case _:
-                raise MalformedError(f"nobody can tell a coordinator {op.key[:40]!r}")
+                raise MalformedError(f"a coordinator does not accept {op.key[:40]!r}")
 
     def _poll(self, token: int, sender: Peer, number: int, known: int) -> None:
         worker = self.rule.workers.get(number)
@@ -158,7 +158,7 @@ class Coordinator:
         if self.rule.view is not None and self.rule.view.holds(number):
             holds = version_of(self.rule.view.number, False)
             if known > holds or (known < holds and self.rule.view.secret == NO_SECRET):
-                # It heard so before this coordinator was started again, or needs the secret, which nobody knows now
+                # The worker received this version before the coordinator restarted, or needs the lost secret
                 self.rule.declare_over()
 
     def _reported(self, token: int, sender: Peer, key: str, report: WorkerReport) -> None:
@@ -170,7 +170,7 @@ class Coordinator:
         worker = self.rule.workers.get(report.number)
         if worker is None:
             for each in self.rule.workers.values():
-                each.gone |= each.peer == sender  # another start of the same peer
+                each.gone |= each.peer == sender  # the same peer has started a new process
             worker = self.rule.workers[report.number] = HeardWorker(report)
             if self.rule.view is None and self.rule.first_here == inf:
                 self.rule.first_here = self.rule.now
@@ -178,7 +178,7 @@ class Coordinator:
         self.rule.heard(worker, sender)
         if self.rule.view is not None and report.view and not self.rule.view.holds(report.number):
             self.rule.outs.setdefault(
-                report.number, f"view {self.rule.view.number} was made without it while it was not heard"
+                report.number, f"view {self.rule.view.number} was created while this worker was unreachable"
             )
         if key == ATTACHED:
             read_fingerprint(report.fingerprint)
@@ -189,16 +189,15 @@ class Coordinator:
             self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
 
     def _check_newer(self, view: int) -> None:
-        """End the run where a worker of this run was in a view that this coordinator has never made: the journal has
-        lost its end."""
+        """End the run if a worker was in a view newer than the journal's last one: the journal has lost its end."""
         mine = 0 if self.rule.view is None else self.rule.view.number
         if view > mine and not self.rule.ended:
             self.rule.end(
-                f"a worker of this run was in view {view}, and the coordinator's journal ends with view {mine}: its "
-                "end was not written, so the members of the run are unknown. Start from the last checkpoint"
+                f"a worker of this run was in view {view}, but the coordinator's journal ends with view {mine}. The "
+                "newer views were never written, so the members are unknown. Restart from the last checkpoint"
             )
 
-    # -- what is said --------------------------------------------------------------------------------------------------
+    # -- replies -------------------------------------------------------------------------------------------------------
 
     def _standing(self, worker: HeardWorker) -> Standing:
         formed = self.rule.view is not None and not self.rule.view.holds(worker.number)
@@ -209,21 +208,22 @@ class Coordinator:
         )
 
     def _status(self, number: int) -> str:
-        """What a worker waits for, in words."""
+        """Describe, for the user, why a worker is waiting."""
         worker = self.rule.workers.get(number)
         if self.rule.view is None:
             return (
-                f"{sum(each.connected for each in self.rule.workers.values())} of {self.rule.initial} workers are here"
+                f"{sum(each.connected for each in self.rule.workers.values())} of {self.rule.initial} workers "
+                "are connected"
             )
         if worker is not None and not self.rule.view.holds(number):
             if self.rule.view.world >= self.rule.most and not self.rule.why_not_in(worker):
-                return f"all {self.rule.most} places are taken: `gossamer resize {self.rule.most + 1}` makes one more"
-            return self.rule.why_not_in(worker) or "the workers that train make room for it"
+                return f"all {self.rule.most} places are taken. Add one with `gossamer resize {self.rule.most + 1}`"
+            return self.rule.why_not_in(worker) or "the current members are closing their view to admit this worker"
         view = self.rule.view
         if self.rule.is_over:
             alive = sum(self.rule.workers[each.number].closed_view >= view.number for each in view.members)
             return f"{alive} of {view.world} workers have closed view {view.number}; {self.rule.least} are needed"
-        return f"view {view.number} holds, of {view.world} workers"
+        return f"view {view.number} is active, with {view.world} workers"
 
     def _refuse(self, token: int, op: Ask, why: str) -> None:
         about = Standing(refused=why).text()
@@ -232,7 +232,7 @@ class Coordinator:
         )
 
     def _tell(self) -> None:
-        """Answer all who wait and for whom there is something now."""
+        """Answer every pending request that has a new result."""
         for worker in self.rule.forgotten:
             for token in worker.readies:
                 self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
@@ -265,7 +265,7 @@ class Coordinator:
         if self.rule.is_over:
             return version_of(self.rule.view.number, True), News(over=self.rule.view.number)
         if self.rule.view.secret == NO_SECRET:
-            return -1, News()  # whoever trains in it knows it
+            return -1, News()  # members that train in this view already have its secret
         return version_of(self.rule.view.number, False), News(view=self.rule.view.text())
 
     def _reply(self, token: int, answer: Answer) -> None:
@@ -273,7 +273,7 @@ class Coordinator:
 
 
 def coordinate(coordinator: Coordinator, react: Callable[[PeerEvent], list[Reply]] | None = None) -> PeerScript:
-    """Hear and answer for ever. react: the coordinator's, or one that locks it against other threads."""
+    """Process events forever. react: the coordinator's method, or one that holds a lock around it."""
     react = react or coordinator.react
     while True:
         event = yield Await(until=coordinator.rule.due)

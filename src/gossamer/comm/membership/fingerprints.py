@@ -1,4 +1,4 @@
-"""Fingerprints: compare a newcomer with the run, key by key, before it is taken in."""
+"""Fingerprints: compare a newcomer with the running workers, key by key, before it is admitted."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ MOST_VALUE_CHARACTERS = 200
 
 
 def read_fingerprint(text: str) -> dict[str, str]:
-    """Read a JSON object of texts. Raises MalformedError for anything else."""
+    """Parse a JSON object of strings. Raises MalformedError for anything else."""
     try:
         read = read_json(text)
     except ValueError as error:
-        raise MalformedError(f"a fingerprint is a JSON object of texts, and this is no JSON: {error!s:.100}") from None
+        raise MalformedError(f"a fingerprint must be a JSON object of strings: invalid JSON ({error!s:.100})") from None
     if not isinstance(read, dict) or not all(isinstance(value, str) for value in read.values()):
-        raise MalformedError("a fingerprint is a JSON object of texts: give json.dumps({'torch': torch.__version__})")
+        raise MalformedError("a fingerprint must be a JSON object of strings: json.dumps({'torch': torch.__version__})")
     return read
 
 
 def difference(run: str, newcomer: str) -> str:
-    """What a newcomer must hear that is not as the run's members are, both values named; empty where it is.
+    """Describe how a newcomer's fingerprint differs from the run's; empty if they are equal.
 
-    Raises MalformedError for a fingerprint that is none.
+    Raises MalformedError for an invalid fingerprint.
     """
     ours, theirs = read_fingerprint(run), read_fingerprint(newcomer)
     differing = [key for key in dict.fromkeys((*ours, *theirs)) if ours.get(key) != theirs.get(key)]
@@ -32,8 +32,9 @@ def difference(run: str, newcomer: str) -> str:
         f"{key}: {_shown(ours.get(key))} in the run, {_shown(theirs.get(key))} here" for key in differing
     )
     return (
-        "this worker is not like those that train already, so its parameters would drift away from theirs without a "
-        f"word, and it was not taken in. They differ in {named}. Make these alike and start this worker again."
+        "this worker differs from the running workers, so its parameters would silently diverge. It was not admitted. "
+        f"Differences: {named}. Align them, then restart this worker."
+
     )
 
 

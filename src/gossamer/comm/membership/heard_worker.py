@@ -1,4 +1,4 @@
-"""Heard worker: keeps what a coordinator knows of one worker's process, and the evidence that it lives."""
+"""Coordinator's record of one worker process, and the evidence that it is alive."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from math import inf
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.membership.messages import WorkerReport
 
-ALIVE, UNDECIDED, LOST = "alive", "undecided", "lost"  # evidence
+ALIVE, UNDECIDED, LOST = "alive", "undecided", "lost"
 
 
 @dataclass(eq=False)
 class HeardWorker:
-    """A worker of which this coordinator has heard, or which its journal names."""
+    """A worker that has reported to this coordinator, or that the journal lists."""
 
     report: WorkerReport
     peer: Peer | None = None  # None until it has reported to this start of the coordinator
     connected: bool = False
-    lost_at: float = inf  # while it is not connected: the moment from which it counts as lost
-    closed_view: int = 0  # the newest view whose connections it has closed
-    left: bool = False  # it said so
-    gone: bool = False  # somebody saw its process end
-    is_compared: bool = False  # its fingerprint with the run's
-    refused: str = ""  # why it is not taken in
-    polls: list[tuple[int, int]] = field(default_factory=list)  # (token, version that it knows) of those who wait
-    readies: list[int] = field(default_factory=list)  # tokens that wait for the comparison of fingerprints
+    lost_at: float = inf  # while disconnected: the time at which the worker counts as lost
+    closed_view: int = 0  # newest view of which it has closed the connections
+    left: bool = False  # it announced that it leaves
+    gone: bool = False  # its launcher saw the process end
+    is_compared: bool = False  # its fingerprint has been compared with the run's
+    refused: str = ""  # why it is not admitted
+    polls: list[tuple[int, int]] = field(default_factory=list)  # (token, known version) of pending polls
+    readies: list[int] = field(default_factory=list)  # tokens of requests that wait for the fingerprint comparison
 
     @property
     def number(self) -> int:
@@ -33,17 +33,17 @@ class HeardWorker:
 
     @property
     def name(self) -> str:
-        """As people tell workers apart."""
+        """Name of this worker in messages."""
         where = f"{self.report.host}:{self.report.port}"
         return f"worker {self.report.place} ({where})" if self.report.place >= 0 else f"the worker at {where}"
 
     @property
     def spot(self) -> str:
-        """Where its successor would run."""
+        """Host and launch slot, which a replacement process would share."""
         return f"{self.report.host} {self.report.place}"
 
     def learn(self, report: WorkerReport) -> None:
-        """Take a report, which may be older than the last one: what was true once stays true."""
+        """Merge a report, which may be older than the last one. Facts that were true once stay true."""
         last = self.report
         self.report = replace(
             report,
@@ -57,15 +57,15 @@ class HeardWorker:
         self.peer, self.connected, self.lost_at = peer, True, inf
 
     def close(self, lost_at: float) -> None:
-        """Its connection broke; it is lost unless it is back by then."""
+        """Record a closed connection. The worker counts as lost at `lost_at`, unless it reconnects before."""
         self.connected, self.lost_at = False, lost_at
 
     def is_lost(self, now: float) -> bool:
-        """Whether it ended, or has not been connected for too long."""
+        """Whether the worker has left, has ended, or has been disconnected for too long."""
         return self.gone or self.left or (not self.connected and now >= self.lost_at)
 
     def evidence(self, view: int, now: float, silent_at: float) -> str:
-        """Whether it lives, being asked to close `view`. silent_at: when it should have answered."""
+        """Whether the worker is alive, judged by whether it has closed `view`. silent_at: the deadline for that."""
         if self.is_lost(now):
             return LOST
         if not self.connected:
@@ -80,5 +80,5 @@ class HeardWorker:
         if self.gone:
             return "its process ended"
         if not self.connected:
-            return "its connection was closed or silent, and it did not come back in time"
+            return "its connection was closed or silent, and it did not reconnect in time"
         return f"it did not answer for {dead_after_seconds:g} s"

@@ -1,10 +1,10 @@
-"""Journal: logs a coordinator's views before anybody hears of them, so that a restarted one goes on from them.
+"""Journal: logs each of a coordinator's views before any worker receives it, so that a restarted coordinator recovers.
 
-    b91c24ff {"most": 8}                            one line an entry, after the CRC-32 of its JSON
-    5e0a1f60 {"view": {"number": 3, "members": ...   the last line may be torn, and is ignored then
+    b91c24ff {"most": 8}                            one entry per line, preceded by the CRC-32 of its JSON
+    5e0a1f60 {"view": {"number": 3, "members": ...   an incomplete last line is ignored
 
-An entry is on the disk before anybody is told. Secrets are not in it: a view whose secret is lost is followed by
-another where somebody still needs it.
+Each entry is on disk before any worker is notified. The journal holds no secrets: if a member needs the lost secret of
+a view, the coordinator creates another view.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """What a coordinator must not forget."""
+    """State that a coordinator recovers after a restart."""
 
-    run: str = ""  # the run's identity: random, drawn when the journal begins
-    view: int = 0  # the newest view's number; 0 before the first
+    run: str = ""  # random identity of the run, drawn when the journal is created
+    view: int = 0  # number of the newest view; 0 before the first
     members: tuple[Member, ...] = ()
     newcomers: frozenset[int] = frozenset()
-    fingerprint: str = ""  # of the first view's members
-    finishing: bool = False  # a member has left because all is done
-    most: int = 0  # members, where it was changed; else 0
-    began: int = 0  # members of the first view; 0 in a journal that does not hold it
-    ended: str = ""  # why the run is over
-    launched: frozenset[int] = frozenset()  # numbers of the workers that the coordinator's own launcher has started
+    fingerprint: str = ""  # of the members of the first view
+    finishing: bool = False  # a member has left because its training is complete
+    most: int = 0  # maximum number of members if it was changed; else 0
+    began: int = 0  # members of the first view; 0 in journals without this entry
+    ended: str = ""  # why the run has ended
+    launched: frozenset[int] = frozenset()  # numbers of the workers that the coordinator's launcher has started
 
     def after(self, entry: Entry) -> Remembered:
-        """With one more entry. Raises KeyError, TypeError or ValueError for one that no coordinator wrote."""
+        """Apply one more entry. Raises KeyError, TypeError or ValueError for an invalid one."""
         changed = asdict(self) | {"members": self.members}
         for name, value in entry.items():
             if name == "view":
@@ -59,20 +59,20 @@ class Remembered:
 
 
 def view_entry(view: View) -> Entry:
-    """Of a view, without its secret."""
+    """Journal entry of a view, without its secret."""
     members = [[each.number, each.host, each.port] for each in view.members]
     return {"view": {"number": view.number, "members": members, "newcomers": sorted(view.newcomers)}}
 
 
 class ViewJournal(Protocol):
-    """Where a coordinator writes what it decided, before it tells anybody."""
+    """Storage for a coordinator's decisions, written before workers are notified."""
 
     def load(self) -> Remembered: ...
     def append(self, entry: Entry) -> None: ...
 
 
 class MemoryJournal:
-    """A journal that lasts as long as this object: for one process, or several in a simulation."""
+    """A journal in memory, for a single process or a simulation."""
 
     def __init__(self) -> None:
         self._remembered = Remembered()
@@ -85,10 +85,15 @@ class MemoryJournal:
 
 
 class ViewLog:
-    """A journal in a file that its owner alone may read.
+    """A journal in a file with mode 0600.
 
-    Raises ConnectError where another process has it, so that two coordinators never make views of one run, and
-    CheckpointError where a line before the last is damaged. note: told once where the file cannot be written.
+    Args:
+        path: The file; it is locked, so that only one coordinator creates the views of a run.
+        note: Called once with a message if the file cannot be written.
+
+    Raises:
+        ConnectError: The file cannot be opened, or another process holds its lock.
+        CheckpointError: A line before the last one is damaged.
     """
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
@@ -97,8 +102,8 @@ class ViewLog:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConnectError(
-                f"the coordinator's journal {path} cannot be opened ({error.strerror}), and the run could not continue "
-                "after a crash of this launcher. Start it where this user may write, or name another --logs folder."
+                f"the coordinator's journal {path} cannot be opened ({error.strerror}), so the run could not continue "
+                "after a crash of this launcher. Start it in a writable folder, or pass another --logs folder."
             ) from None
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,8 +113,9 @@ class ViewLog:
         except OSError as error:
             os.close(self._handle)
             raise ConnectError(
-                f"{path} is the journal of a coordinator that still runs, or cannot be locked ({error.strerror}). "
-                "Two of them would make two runs of one. Stop the other launcher, or start this one in another folder."
+                f"the coordinator's journal {path} is in use by another coordinator, or cannot be locked "
+                f"({error.strerror}). Two coordinators would split the run. Stop the other launcher, or start this one "
+                "in another folder."
             ) from None
         except BaseException:
             os.close(self._handle)
@@ -119,7 +125,7 @@ class ViewLog:
         return self._remembered
 
     def append(self, entry: Entry) -> None:
-        """Write an entry, and wait until the disk has it. A disk that fails is said once: training goes on."""
+        """Write an entry and wait for fsync. A write error is reported once, and training continues."""
         line = json.dumps(entry)
         data = memoryview(f"{zlib.crc32(line.encode()):08x} {line}\n".encode())
         self._remembered = self._remembered.after(entry)
@@ -131,8 +137,8 @@ class ViewLog:
             if not self._failed:
                 self._failed = True
                 self._note(
-                    f"The coordinator's journal {self._path} cannot be written ({error.strerror}). The run goes on, "
-                    "and ends if its coordinator is started again. Free some space before that."
+                    f"The coordinator's journal {self._path} cannot be written ({error.strerror}). The run continues, "
+                    "but it ends if its coordinator restarts. Free disk space before that."
                 )
 
     def close(self) -> None:
@@ -141,7 +147,7 @@ class ViewLog:
 
 
 def _keep_name(path: Path) -> None:
-    """Wait until the disk has the directory's entry."""
+    """Sync the directory, so that the file's name is on disk."""
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -150,7 +156,7 @@ def _keep_name(path: Path) -> None:
 
 
 def _read(path: Path) -> tuple[Remembered, int]:
-    """What a file holds, and where its last whole line ends."""
+    """Return the recovered state, and the offset behind the last complete line."""
     remembered, end = Remembered(), 0
     content = path.read_bytes()
     while (newline := content.find(b"\n", end)) >= 0:
@@ -163,8 +169,8 @@ def _read(path: Path) -> tuple[Remembered, int]:
         except (KeyError, TypeError, ValueError) as error:
             if newline + 1 < len(content):
                 raise CheckpointError(
-                    f"{path} is damaged before its end ({error!s:.100}), so nobody knows which workers belong to the "
-                    "run. Remove this file, and start the run again from its last checkpoint."
+                    f"the journal {path} is damaged before its last line ({error!s:.100}), so the members of the run "
+                    "are unknown. Delete this file, and restart the run from its last checkpoint."
                 ) from None
             break
         end = newline + 1

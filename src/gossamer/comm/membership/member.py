@@ -1,4 +1,4 @@
-"""Member: reports one worker to the coordinator, waits for news, and closes what is over, by scripts."""
+"""Scripts of one worker: report to the coordinator, poll for news, and close finished views."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ StandingScript = Generator[PeerOp, Any, Standing]
 
 
 class MemberScripts:
-    """What one worker knows of its membership, and what it says. One script follows the news; others may say things.
+    """Membership state of one worker, and the scripts that update it.
 
-    on_over: called with a view's number, before the coordinator hears that it is closed: so close it. on_change: called
-    after every change of `view`, `over` and `out`.
+    One script follows the news, while other threads may send reports.
+
+    Args:
+        report: The worker's first report.
+        on_over: Called with the number of a view that has ended. It must close the view's connections, because the
+            coordinator is notified afterwards.
+        on_change: Called after each change of `view`, `over` and `out`.
     """
 
     def __init__(
@@ -40,36 +45,36 @@ class MemberScripts:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.report = report
-        self._learns = threading.Lock()  # the training thread and the agent's both do
-        self.view: View | None = None  # the newest that this worker belongs to
-        self.over = 0  # the number of the newest view that holds no more
-        self.out = ""  # why this worker belongs to the run no more
+        self._learns = threading.Lock()  # held by the training thread and the agent's thread
+        self.view: View | None = None  # newest view with this worker
+        self.over = 0  # number of the newest view that has ended
+        self.out = ""  # why this worker is no longer a member of the run
         self._known = -1
-        self.formed: bool | None = None  # whether training had begun when this worker came; None until that is heard
+        self.formed: bool | None = None  # whether training had begun when this worker joined; None until known
         self._on_over, self._on_change = on_over, on_change
 
     def learn(self, **facts: Any) -> None:
-        """Change the fields of the report that later messages hold. May be called by any thread."""
+        """Update fields of the report for later messages. Thread-safe."""
         with self._learns:
             self.report = replace(self.report, **facts)
 
     def follow(self) -> PeerScript:
-        """Wait for news, one after the other, until this worker is out."""
+        """Poll for news until this worker is out of the run."""
         while not self.out:
             pulled: Pulled = yield Pull(of=COORDINATOR, key=f"{NEWS}/{self.report.number}", known=self._known)
             news = News.of(pulled.about)
             if news.again:
                 standing = yield from self.say(HERE_AGAIN)
                 if standing.formed and not self.formed and self.view is None:
-                    self._leave_out("training began without it while the coordinator did not hear it")
+                    self._leave_out("training began without this worker while the coordinator could not reach it")
             elif pulled.version > self._known:
                 self._known = pulled.version
                 self._take(news)
 
     def say(self, key: str) -> StandingScript:
-        """Report what this worker is now. The standing's `refused` says why it cannot be taken in.
+        """Send the current report. If the worker cannot be admitted, the standing's `refused` has the reason.
 
-        Where another run's coordinator answers, this worker is out.
+        If the coordinator serves another run, this worker is out.
         """
         receipt: Receipt = yield Push(
             to=COORDINATOR, key=key, stamp=Stamp(self.report.number, 0), about=self.report.text()
@@ -81,22 +86,22 @@ class MemberScripts:
         return standing
 
     def say_broken(self, view: int, suspects: Sequence[int], why: str, went_on: bool = False) -> PeerScript:
-        """Tell that this worker cannot go on in a view."""
+        """Report that this worker cannot continue in a view."""
         report = BrokenReport(view=view, suspects=list(suspects), why=why[:MOST_WHY_CHARACTERS], went_on=went_on)
         yield Push(to=COORDINATOR, key=BROKEN, stamp=Stamp(self.report.number, view), about=report.text())
 
     def say_leaves(self, finished: bool, within_seconds: float | None = None) -> PeerScript:
-        """Tell that this worker leaves. Raises PeerLost where the coordinator does not answer in time."""
+        """Report that this worker leaves. Raises PeerLost if the coordinator does not answer in time."""
         stamp = Stamp(self.report.number, int(finished))
         yield Push(to=COORDINATOR, key=LEAVES, stamp=stamp, within_seconds=within_seconds)
 
     def ask_status(self, within_seconds: float | None = None) -> Generator[PeerOp, Any, str]:
-        """What this worker waits for, in words. Raises PeerLost where the coordinator does not answer in time."""
+        """Ask why this worker is waiting, as text. Raises PeerLost if the coordinator does not answer in time."""
         pulled: Pulled = yield Pull(of=COORDINATOR, key=f"{STATUS}/{self.report.number}", within_seconds=within_seconds)
         return pulled.about
 
     def _compare_runs(self, standing: Standing) -> None:
-        """Learn the run's identity from the first answer; leave where a later answer comes from another run."""
+        """Store the run's identity from the first answer. Leave if a later answer is from another run."""
         if not self.report.run:
             self.learn(run=standing.run)
         elif standing.run and standing.run != self.report.run:

@@ -1,14 +1,14 @@
-"""Messages: carry a worker's reports to its coordinator, and the news back.
+"""Messages between a worker and its coordinator.
 
     worker -> coordinator   Push HERE, READY, ATTACHED, HERE_AGAIN   a WorkerReport; answered by Standing
                             Push BROKEN                              a BrokenReport
                             Push LEAVES, RESIZE
-                            Pull NEWS/number, known=version          answered once there is news beyond that version
-                            Pull STATUS/number                       answered at once: what the worker waits for
+                            Pull NEWS/number, known=version          answered when there is news beyond that version
+                            Pull STATUS/number                       answered at once: why the worker waits
 
-The news of view v has version 2 v while it holds, and 2 v + 1 once it is over: a Pull that knows the latter says that
-its worker has closed that view's connections, and thereby that it lives. Versions ascend over the coordinator's
-restarts, as the numbers of views do.
+The news of view v has version 2 v while the view is active and 2 v + 1 once it has ended. A Pull with known = 2 v + 1
+confirms that the worker has closed the connections of view v, and so that it is alive. Versions, like view numbers,
+keep increasing when the coordinator restarts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gossamer.errors import MalformedError
 COORDINATOR = Peer(SERVER, 0)
 # Keys of pushes
 HERE, READY, ATTACHED, HERE_AGAIN = "here", "ready", "attached", "here again"
-RESIZED = "the run was resized"  # of reasons for which a worker is out: it has done nothing wrong
+RESIZED = "the run was resized"  # prefix of the reason of an eviction for which the worker is not to blame
 ALL_LEFT = "all workers that had the parameters have left"
 BROKEN, LEAVES, RESIZE = "broken", "leaves", "resize"
 NEWS, STATUS = "news", "status"  # keys of pulls, followed by a slash and the worker's number
-OUT_VERSION = 2**62  # of the last news that a worker hears
+OUT_VERSION = 2**62  # version of the last news that a worker receives
 
 MOST_FINGERPRINT_CHARACTERS = 2**16
 MOST_WHY_CHARACTERS = 2000
@@ -38,23 +38,23 @@ MOST_RUN_CHARACTERS = 64
 
 
 def version_of(view: int, over: bool) -> int:
-    """The version of the news that a view holds, or is over."""
+    """Version of the news that a view is active (over=False) or has ended (over=True)."""
     return 2 * view + over
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReport:
-    """All that a coordinator must know of a worker: one that was restarted asks for it again."""
+    """Complete state of a worker, as a restarted coordinator needs it."""
 
     number: int
-    host: str  # where its view listener is
+    host: str  # of its view listener
     port: int
-    place: int  # the rank that it would like in the first view; -1 where it does not care
-    view: int = 0  # the newest view that it was told of; 0 for none
-    ready: bool = False  # as a newcomer
-    has_state: bool = False  # parameters and all that belongs to them, as the others have them
+    place: int  # requested rank in the first view; -1 for any
+    view: int = 0  # newest view that it has received; 0 before the first
+    ready: bool = False  # a newcomer that can be admitted
+    has_state: bool = False  # it has the parameters and the rest of the replicated state
     fingerprint: str = ""  # a JSON object; empty before attach
-    run: str = ""  # the identity of its run; empty until a coordinator has told it
+    run: str = ""  # identity of its run; empty until the first answer of a coordinator
 
     @property
     def member(self) -> Member:
@@ -65,35 +65,35 @@ class WorkerReport:
 
     @classmethod
     def of(cls, text: str) -> WorkerReport:
-        """Read what `text` wrote. Raises MalformedError for anything else."""
+        """Parse the result of `text`. Raises MalformedError for anything else."""
         report = _read(cls, text)
         if not (0 <= report.number < 2**63 and 0 < len(report.host) <= 255 and 0 <= report.port < 2**16):
-            raise MalformedError("a worker's report has a number, a host or a port that none can have")
+            raise MalformedError("a worker's report has an invalid number, host or port")
         if len(report.run) > MOST_RUN_CHARACTERS:
-            raise MalformedError("a worker's report has an identity of a run that is too long")
+            raise MalformedError("the run identity in a worker's report is too long")
         if not 0 <= report.view < 2**60 or len(report.fingerprint) > MOST_FINGERPRINT_CHARACTERS:
-            raise MalformedError("a worker's report names no view that can be, or has too long a fingerprint")
+            raise MalformedError("a worker's report has an invalid view number, or its fingerprint is too long")
         return report
 
 
 @dataclass(frozen=True, kw_only=True)
 class BrokenReport:
-    """A member could not go on in a view."""
+    """Report of a member that cannot continue in a view."""
 
     view: int
-    suspects: list[int]  # numbers of members that it did not reach, or that did not finish
+    suspects: list[int]  # numbers of the members that it could not reach, or that did not finish
     why: str
-    went_on: bool = False  # whether anything was completed in this view before
+    went_on: bool = False  # whether any transaction was completed in this view
 
     def text(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def of(cls, text: str) -> BrokenReport:
-        """Read what `text` wrote. Raises MalformedError for anything else."""
+        """Parse the result of `text`. Raises MalformedError for anything else."""
         report = _read(cls, text)
         if not all(type(each) is int for each in report.suspects) or len(report.why) > MOST_WHY_CHARACTERS:
-            raise MalformedError("a report of a broken view suspects something that is no number, or is too long")
+            raise MalformedError("a report of a broken view has a suspect that is not an integer, or is too long")
         return report
 
 
@@ -101,12 +101,12 @@ class BrokenReport:
 class Standing:
     """The answer to a worker's report."""
 
-    formed: bool = False  # training has begun without it
+    formed: bool = False  # training has begun without this worker
     size: int = 0  # members of the newest view
-    began: int = 0  # members of the first view; 0 where that is not known
-    most: int = 0  # workers that it may have
-    refused: str = ""  # why it cannot be taken in
-    run: str = ""  # the identity of the coordinator's run
+    began: int = 0  # members of the first view; 0 if unknown
+    most: int = 0  # maximum number of members
+    refused: str = ""  # why the worker cannot be admitted
+    run: str = ""  # identity of the coordinator's run
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -118,12 +118,12 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What a worker hears when it waits for news; one of these at a time."""
+    """The answer to a worker's poll for news; exactly one field is set."""
 
-    view: str = ""  # the text of a new one that it belongs to
-    over: int = 0  # the number of the view that does not hold any more
-    out: str = ""  # why it belongs to the run no more
-    again: bool = False  # the coordinator does not know it: it is to report again
+    view: str = ""  # text of a new view with this worker
+    over: int = 0  # number of a view that has ended
+    out: str = ""  # why the worker is no longer a member of the run
+    again: bool = False  # the coordinator has no record of the worker, which must report again
 
     def text(self) -> str:
         return json.dumps({name: value for name, value in asdict(self).items() if value})
@@ -144,7 +144,7 @@ def _read(kind: type[T], text: str) -> T:
         read: Mapping[str, Any] = read_json(text)
         for each in fields(kind):
             if each.name in read and type(read[each.name]).__name__ != str(each.type).partition("[")[0]:
-                raise TypeError(f"{each.name} is no {each.type}")
+                raise TypeError(f"{each.name} is not of type {each.type}")
         return kind(**read)
     except (TypeError, ValueError) as error:
-        raise MalformedError(f"this is no {kind.__name__} ({type(error).__name__}: {error!s:.200})") from None
+        raise MalformedError(f"invalid {kind.__name__} message ({type(error).__name__}: {error!s:.200})") from None

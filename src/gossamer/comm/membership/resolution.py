@@ -1,7 +1,7 @@
-"""Resolution: decides which survivors finish a broken transaction, with whose answers, or that all make it again.
+"""Resolution: decides how the survivors of a broken view continue.
 
-A transaction ends with an operation that hears of everybody, so nobody completes one before all have begun it: when a
-view breaks, its members have completed equally many, or some one more than the others.
+A transaction ends with an operation that depends on every rank, so no rank completes a transaction before all ranks
+have begun it. When a view breaks, the numbers of completed transactions therefore differ by at most one.
 """
 
 from __future__ import annotations
@@ -14,32 +14,38 @@ from gossamer.errors import MismatchError
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """How the survivors of a view go on."""
+    """How the survivors of a view continue."""
 
-    completed: int  # transactions that all of them have completed once this is done, and continue from
-    donors: Mapping[int, int]  # who finishes the broken one from whose answers; empty where all make it again
+    completed: int  # transactions that every survivor has completed afterwards
+    donors: Mapping[int, int]  # donor of each survivor that is one behind; empty if all repeat the transaction
 
     @property
     def again(self) -> bool:
-        """Whether nobody has completed the transaction that broke, if any: who was inside makes it again."""
+        """Whether no survivor completed the transaction that broke, so that every participant repeats it."""
         return not self.donors
 
 
 def resolve(completed: Mapping[int, int]) -> Resolution:
-    """What the survivors do, each by the same rule. completed: transactions by survivor, newcomers left out.
+    """Assign a donor to each survivor that is one transaction behind. Every survivor computes the same result.
 
-    Those behind are dealt out in turns to those ahead, both in ascending order. Raises MismatchError where they differ
-    by more than one, and ValueError where there is nobody.
+    Survivors that are behind are assigned round-robin to those that are ahead, both in ascending order.
+
+    Args:
+        completed: Number of completed transactions of each survivor, without newcomers.
+
+    Raises:
+        MismatchError: The counts differ by more than one.
+        ValueError: `completed` is empty.
     """
     if not completed:
-        raise ValueError("nobody is left, so there is nothing to go on from: give the survivors' counts")
+        raise ValueError("there are no survivors to continue from: pass the survivors' counts")
     least, most = min(completed.values()), max(completed.values())
     if most - least > 1:
         behind, ahead = (sorted(each for each, count in completed.items() if count == end) for end in (least, most))
         raise MismatchError(
             f"after the change of members, {_named(behind)} completed {least} exchanges and {_named(ahead)} {most}. "
-            "They can differ by one, so somebody counts wrongly, and going on would mix two runs. Start again from "
-            "the last checkpoint."
+            "The counts may differ by at most one, so a count is wrong, and continuing would mix two states. Restart "
+            "from the last checkpoint."
         )
     ahead = sorted(each for each, count in completed.items() if count > least)
     behind = sorted(each for each, count in completed.items() if count == least) if ahead else []

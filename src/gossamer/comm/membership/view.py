@@ -1,4 +1,4 @@
-"""View: lists the workers that train together under a number, with their ranks and where each of them listens."""
+"""View: a numbered set of workers that train together, with their ranks and listening addresses."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ MOST_TEXT_BYTES = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One start of a worker's process."""
+    """One process of a worker."""
 
-    number: int  # random, of 63 bits: a process that is started again is another member
+    number: int  # random, 63 bits: a restarted process is a new member
     host: str
     port: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A set of members that holds until the next one, of a higher number."""
+    """A set of members that is active until the view with the next higher number."""
 
     number: int
-    members: tuple[Member, ...]  # by rank: those of the view before in their order, then newcomers
-    newcomers: frozenset[int]  # numbers of members that have no state yet; none in the first view
-    secret: bytes  # fresh in every view
+    members: tuple[Member, ...]  # by rank: members of the previous view in their order, then newcomers
+    newcomers: frozenset[int]  # numbers of members without state; empty in the first view
+    secret: bytes  # drawn for each view
 
     @property
     def world(self) -> int:
         return len(self.members)
 
     def rank_of(self, number: int) -> int:
-        """The rank of a member. Raises KeyError where it is none."""
+        """Return the rank of a member. Raises KeyError if it is not in this view."""
         for rank, member in enumerate(self.members):
             if member.number == number:
                 return rank
@@ -48,12 +48,15 @@ class View:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of all members, by rank."""
+        """Numbers of all members, by rank."""
         return tuple(member.number for member in self.members)
 
     def stage(self, *, whole: bool = False) -> View:
-        """As a view of its own: the members that connect first, who have a state and may have something to finish; or,
-        after them, the whole view."""
+        """Return one of the two stages of a view as a view of its own.
+
+        The first stage (whole=False) has the members with state, which may have to finish a transaction. The second
+        (whole=True) has all members.
+        """
         if whole:
             return replace(self, number=2 * self.number + 1)
         old = tuple(member for member in self.members if member.number not in self.newcomers)
@@ -72,9 +75,9 @@ class View:
 
     @classmethod
     def of(cls, text: str) -> View:
-        """Read what `text` wrote. Raises MalformedError for anything else."""
+        """Parse the result of `text`. Raises MalformedError for anything else."""
         if len(text) > MOST_TEXT_BYTES:
-            raise MalformedError(f"a view of {len(text)} bytes is longer than any run's")
+            raise MalformedError(f"a view of {len(text)} bytes exceeds the limit of {MOST_TEXT_BYTES}")
         try:
             read = read_json(text)
             members = tuple(
@@ -89,7 +92,7 @@ class View:
                 secret=bytes.fromhex(_word(read["secret"])),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise MalformedError(f"this is no view of an elastic run ({type(error).__name__}: {error})") from None
+            raise MalformedError(f"invalid view of an elastic run ({type(error).__name__}: {error})") from None
         _check(view)
         return view
 
@@ -97,18 +100,18 @@ class View:
 def _check(view: View) -> None:
     numbers: Collection[int] = {member.number for member in view.members}
     if not 0 < view.world <= MOST_MEMBERS or len(numbers) != view.world:
-        raise MalformedError(f"a view of {view.world} members, {len(numbers)} of them different, is none")
+        raise MalformedError(f"invalid view: {view.world} members, of which {len(numbers)} are distinct")
     if not view.newcomers <= set(numbers) or len(view.secret) != SECRET_BYTES:
-        raise MalformedError("a view names newcomers that are no members, or has no secret of its own")
+        raise MalformedError("invalid view: a newcomer is not a member, or the secret has the wrong length")
 
 
 def _whole(value: object, below: int = 2**63) -> int:
     if type(value) is not int or not 0 <= value < below:
-        raise ValueError(f"{value!r:.40} is no whole number from 0 to {below - 1}")
+        raise ValueError(f"{value!r:.40} is not an integer from 0 to {below - 1}")
     return value
 
 
 def _word(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= 255:
-        raise ValueError(f"{value!r:.40} is no text of 1 to 255 characters")
+        raise ValueError(f"{value!r:.40} is not a string of 1 to 255 characters")
     return value

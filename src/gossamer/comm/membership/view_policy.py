@@ -1,8 +1,9 @@
-"""View policy: decides when a view is over, who is in the next one, and when the run is.
+"""View policy: decides when a view ends, who is in the next view, and when the run ends.
 
-A change (a loss, a leave, a newcomer that is ready, a resize, a report that it broke) first declares the view over.
-Once every member has closed it, which proves that it lives, or is lost, the next one is made of those that live, in
-their order, and of the newcomers that are ready. It holds somebody who has the parameters, or the run is over.
+A change (lost worker, leaving worker, ready newcomer, resize, report of a broken view) first ends the current view.
+The next view is created once each member has either closed the old view, which proves that it is alive, or is lost.
+It consists of the live members, in their order, followed by the ready newcomers. At least one of them must have the
+parameters; otherwise the run ends.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from gossamer.comm.membership.view import MOST_MEMBERS, SECRET_BYTES, View
 from gossamer.errors import MalformedError, require
 
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
-LOSS_FORGOTTEN_SECONDS = 300.0  # without a loss: what comes then is the first again
+LOSS_FORGOTTEN_SECONDS = 300.0  # after this time without a loss, the count restarts
 
 
 @dataclass
 class LossHistory:
-    """Losses by place. A worker there is let in 1 s after the first loss, 2 s after the second, at most 30 s."""
+    """Losses per launch slot. The back-off is 1 s after the first loss, 2 s after the second, and at most 30 s."""
 
-    _losses: dict[str, tuple[int, float]] = field(default_factory=dict)  # how many in a row, and when the last was
+    _losses: dict[str, tuple[int, float]] = field(default_factory=dict)  # consecutive losses, time of the last one
 
     def lost(self, place: str, now: float) -> None:
         count, last = self._losses.get(place, (0, now))
@@ -38,25 +39,31 @@ class LossHistory:
         return self._losses.get(place, (0, 0.0))[0]
 
     def opens_at(self, place: str) -> float:
-        """When a worker there may be let in; a moment that has passed where nothing was lost."""
+        """Return the time from which a worker of this slot may be admitted; in the past if there was no loss."""
         if place not in self._losses:
             return float("-inf")
         count, last = self._losses[place]
         return last + min(FIRST_SECONDS * 2.0 ** min(count - 1, 10), LONGEST_SECONDS)
 
 
-TRIES = 3  # views in a row that broke, before somebody is put out
+TRIES = 3  # consecutive broken views before a member is evicted
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 2.0
-VIEW_HELD_SECONDS = 600.0  # a view that held for so long went on, whether anybody says so or not
+VIEW_HELD_SECONDS = 600.0  # a view that lasted this long counts as working, even without a report
 
-Accusation = tuple[int, int]  # numbers of who accuses and who is accused
+Accusation = tuple[int, int]  # (accuser, accused) numbers
 
 
 def least_connected(members: Sequence[int], accusations: Iterable[Accusation]) -> int | None:
-    """The member that the fewest others are connected to; of several the one that came last.
+    """Return the member with the fewest connections; among several, the one that joined last.
 
-    members: in the order in which they came. Two are connected unless one of them accuses the other: whose word is
-    right nobody can tell. None where nobody of them accuses another.
+    Two members count as connected unless one accuses the other, because it is unknown which of the two is right.
+
+    Args:
+        members: Numbers of the members, in the order in which they joined.
+        accusations: Pairs (accuser, accused).
+
+    Returns:
+        The number of a member, or None if no member accuses another.
     """
     pairs = {frozenset(each) for each in accusations if each[0] != each[1] and set(each) <= set(members)}
     if not pairs:
@@ -67,13 +74,20 @@ def least_connected(members: Sequence[int], accusations: Iterable[Accusation]) -
 
 @dataclass
 class AccusationRecord:
-    """What was said in the views that broke one after the other, without a loss that would explain it."""
+    """Accusations in consecutive views that broke without a loss to explain it."""
 
-    _views: list[frozenset[Accusation]] = field(default_factory=list)  # the last TRIES
-    _count: int = 0  # of all of them
+    _views: list[frozenset[Accusation]] = field(default_factory=list)  # of the last TRIES views
+    _count: int = 0  # all consecutive broken views
 
     def broke(self, accusations: Set[Accusation], *, explained: bool, went_on: bool, seconds: float) -> None:
-        """A view broke. explained: somebody was lost. went_on: something was completed in it. seconds: it held."""
+        """Record a broken view.
+
+        Args:
+            accusations: Of this view.
+            explained: Whether a member was lost.
+            went_on: Whether a transaction was completed in it.
+            seconds: How long the view lasted.
+        """
         if explained or went_on or seconds > VIEW_HELD_SECONDS:
             self.clear()
         if not explained:
@@ -81,12 +95,12 @@ class AccusationRecord:
             self._count += 1
 
     def pause_seconds(self) -> float:
-        """Before the next view: views that break at once must not follow each other as fast as they can."""
+        """Pause before the next view, so that views that break at once do not follow each other without delay."""
         doublings = min(self._count - 2, 10)
         return 0.0 if doublings < 0 else min(FIRST_PAUSE_SECONDS * 2.0**doublings, LONGEST_PAUSE_SECONDS)
 
     def whom(self, members: Sequence[int]) -> int | None:
-        """Who is to be put out by now, if anybody: where somebody was accused in each of so many views."""
+        """Return the member to evict, or None. Every one of the last TRIES views must contain an accusation."""
         if len(self._views) < TRIES or not all(self._views):
             return None
         return least_connected(members, {each for view in self._views for each in view})
@@ -95,19 +109,28 @@ class AccusationRecord:
         self._views, self._count = [], 0
 
 
-NOTICE_SECONDS = 10.0  # between words about a run that waits
-SOON_SECONDS = 1.0  # before the first: at a run's end all leave one after the other
-NO_SECRET = bytes(SECRET_BYTES)  # of a view that a journal tells of
+NOTICE_SECONDS = 10.0  # between messages about a waiting run
+SOON_SECONDS = 1.0  # before the first message: at the end of a run, members leave one after another
+NO_SECRET = bytes(SECRET_BYTES)  # of a view that was read from a journal
 RUN_BYTES = 16  # of a run's identity
 
 
 class ViewPolicy:
-    """The newest view and what is known of each worker; it knows no clock but `now`, no socket and no message.
+    """The newest view, and the coordinator's knowledge of each worker.
 
-    least, most: members of a view. initial: workers with which the first view begins, or `least` of them once
-    patience_seconds have passed since the first came. dead_after_seconds: without a sign of life. reconnect_seconds:
-    that a member whose connection broke has to come back. end_after_seconds: that members are waited for when nobody
-    who has the parameters can be heard. note: is told what users should know. draw: random bytes.
+    It has no socket, does not interpret messages, and its only clock is `now`.
+
+    Args:
+        least: Minimum number of members of a view.
+        most: Maximum number of members of a view.
+        initial: Number of workers for which the first view waits.
+        journal: Storage for decisions.
+        note: Called with messages for the user.
+        dead_after_seconds: A member that is silent for this long is lost.
+        reconnect_seconds: Time that a member has to reconnect after its connection broke.
+        patience_seconds: After this time since the first worker connected, the first view begins with `least` workers.
+        end_after_seconds: The run ends after this time without a reachable member that has the parameters.
+        draw: Source of random bytes.
     """
 
     def __init__(
@@ -126,7 +149,8 @@ class ViewPolicy:
     ) -> None:
         require(
             1 <= least <= initial <= most,
-            f"least <= initial <= most, and not {least}, {initial} and {most} workers: write --workers 2:8",
+            f"worker counts must satisfy least <= initial <= most, got {least}, {initial} and {most}. "
+            "Example: --workers 2:8",
         )
         self.least, self.initial, self._journal, self._note, self._draw = least, initial, journal, note, draw
         self._dead_after_seconds = dead_after_seconds
@@ -137,8 +161,8 @@ class ViewPolicy:
         if not kept.run:
             journal.append({"run": self.run})
         self.most, self.ended, self.fingerprint = kept.most or most, kept.ended, kept.fingerprint
-        self.began = kept.began  # members of the first view
-        self.resizes = 0  # so often somebody said how many workers there may be
+        self.began = kept.began
+        self.resizes = 0  # number of resize requests
         self.finishing = kept.finishing
         self.view: View | None = None
         self.is_over = False
@@ -147,17 +171,17 @@ class ViewPolicy:
             self.view = View(number=kept.view, members=kept.members, newcomers=kept.newcomers, secret=NO_SECRET)
             for each in kept.members:
                 report = WorkerReport(number=each.number, host=each.host, port=each.port, place=-1, view=kept.view)
-                # The workers of this launcher's earlier starts have ended with it
+                # Workers of this launcher's earlier processes ended with them
                 self.workers[each.number] = HeardWorker(report, gone=each.number in kept.launched)
-        self.forgotten: list[HeardWorker] = []  # newcomers that were lost: they are to report again
+        self.forgotten: list[HeardWorker] = []  # lost newcomers, which must report again
         self.outs: dict[int, str] = {}
         self._losses, self._record = LossHistory(), AccusationRecord()
-        self._broken: list[tuple[int, BrokenReport]] = []  # who says so of this view
-        self.now, self._has_begun = 0.0, False  # the last event's moment
-        self._judges_from = -inf  # a connection that breaks before may be back until then
+        self._broken: list[tuple[int, BrokenReport]] = []  # reports about this view, with the reporter's number
+        self.now, self._has_begun = 0.0, False  # time of the last event
+        self._judges_from = -inf  # connections that break before this time may be restored until then
         self._view_since = self._over_since = self._not_before = 0.0
-        self._recorded = False  # how this view broke
-        self._excused = False  # whether those who were silent in this view were given more time
+        self._recorded = False  # whether the failure of this view is recorded
+        self._excused = False  # whether the silent members of this view were given more time
         self.first_here = self._waits_since = self._note_at = inf
         self._said: set[str] = set()
 
@@ -165,7 +189,7 @@ class ViewPolicy:
 
     @property
     def due(self) -> float:
-        """When to look again even if nothing happens: often enough to notice that this process itself was stopped."""
+        """Time of the next check without an event; frequent enough to detect that this process was stopped."""
         moments = [self.now + self._dead_after_seconds / 4, self._note_at, self.first_here + self._patience_seconds]
         moments += [each.lost_at for each in self.workers.values() if not each.connected]
         moments += [self._losses.opens_at(each.spot) for each in self.workers.values() if each.report.ready]
@@ -173,7 +197,7 @@ class ViewPolicy:
         return min(moment for moment in moments if moment > self.now)
 
     def look_at_clock(self, now: float) -> None:
-        """After a stop of this process, nobody is judged by a silence of which it was the cause."""
+        """Advance the clock. If this process was stopped, silence in that time does not count against a worker."""
         was_stopped = self._has_begun and now - self.now > self._dead_after_seconds / 2
         if was_stopped or not self._has_begun:
             self._excuse_silence(now)
@@ -184,15 +208,18 @@ class ViewPolicy:
         self.now = max(self.now, now)
 
     def _excuse_silence(self, now: float) -> None:
-        """Whoever is silent is given the time to be heard that it had when its silence began."""
+        """Give each silent worker the full time to answer again."""
         self._over_since = now
         for each in self.workers.values():
             if not each.connected:
                 each.lost_at = now + self._dead_after_seconds
 
     def heard(self, worker: HeardWorker, peer: Peer) -> None:
-        """A worker is heard. The first member that was lost and comes back while too few are there tells that a cut may
-        have healed. Others behind it are heard a moment later, so that they are given time, once in a view."""
+        """Record a message from a worker.
+
+        If a lost member returns while too few are present, a network partition may have healed. The remaining members
+        may follow a moment later, so they are given more time, once per view.
+        """
         view, silent_at = self.view, self._over_since + self._dead_after_seconds
         was_lost = (
             self.is_over
@@ -210,7 +237,7 @@ class ViewPolicy:
             worker.close(max(self.now + self._reconnect_seconds, self._judges_from))
 
     def broke(self, number: int, report: BrokenReport) -> None:
-        """A member cannot go on in a view."""
+        """Record that a member cannot continue in a view."""
         if self.view is not None and report.view == self.view.number and self.view.holds(number):
             self._broken.append((number, report))
             self.declare_over()
@@ -223,40 +250,40 @@ class ViewPolicy:
 
     @property
     def survivors(self) -> list[HeardWorker]:
-        """The view's members, without those whose processes are known to have ended."""
+        """Members of the view, without those known to have ended."""
         members = self.view.members if self.view is not None else ()
         return [self.workers[each.number] for each in members if not self.workers[each.number].gone]
 
     def launched(self, number: int) -> None:
-        """The coordinator's own launcher has started this worker, which ends with it."""
+        """Record that the coordinator's launcher has started this worker, so both end together."""
         self._journal.append({"launched": number})
 
     def resize(self, most: int) -> str:
-        """Have at most so many members; the newest are put out. Returns what happens, in words."""
+        """Set the maximum number of members; the newest ones are evicted. Returns a description of the effect."""
         if self.ended:
             return f"the run is over: {self.ended}"
         if not self.least <= most <= MOST_MEMBERS:
             return (
-                f"refused: a run that was started with {self.least} workers at least has {self.least} to "
-                f"{MOST_MEMBERS}, not {most}"
+                f"refused: this run was started with at least {self.least} workers, so it can have {self.least} to "
+                f"{MOST_MEMBERS}, got {most}"
             )
         before, self.most, self.resizes = self.most, most, self.resizes + 1
         self._journal.append({"most": most})
         there = 0 if self.view is None else self.view.world
-        puts_out = f"; the newest {there - most} of {there} are put out" if there > most else ""
-        said = f"at most {most} workers from now on, where it was {before}{puts_out}"
+        puts_out = f"; the newest {there - most} of {there} are evicted" if there > most else ""
+        said = f"at most {most} workers from now on (before: {before}){puts_out}"
         self._note(said)
         return said
 
     def leaves(self, worker: HeardWorker, finished: bool) -> None:
-        """A worker leaves. finished: as all will, having done everything: those behind may be fewer than `least`."""
+        """Record that a worker leaves. finished: its training is complete, so fewer than `least` may remain."""
         worker.left = True
         if finished and not self.finishing:
             self.finishing = True
             self._journal.append({"finishing": True})
 
     def attached(self, number: int, fingerprint: str) -> None:
-        """A member says what newcomers must be like: the first one's word counts."""
+        """Store the fingerprint that newcomers must match: that of the first member to report one."""
         if not self.fingerprint and self.view is not None and self.view.holds(number):
             self.fingerprint = fingerprint
             self._journal.append({"fingerprint": fingerprint})
@@ -264,7 +291,7 @@ class ViewPolicy:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """Do what has become due."""
+        """Perform all changes that are due."""
         for each in list(self.workers.values()):
             if each.is_lost(self.now) and (self.view is None or not self.view.holds(each.number)):
                 self.forgotten.append(self.workers.pop(each.number))
@@ -281,13 +308,13 @@ class ViewPolicy:
             self._decide()
 
     def _begin(self) -> None:
-        """Make the first view, once enough workers are here."""
+        """Create the first view, once enough workers are connected."""
         here = [each for each in self.workers.values() if each.connected and not each.left and not each.gone]
         waited = self.now >= self.first_here + self._patience_seconds
         if len(here) < (self.least if waited else self.initial):
-            self._say_waits(f"{len(here)} of {self.initial} workers are here", 0.0)
+            self._say_waits(f"{len(here)} of {self.initial} workers are connected", 0.0)
             return
-        here.sort(key=lambda each: (each.report.place < 0, each.report.place))  # those that came first before others
+        here.sort(key=lambda each: (each.report.place < 0, each.report.place))  # in order of arrival within a slot
         self._make_view(here[: self.most], frozenset())
 
     def _change_is_due(self) -> bool:
@@ -305,7 +332,7 @@ class ViewPolicy:
             self._waits_since = inf
 
     def _decide(self) -> None:
-        """Make the next view, once of every member it is known whether it lives."""
+        """Create the next view, once each member is known to be alive or lost."""
         assert self.view is not None
         silent_at = self._over_since + self._dead_after_seconds
         workers = [self.workers[each.number] for each in self.view.members]
@@ -323,7 +350,7 @@ class ViewPolicy:
             self._nobody_has_state(workers)
         elif len(stay) + len(newcomers) < self.least and not self.finishing:
             missing = self.least - len(stay) - len(newcomers)
-            self._say_waits(f"{missing} more are needed, for at least {self.least} workers", SOON_SECONDS)
+            self._say_waits(f"{missing} more workers are needed, for a minimum of {self.least}", SOON_SECONDS)
         else:
             self._make_next(stay, newcomers, outs)
 
@@ -340,14 +367,14 @@ class ViewPolicy:
         self._not_before = self._over_since + self._record.pause_seconds()
 
     def _without_accused(self, alive: list[HeardWorker], outs: dict[HeardWorker, str]) -> list[HeardWorker]:
-        """Those that live, without one who cannot go on with the others, where enough would be left."""
+        """Live members, without one that cannot work with the rest, provided that enough remain."""
         number = self._record.whom([each.number for each in alive])
         stay = [each for each in alive if each.number != number]
         if number is None or len(stay) < self.least or not any(map(self._has_state, stay)):
             return alive
         self._record.clear()
         outs[self.workers[number]] = (
-            "view after view broke, and it is connected to the fewest others (of several such, the one that came last)"
+            "several views in a row broke, and this worker has the fewest connections (among several, it joined last)"
         )
         return stay
 
@@ -355,19 +382,19 @@ class ViewPolicy:
         self, stay: list[HeardWorker], newcomers: Sequence[HeardWorker], outs: dict[HeardWorker, str]
     ) -> None:
         assert self.view is not None
-        kept = sorted(stay, key=self._has_state, reverse=True)[: self.most]  # who has the parameters goes last
+        kept = sorted(stay, key=self._has_state, reverse=True)[: self.most]  # members with parameters are kept first
         outs |= {each: f"{RESIZED} to {self.most} workers" for each in stay if each not in kept}
         members = [each for each in stay if each in kept]
         joining = list(newcomers)[: self.most - len(members)]
         no_state = frozenset(each.number for each in (*members, *joining) if not self._has_state(each))
         for each, why in outs.items():
-            self.outs[each.number] = f"it was put out after view {self.view.number}: {why}"
+            self.outs[each.number] = f"it was evicted after view {self.view.number}: {why}"
             if not each.left and each not in stay:
                 self._losses.lost(each.spot, self.now)
         said = [f"{each.name} is out: {why}" for each, why in outs.items()]
-        said += [f"{each.name} comes in" for each in joining]
+        said += [f"{each.name} joins" for each in joining]
         self._make_view([*members, *joining], no_state)
-        self._note(f"view {self.view.number}: {self.view.world} workers. {'; '.join(said) or 'All go on'}")
+        self._note(f"view {self.view.number}: {self.view.world} workers. {'; '.join(said) or 'All continue'}")
 
     def _make_view(self, workers: Sequence[HeardWorker], newcomers: frozenset[int]) -> None:
         view = View(
@@ -386,34 +413,34 @@ class ViewPolicy:
         if self.finishing or all(each.left for each in holders):
             self.end(ALL_LEFT)
         elif all(each.left or each.gone for each in holders):
-            self.end("nobody is left who has the parameters. Start again from the last checkpoint")
+            self.end("no worker with the parameters is left. Restart from the last checkpoint")
         elif self.now >= self._over_since + self._end_after_seconds:
             self.end(
-                f"nobody who has the parameters was heard for {self._end_after_seconds:g} s. Start again from the last "
+                f"no worker with the parameters was reachable for {self._end_after_seconds:g} s. Restart from the last "
                 "checkpoint"
             )
         else:
-            self._say_waits("nobody who has the parameters can be heard", SOON_SECONDS)
+            self._say_waits("no worker with the parameters is reachable", SOON_SECONDS)
 
     def end(self, why: str) -> None:
         self.ended = why
         self._journal.append({"ended": why})
         self._note(f"The run is over: {why}.")
 
-    # -- who -----------------------------------------------------------------------------------------------------------
+    # -- members -------------------------------------------------------------------------------------------------------
 
     def _has_state(self, worker: HeardWorker) -> bool:
-        """Whether a member has the parameters."""
+        """Whether this worker is a member that has the parameters."""
         assert self.view is not None
         return self.view.holds(worker.number) and (worker.number not in self.view.newcomers or worker.report.has_state)
 
     def _all_have_state(self) -> bool:
-        """Whether the last newcomers have been given everything: one that comes meanwhile would interrupt that."""
+        """Whether the last newcomers have received the whole state. Another newcomer would interrupt the transfer."""
         assert self.view is not None
         return all(self._has_state(self.workers[each.number]) for each in self.view.members)
 
     def _newcomers(self) -> list[HeardWorker]:
-        """Those that may be taken in now, in the order in which they came."""
+        """Workers that can be admitted now, in order of arrival."""
         return [
             each
             for each in self.workers.values()
@@ -421,29 +448,29 @@ class ViewPolicy:
         ]
 
     def why_not_in(self, worker: HeardWorker) -> str:
-        """Why a newcomer is not taken in, apart from room."""
+        """Why a newcomer is not admitted, apart from the maximum number of members; empty if it can be admitted."""
         if worker.report.view or worker.number in self.outs or worker.left or worker.gone or worker.refused:
-            return worker.refused or "it was in the run before, and may come back as a new process"
+            return worker.refused or "it was a member before, and can only rejoin as a new process"
         if not worker.report.ready or not worker.connected:
             return "it is not ready"
         if not worker.is_compared:
-            return "the workers that train have not said yet what it is to be like"
+            return "the members have not reported the fingerprint that it must match"
         if self.finishing:
             return "the run is about to end"
         count, opens_at = self._losses.count(worker.spot), self._losses.opens_at(worker.spot)
         if self.now >= opens_at:
             return ""
-        why = f"{count} workers of its place were lost in a row: it is let in {opens_at - self.now:.1f} s from now"
+        why = f"{count} workers of its slot were lost in a row; it is admitted in {opens_at - self.now:.1f} s"
         self._say_once(f"{worker.name} waits: {why}", f"back-off of {worker.number}")
         return why
 
     def _say_waits(self, what: str, first_after_seconds: float) -> None:
-        """Say for what the run waits, and for how long it has: soon, and every ten seconds."""
+        """Report for what and for how long the run has been waiting: soon, then every ten seconds."""
         if self._waits_since == inf:
             self._waits_since, self._note_at = self.now, self.now + (first_after_seconds or NOTICE_SECONDS)
         if self.now >= self._note_at and self.workers:
             self._note_at = self.now + NOTICE_SECONDS
-            self._note(f"The run waits, for {self.now - self._waits_since:.0f} s now: {what}.")
+            self._note(f"The run has been waiting for {self.now - self._waits_since:.0f} s: {what}.")
 
     def _say_once(self, what: str, about: str) -> None:
         if about not in self._said:
@@ -452,7 +479,8 @@ class ViewPolicy:
 
 
 def _compared(run: str, newcomer: str) -> str:
-    """Why a newcomer is refused; empty where it is like the others."""
+    """Why a newcomer is refused; empty if its fingerprint matches."""
+
     try:
         return difference(run, newcomer)
     except MalformedError as error:
