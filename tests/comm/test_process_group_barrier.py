@@ -79,11 +79,11 @@ def test_who_still_loads_its_data_is_waited_for_aloud(store: Store, time: Time, 
     wait(store, time, 0)
     assert 25 <= time.now < 25.2
     assert said == [
-        "rank 0 has waited 10 s for ranks 1 and 3 to come to gossamer.attach(), and waits for 30 min at most "
+        "rank 0 has waited 10 s for ranks 1 and 3 to reach gossamer.attach(), and waits for 30 min at most "
         f"(GOSSAMER_TIMEOUT=1800). {BUSY}",
-        "rank 0 has waited 20 s for rank 3 to come to gossamer.attach(), and waits for 30 min at most "
+        "rank 0 has waited 20 s for rank 3 to reach gossamer.attach(), and waits for 30 min at most "
         "(GOSSAMER_TIMEOUT=1800).",
-        "rank 0 goes on: all have come to gossamer.attach(), after 25 s",
+        "rank 0 continues: all reached gossamer.attach() after 25 s",
     ]
 
 

@@ -57,5 +57,5 @@ def test_calls_run_over_survivors_and_over_workers_that_come_back(
     found = [json.loads((tmp_path / f"found-{rank}").read_text()) for rank in range(3)]
     left = {"before": [0, 1, 2], "with": 1.0, "without": 0.5, "after": [0, 1]}
     assert found == [left, left, {"before": [0, 1, 2], "with": 1.0}]
-    assert "gossamer.mean is over ranks 0 and 1, without rank 2" in " ".join(done.output.split())
+    assert "gossamer.mean covers ranks 0 and 1, without rank 2" in " ".join(done.output.split())
     assert json.loads((tmp_path / "out.json").read_text())["lost"] == [2]

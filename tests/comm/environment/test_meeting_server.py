@@ -127,7 +127,7 @@ def test_the_end_of_rank_0_is_heard_at_once() -> None:
     server = MeetingServer(listener, OURS)
     with contextlib.closing(come(listener.getsockname(), 1)) as member:
         server.close()
-        with pytest.raises(Failed, match="rank 0, at which the workers meet, left") as failed:
+        with pytest.raises(Failed, match="rank 0, which hosts the meeting, left") as failed:
             member.everyone(COMING, 5.0)
     assert failed.value.left
 

@@ -42,7 +42,7 @@ def test_nobody_listens(port):
 
 def test_missing_workers_are_counted_and_named(port):
     message = failure(0, port, world=3)
-    assert "ranks 1 and 2 of 3 did not come within 0.3 s" in message
+    assert "ranks 1 and 2 of 3 did not join within 0.3 s" in message
     assert "Too few workers were started" in message
 
 
@@ -142,7 +142,7 @@ def rank_1_is_there(port):
 @pytest.mark.usefixtures("rank_1_is_there")
 def test_a_second_worker_of_the_same_rank_is_refused(port):
     said = second_of_a_rank(port)
-    assert "another worker (w1) is there already under rank 1" in said
+    assert "another worker (w1) is already present as rank 1" in said
     assert "MASTER_PORT" in said
     assert "GOSSAMER_RUN" in said
 
@@ -247,7 +247,7 @@ def test_who_dies_before_all_stand_is_named_to_who_does(port, formed):
 
 
 @pytest.mark.parametrize(
-    ("greeting", "told"), [(b"", "says nothing within 2 s"), (b"SSH-2.0-OpenSSH_9.2\r\n", "b'SSH-2.0")]
+    ("greeting", "told"), [(b"", "sent nothing within 2 s"), (b"SSH-2.0-OpenSSH_9.2\r\n", "b'SSH-2.0")]
 )
 def test_a_foreign_program_at_the_meeting_point_is_told_from_a_meeting(port, greeting, told):
     with socket.create_server(("127.0.0.1", port)) as foreign:
@@ -273,7 +273,7 @@ def test_rank_0_listens_where_it_is_found_and_nowhere_else(port, formed):
 
 def test_a_latecomer_is_refused_and_told_why(port, formed):
     assert join_all(port, 0, 1) == ["gloo", "gloo"]
-    assert "is there already under rank 1" in second_of_a_rank(port)
+    assert "is already present as rank 1" in second_of_a_rank(port)
 
 
 def test_a_restarted_job_does_not_meet_where_the_last_attempt_did(port, environ, formed):
@@ -281,7 +281,7 @@ def test_a_restarted_job_does_not_meet_where_the_last_attempt_did(port, environ,
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     for attempt in ("0", "1"):
         environ["TORCHELASTIC_RESTART_COUNT"] = attempt
-        with pytest.raises(ConnectError, match=r"rank 1 of 2 did not come within 0\.2 s"):
+        with pytest.raises(ConnectError, match=r"rank 1 of 2 did not join within 0\.2 s"):
             join(job(0, port), 0.2)
     assert server.get("gossamer/0/meeting") != server.get("gossamer/1/meeting")
     assert join_all(port, 0, 1) == ["gloo", "gloo"]  # rank 0 takes the place of the one that has gone
@@ -293,7 +293,7 @@ def test_a_second_rank_0_by_a_launchers_store_is_refused(port, environ, formed):
     with socket.create_server(("127.0.0.1", 0)) as first:
         server.set("gossamer/0/meeting", f"127.0.0.1:{first.getsockname()[1]}")
         (error,) = join_all(port, 0)
-    assert "another worker is there already under rank 0" in str(error)
+    assert "another worker is already present as rank 0" in str(error)
 
 
 def test_a_group_that_exists_is_used_as_it_is(tmp_path):

@@ -37,8 +37,8 @@ def test_rank_0_names_those_that_have_not_come(said: list[str]) -> None:
     progress = waited(0, meeting(coming=[3, 7], reaching=[]))
     progress.for_all(COMING)()
     progress.end()
-    assert said[0].startswith("rank 0 has waited 11 s for ranks 3 and 7 of 8 to come to gossamer.init(), and")
-    assert said[1] == "rank 0 goes on: all have come to gossamer.init(), after 11 s"
+    assert said[0].startswith("rank 0 has waited 11 s for ranks 3 and 7 of 8 to reach gossamer.init()")
+    assert said[1] == "rank 0 continues: all reached gossamer.init() after 11 s"
 
 
 def test_nobody_is_named_where_nobody_is_missing_or_rank_0_says_it(said: list[str]) -> None:
@@ -66,14 +66,14 @@ def test_one_rank_of_each_machine_says_that_rank_0_is_missing(
 @pytest.mark.parametrize(
     ("problem", "cause"),
     [
-        (ConnectionRefusedError(111, "Connection refused"), "rank 0 was not started, still imports or has failed"),
-        (NotAnnounced("it has not come"), "Rank 0 still imports or loads"),
-        (TimeoutError("timed out"), "its machine is off or still boots, or a firewall drops"),
-        (socket.gaierror(-2, "Name or service not known"), "cannot be resolved here, or not yet"),
+        (ConnectionRefusedError(111, "Connection refused"), "rank 0 was not started, is still importing or has failed"),
+        (NotAnnounced("it has not joined"), "Rank 0 is still importing"),
+        (TimeoutError("timed out"), "its machine is off or booting, or a firewall drops"),
+        (socket.gaierror(-2, "Name or service not known"), "cannot be resolved"),
     ],
 )
 def test_the_likely_cause_is_said(said: list[str], problem: OSError, cause: str) -> None:
     waited(1).for_rank_0(problem)
-    assert "for rank 0 of 8 to come to gossamer.init()" in said[0]
+    assert "for rank 0 of 8 to reach gossamer.init()" in said[0]
     assert f"({problem})" in said[0]
     assert cause in said[0]

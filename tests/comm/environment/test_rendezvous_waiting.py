@@ -34,7 +34,7 @@ def notices(monkeypatch):
 
 @pytest.mark.parametrize(
     ("early", "late", "cause"),
-    [(1, 0, "Nothing listens there: rank 0 was not started"), (0, 1, "look at its own output")],
+    [(1, 0, "Nothing listens there: rank 0 was not started"), (0, 1, "Check its output")],
 )
 def test_a_rank_that_comes_late_is_waited_for_aloud(port, formed, notices, early, late, cause):
     said, missed = notices
@@ -44,13 +44,13 @@ def test_a_rank_that_comes_late_is_waited_for_aloud(port, formed, notices, early
         return join(job(late, port), 60.0)
 
     assert in_threads(lambda: join(job(early, port), 60.0), comes_late) == ["gloo", "gloo"]
-    assert f"for rank {late} of 2 to come to gossamer.init(), and waits for 60 s at most" in said[0]
+    assert f"for rank {late} of 2 to reach gossamer.init(), and waits for 60 s at most" in said[0]
     assert cause in said[0]
-    assert any(each.startswith(f"rank {early} goes on: all have come to gossamer.init()") for each in said)
+    assert any(each.startswith(f"rank {early} continues: all reached gossamer.init()") for each in said)
 
 
 def test_what_can_be_no_address_is_refused_at_once(port):
-    with pytest.raises(ConnectError, match="is no address, nor the name of a machine"):
+    with pytest.raises(ConnectError, match="is neither an IP address nor a host name"):
         join(dataclasses.replace(job(1, port), master_address="10.0.0.256"))
 
 
@@ -90,7 +90,7 @@ def test_the_group_waits_as_long_as_was_asked(port, environ, monkeypatch, formed
 
 def test_the_variable_says_how_long_all_are_waited_for(port, environ):
     environ["GOSSAMER_TIMEOUT"] = "0.2"
-    with pytest.raises(ConnectError, match=r"rank 1 of 2 did not come within 0\.2 s.*GOSSAMER_TIMEOUT=7200"):
+    with pytest.raises(ConnectError, match=r"rank 1 of 2 did not join within 0\.2 s.*GOSSAMER_TIMEOUT=7200"):
         join(job(0, port))
     environ["GOSSAMER_TIMEOUT"] = "soon"
     with pytest.raises(ValueError, match="GOSSAMER_TIMEOUT=soon"):

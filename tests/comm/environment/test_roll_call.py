@@ -271,7 +271,7 @@ def test_a_rank_that_runs_and_does_not_call_is_named(monkeypatch: pytest.MonkeyP
     ranks.gone.add(2)
     with notices() as told, pytest.raises(PeerLost, match=r"rank 0 waited 30 s in gossamer\.mean for rank 1 of 3"):
         ranks.gather(0)
-    assert any("has waited" in each and "for rank 1 of 3 to come to gossamer.mean" in each for each in told)
+    assert any("has waited" in each and "for rank 1 of 3 to reach gossamer.mean" in each for each in told)
 
 
 def test_the_ranks_that_are_left_out_are_named_once() -> None:
@@ -280,9 +280,9 @@ def test_the_ranks_that_are_left_out_are_named_once() -> None:
     with notices() as told:
         for _ in range(3):
             ranks.gather(0, 2)
-    assert [each for each in told if "is over" in each] == [
-        "gossamer.mean is over ranks 0 and 2, without rank 1: lost, ended, late, or back from a restart and at another "
-        "call. This is said again once other ranks are missing"
+    assert [each for each in told if "covers" in each] == [
+        "gossamer.mean covers ranks 0 and 2, without rank 1: lost, ended, late, or restarted and at another call. This "
+        "notice repeats when the missing ranks change"
     ]
 
 
@@ -293,5 +293,5 @@ def test_a_store_that_does_not_answer_is_an_error() -> None:
 
     calls = Ranks().calls[0]
     calls._store = Gone()  # type: ignore[assignment]
-    with pytest.raises(ConnectError, match="found no answer at the store of this run"):
+    with pytest.raises(ConnectError, match="the store of this run did not answer"):
         said(calls)

@@ -71,7 +71,7 @@ def test_calls_run_over_the_workers_that_are_left() -> None:
         *found, lost = cluster(at_place(work), 3)
     assert lost == (1.0, [0, 1, 2], [1.0, 1.0])
     assert found == [((1.0, [0, 1, 2], [1.0, 1.0]), (0.5, [0, 1], [0.5, 0.5]))] * 2
-    assert len([each for each in told if "is over ranks 0 and 1, without rank 2" in each]) == 1
+    assert len([each for each in told if "covers ranks 0 and 1, without rank 2" in each]) == 1
 
 
 @pytest.mark.usefixtures("store")

@@ -44,11 +44,11 @@ def test_it_is_said_every_ten_seconds_with_the_cause_once_and_when_it_is_over(
     progress.end()
     progress.end()
     assert said == [
-        "rank 0 has waited 10 s for ranks 1 and 2 of 3 to come to gossamer.init(), and waits for 30 min at most "
+        "rank 0 has waited 10 s for ranks 1 and 2 of 3 to reach gossamer.init(), and waits for 30 min at most "
         "(GOSSAMER_TIMEOUT=1800). Start them.",
-        "rank 0 has waited 20 s for ranks 1 and 2 of 3 to come to gossamer.init(), and waits for 30 min at most "
+        "rank 0 has waited 20 s for ranks 1 and 2 of 3 to reach gossamer.init(), and waits for 30 min at most "
         "(GOSSAMER_TIMEOUT=1800).",
-        "rank 0 goes on: all have come to gossamer.init(), after 25 s",
+        "rank 0 continues: all reached gossamer.init() after 25 s",
     ]
 
 
@@ -100,7 +100,7 @@ def test_who_waits_for_ever_says_so(clock: Clock, said: list[str]) -> None:
     clock.now += 1e6
     progress.look(lambda: Missing("rank 1"))
     assert not progress.over
-    assert said[0].endswith("waits for ever (GOSSAMER_TIMEOUT=inf).")
+    assert said[0].endswith("waits without a limit (GOSSAMER_TIMEOUT=inf).")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_a_variable_that_is_no_time_is_refused_with_the_line_to_write(
 ) -> None:
     monkeypatch.setenv("GOSSAMER_TIMEOUT", text)
     for asked in (timeout_seconds, engine_timeout):
-        with pytest.raises(ValueError, match=f"GOSSAMER_TIMEOUT={text}: that is no number of seconds above 0.*=3600"):
+        with pytest.raises(ValueError, match=f"GOSSAMER_TIMEOUT={text} is not a number of seconds above 0.*=3600"):
             asked()
 
 

@@ -62,5 +62,5 @@ def test_where_nobody_is_taken_back_nobody_keeps_a_list(name: str, monkeypatch: 
     mark_end()
     assert not has_ended()
     assert claim_end(0, "a") is None
-    with pytest.raises(ConnectError, match=r"cannot come back.*gossamer run"):
+    with pytest.raises(ConnectError, match=r"cannot rejoin.*gossamer run"):
         published(3)

@@ -204,7 +204,7 @@ def test_the_environment_says_how_long(monkeypatch):
 @pytest.mark.parametrize("text", ["an hour", "0", "-1", "nan"])
 def test_what_is_no_time_is_refused(monkeypatch, text):
     monkeypatch.setenv("GOSSAMER_TIMEOUT", text)
-    with pytest.raises(ValueError, match=f"GOSSAMER_TIMEOUT={text}: that is no number of seconds above 0"):
+    with pytest.raises(ValueError, match=f"GOSSAMER_TIMEOUT={text} is not a number of seconds above 0"):
         requested_timeouts()
 
 

@@ -1,6 +1,6 @@
-"""Closing exchange: each rank's last text for all others, through the job's store and without a collective operation.
+"""Closing exchange: each rank sends a last text to all ranks through the job's store, without a collective operation.
 
-So a rank that ends early, or never comes, delays the others by a few seconds and disturbs none of their operations.
+A rank that ends early or never joins delays the other ranks by a few seconds, and disturbs none of their operations.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ GRACE_SECONDS = 1.0  # for a store that answers late
 def exchange_at_end(
     store: Store, name: str, rank: int, world: int, text: str, seconds: float = WAIT_SECONDS
 ) -> list[str] | None:
-    """Give `text` to all ranks.
+    """All-gather `text` through the store.
 
     Args:
-        store: of the job, with keys that no other start of it reads.
-        name: of the exchange, the same on every rank and used once.
-        seconds: to wait for the other ranks.
+        store: The job's store, with keys that only this start of the job reads.
+        name: Name of the exchange, equal on all ranks and used once.
+        rank: Rank of this process.
+        world: Number of ranks.
+        text: This rank's text.
+        seconds: How long to wait for the other ranks.
 
     Returns:
-        All ranks' texts by rank; None where one did not come in time, or the store has ended or does not answer.
+        The texts by rank, or None if a rank was late or the store did not answer.
     """
     found: list[list[str] | None] = []
-    # torch waits without end for a store whose machine is cut off
+    # torch waits forever for a store on an unreachable machine
     asks = threading.Thread(
         target=lambda: found.append(_exchange(store, name, rank, world, text, time.monotonic() + seconds)), daemon=True
     )
@@ -55,7 +58,7 @@ def _exchange(store: Store, name: str, rank: int, world: int, text: str, until: 
 
 
 def _wait(store: Store, keys: Sequence[str], until: float) -> bool:
-    """Whether all keys are there in time. Looks again and again: torch's own wait would keep the store from others."""
+    """Poll until all keys exist; False after the deadline. torch's own wait would block the store for other ranks."""
     while not store.check(list(keys)):
         if time.monotonic() > until:
             return False

@@ -1,4 +1,4 @@
-"""Host information: processor, cores and versions of the machine on which something was measured."""
+"""Host information: processor, cores and versions of the machine that ran a measurement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def machine() -> dict[str, str | int]:
 
 
 def processor(table: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name where the system tells it, else its architecture."""
+    """Return the processor's name if the system reports one, else its architecture."""
     if table.exists():
         for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Interruptible call: runs a blocking call of torch's in a thread, so that the caller hears of more than its end."""
+"""Interruptible call: runs a blocking torch call in a thread, so that other events can interrupt the wait."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ POLL_SECONDS = 0.02
 
 
 def interruptible(call: Callable[[], T], look: Callable[[], None], settling_seconds: float = 0.0) -> T:
-    """The result of `call`, or what it raises; Ctrl-C, or what `look` raises, called every 20 ms, ends the wait before.
+    """Run `call` in a thread, and return its result or raise its exception.
 
-    settling_seconds: that the interpreter waits at its end for a call that was left alone. One that comes back from
-    torch after that aborts the process.
+    Args:
+        call: The blocking call.
+        look: Called every 20 ms. An exception that it raises ends the wait, like Ctrl-C.
+        settling_seconds: How long the interpreter waits at exit for an abandoned call. If such a call returns from
+            torch after the interpreter has shut down, the process aborts.
     """
     results: list[T] = []
     problems: list[BaseException] = []
@@ -27,7 +30,7 @@ def interruptible(call: Callable[[], T], look: Callable[[], None], settling_seco
     def run() -> None:
         try:
             if device is not None:
-                torch.cuda.set_device(device)  # each thread has its own
+                torch.cuda.set_device(device)  # the current device is per thread
             results.append(call())
         except BaseException as problem:
             problems.append(problem)

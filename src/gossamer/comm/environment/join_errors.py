@@ -1,4 +1,4 @@
-"""Join errors: turn what goes wrong at the meeting into a ConnectError that says what to do."""
+"""Join errors: convert a failed rendezvous into a ConnectError with cause and remedy."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from gossamer.comm.environment.wait_timeout import VARIABLE
 from gossamer.errors import ConnectError, LeftWhileJoining
 
 REFUSED = (
-    "Nothing listens there: rank 0 was not started, still imports or has failed, or MASTER_ADDR or MASTER_PORT is "
-    "not rank 0's. Look at rank 0's own output."
+    "Nothing listens there: rank 0 was not started, is still importing or has failed, or MASTER_ADDR or MASTER_PORT is "
+    "not rank 0's. Check rank 0's output."
 )
-NOT_ANNOUNCED = "Rank 0 still imports or loads, or has failed before gossamer.init(): look at its own output."
+NOT_ANNOUNCED = "Rank 0 is still importing or loading, or failed before gossamer.init(). Check its output."
 SILENT = (
-    "The address does not answer: it is wrong, its machine is off or still boots, or a firewall drops the packets. "
-    "Open the port on rank 0's machine, or name another network with `--interface`."
+    "The address does not answer: it is wrong, its machine is off or booting, or a firewall drops the packets. "
+    "Open the port on rank 0's machine, or choose another network with `--interface`."
 )
 NAMELESS = (
-    "The name cannot be resolved here, or not yet: it may be mistyped, or appear when rank 0's machine does. Rank 0's "
+    "The name cannot be resolved on this machine: it is misspelled, or rank 0's machine is not up yet. Rank 0's "
     "IP address always works: MASTER_ADDR=<address>."
 )
 TAKEN = (
     "Another program, perhaps an earlier run of yours, already uses this port. Stop it, or choose another: "
-    "MASTER_PORT=<a free port>, the same for every worker. Workers that share a name, GOSSAMER_RUN=<a name>, take none "
-    "of an earlier run for theirs."
+    "MASTER_PORT=<a free port>, the same for every worker. To keep workers of an earlier run out, give all workers of "
+    "this run a common name: GOSSAMER_RUN=<a name>."
 )
 FOREIGN = (
-    "Another program uses this port: stop it, or choose another, the same for every worker: MASTER_PORT=<a free port>. "
-    "If rank 0 was started, it has said the same."
+    "Another program uses this port. Stop it, or choose another port, the same for every worker: "
+    "MASTER_PORT=<a free port>. If rank 0 was started, it reports the same problem."
 )
 GONE = (
-    "Its own output says why, unless it was killed from outside: look there first. All workers were told; start all of "
-    "them again."
+    "Its output has the cause, unless it was killed from outside: check that first. All workers were notified; restart "
+    "all of them."
 )
-STRAY = "This worker was not taken, and the others go on waiting for the one that belongs to them."
+STRAY = "This worker was rejected, and the others keep waiting for the right one."
 SPAWNED = (
-    "That is the worker which starts this process: a DataLoader's worker, like any process that is spawned, imports "
-    'the script again, which then joins again. Put the program under `if __name__ == "__main__":`'
+    "That worker started this process: a DataLoader worker, like any spawned process, imports the script again, which "
+    'then joins again. Put the program under `if __name__ == "__main__":`'
 )
-LATE = f"Workers that need longer are waited for with {VARIABLE}=7200, in seconds, for all of them."
-FEW = f"Too few workers were started, or some failed before joining: look at their output. {LATE}"
+LATE = f"To wait longer, set {VARIABLE}=7200 (seconds) for every worker."
+FEW = f"Too few workers were started, or some failed before joining: check their output. {LATE}"
 BLOCKED = (
-    "A firewall blocks connections between the workers, or the interface is not the one that joins the "
+    "A firewall blocks connections between the workers, or the interface is not on the network that connects the "
     "machines. Open the ports between them, or name the interface: `gossamer run --interface NAME ...`."
 )
 
@@ -65,9 +65,9 @@ def join_error(job: JobEnvironment, what: str, cause: str, kind: type[ConnectErr
 
 
 def check_address(job: JobEnvironment) -> None:
-    """Refuse at once what can be no address, whatever machine starts later. Raises ConnectError."""
+    """Reject an invalid MASTER_ADDR at once, without waiting for a machine to start. Raises ConnectError."""
     if job.master_address is None or job.master_port is None:
-        raise join_error(job, "no meeting point is known", "Set MASTER_ADDR and MASTER_PORT for every worker.")
+        raise join_error(job, "the rendezvous address is unknown", "Set MASTER_ADDR and MASTER_PORT for every worker.")
     try:
         ipaddress.ip_address(job.master_address)
     except ValueError:
@@ -75,20 +75,20 @@ def check_address(job: JobEnvironment) -> None:
         if not all(re.fullmatch(r"[\w-]{1,63}", label) for label in labels) or labels[-1].isdecimal():
             raise join_error(
                 job,
-                f"MASTER_ADDR={job.master_address[:60]!r} is no address, nor the name of a machine",
-                "Write rank 0's, without a port: MASTER_ADDR=10.0.0.1 MASTER_PORT=29500",
+                f"MASTER_ADDR={job.master_address[:60]!r} is neither an IP address nor a host name",
+                "Write rank 0's address without a port: MASTER_ADDR=10.0.0.1 MASTER_PORT=29500",
             ) from None
 
 
 def _taken() -> str:
-    """Why this rank is taken already. `_inheriting` is how multiprocessing knows that it imports the script again; its
-    parent_process() is set only after that."""
+    """Remedy if this rank is already present. multiprocessing sets `_inheriting` while a spawned process imports the
+    script again; parent_process() is only set afterwards."""
     return SPAWNED if getattr(multiprocessing.current_process(), "_inheriting", False) else TAKEN
 
 
 @contextmanager
 def explained(job: JobEnvironment) -> Iterator[None]:
-    """Turn what goes wrong at the meeting into a ConnectError that says what to do."""
+    """Convert a failure of the rendezvous into a ConnectError with cause and remedy."""
     try:
         yield
     except Failed as failed:
@@ -114,6 +114,7 @@ def _no_connection(job: JobEnvironment, problem: OSError) -> ConnectError:
 
 
 def likely_cause(problem: OSError) -> str:
-    """What may have to be done where rank 0 cannot be reached."""
+    """Return likely causes and remedies if rank 0 cannot be reached."""
+
     causes = {socket.gaierror: NAMELESS, ConnectionRefusedError: REFUSED, NotAnnounced: NOT_ANNOUNCED}
     return causes.get(type(problem), SILENT)

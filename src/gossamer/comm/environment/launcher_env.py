@@ -1,4 +1,4 @@
-"""Launcher environment: reads rank and world size from torchrun's, mpirun's or srun's variables, or from TF_CONFIG."""
+"""Launcher environment: reads rank and world size from the variables of torchrun, mpirun or srun, or from TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ DEFAULT_PORT = 29500
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnvironment:
-    """`rank` of `world` workers, `local_rank` of `local_world` on this machine; by default a world of one."""
+    """Place of this process in the job; by default a job of one worker.
+
+    Attributes:
+        rank: Rank of this worker, from 0 to world - 1.
+        world: Number of workers.
+        local_rank: Rank among the workers on this machine.
+        local_world: Number of workers on this machine.
+        master_address: Host of rank 0, or None if unknown.
+        master_port: Port of the rendezvous, or None if unknown.
+        launcher: Name of the launcher, for messages.
+    """
 
     rank: int = 0
     world: int = 1
@@ -31,24 +41,24 @@ class JobEnvironment:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundVariables:
-    """A job environment, and what its launcher tells about the rendezvous."""
+    """A job environment, and the launcher's data about the rendezvous."""
 
     job: JobEnvironment
-    host: str | None = None  # the machine of rank 0, where known
-    port: int | None = None  # on that machine, where the launcher reserved one
-    identity: str | None = None  # a text common to all ranks of this job and no other
-    remedy: str  # what to type when the rendezvous address is missing
+    host: str | None = None  # the machine of rank 0, if known
+    port: int | None = None  # on that machine, if the launcher reserved one
+    identity: str | None = None  # a text that the ranks of this job share with no other job
+    remedy: str  # the setting to add if the rendezvous address is missing
 
 
 def _number(environ: Mapping[str, str], *names: str) -> int | None:
-    """The first of these variables that is set."""
+    """Return the first of these variables that is set."""
     for name in names:
         text = environ.get(name, "").strip()
         if text:
             if not re.fullmatch(r"-?[0-9]{1,9}", text):
                 raise ConnectError(
-                    f"{name}={text[:40]!r} is not a whole number of at most nine digits, so this worker does not "
-                    f"know its place in the job. Correct it, or run `unset {name}` for a world of one."
+                    f"{name}={text[:40]!r} is not a whole number of at most nine digits, so this worker cannot "
+                    f"determine its rank. Correct it, or run `unset {name}` for a world of one."
                 )
             return int(text)
     return None
@@ -65,12 +75,12 @@ def _explicit(environ: Mapping[str, str]) -> FoundVariables | None:
     if rank is None or world is None:
         present, absent = ("WORLD_SIZE", "RANK") if rank is None else ("RANK", "WORLD_SIZE")
         raise ConnectError(
-            f"{present} is set and {absent} is not, so this worker does not know its place in the job. "
+            f"{present} is set and {absent} is not, so this worker cannot determine its rank. "
             f"Set both, or run `unset {present}` for a world of one."
         )
     address = environ.get("MASTER_ADDR", "")
     if world < 1:
-        raise ConnectError(f"WORLD_SIZE={world}, and a job has at least one worker. Write how many were started.")
+        raise ConnectError(f"WORLD_SIZE must be at least 1, got {world}. Set it to the number of workers.")
     alone = world if address == "localhost" or address.startswith("127.") else 1
     local_world = _number(environ, "LOCAL_WORLD_SIZE") or alone
     local_rank = _number(environ, "LOCAL_RANK")
@@ -89,7 +99,7 @@ def _explicit(environ: Mapping[str, str]) -> FoundVariables | None:
 def _message_passing(
     environ: Mapping[str, str], names: tuple[str, str, str, str], identities: tuple[str, ...], option: str
 ) -> FoundVariables | None:
-    """A job started by some mpirun, whose names for (rank, size, local rank, local size) are given."""
+    """Read a job that mpirun started. names: variables of rank, size, local rank and local size."""
     rank, world = _number(environ, names[0]), _number(environ, names[1])
     if rank is None or world is None:
         return None
@@ -126,13 +136,13 @@ def _hydra(environ: Mapping[str, str]) -> FoundVariables | None:
 
 
 def first_host(nodes: str) -> str:
-    """The first machine of a Slurm node list: `node[01-03,07],gpu1` -> `node01`."""
+    """Return the first host of a Slurm node list: `node[01-03,07],gpu1` -> `node01`."""
     head = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", head.group() if head else "")
 
 
 def _tasks_here(counts: str, node: int) -> int:
-    """Slurm's tasks per node, such as `2(x3),1`, at one node."""
+    """Return the number of tasks on one node, from Slurm's tasks per node such as `2(x3),1`."""
     per_node: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
         per_node += [int(count)] * int(times or 1)
@@ -178,13 +188,13 @@ def _tensorflow(environ: Mapping[str, str]) -> FoundVariables | None:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ConnectError(
             f"TF_CONFIG={text[:200]!r} does not describe a cluster ({type(error).__name__}: {error}), so this worker "
-            'does not know its place in the job. Write TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", '
+            'cannot determine its rank. Write TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", '
             '"host1:2222"]}, "task": {"type": "worker", "index": 0}}\', or run `unset TF_CONFIG` for a world of one.'
         ) from None
     if mine not in tasks:
         raise ConnectError(
-            f"TF_CONFIG makes this process task {mine[1]} of type {mine[0]!r}, and workers are the {len(tasks)} tasks "
-            f"of type {' and '.join(TRAINING_TASKS)} in its cluster. Do not start tasks of type {mine[0]!r}: the "
+            f"TF_CONFIG makes this process task {mine[1]} of type {mine[0]!r}, but the workers are the {len(tasks)} "
+            f"tasks of type {' and '.join(TRAINING_TASKS)} in its cluster. Do not start tasks of type {mine[0]!r}: the "
             "workers contain the servers of ParameterServer(), and each worker can evaluate."
         )
     rank = tasks.index(mine)
@@ -200,13 +210,13 @@ def _tensorflow(environ: Mapping[str, str]) -> FoundVariables | None:
         host=hosts[0],
         port=port,
         identity=json.dumps(cluster, sort_keys=True),
-        remedy="Write the host of each worker into TF_CONFIG",
+        remedy="Put the host of each worker into TF_CONFIG",
     )
 
 
-TRAINING_TASKS = ("chief", "worker")  # of TensorFlow's clusters, in the order of ranks
+TRAINING_TASKS = ("chief", "worker")  # task types of TensorFlow, in the order of ranks
 
-# In this order: an explicit RANK wins, and mpirun inside a Slurm job starts its helpers with srun.
+# In this order: an explicit RANK has priority, and mpirun inside a Slurm job starts its helpers with srun.
 LAUNCHERS: tuple[Callable[[Mapping[str, str]], FoundVariables | None], ...] = (
     _explicit,
     _open_mpi,
@@ -223,20 +233,23 @@ def _find(environ: Mapping[str, str]) -> FoundVariables:
     job = found.job
     if not (0 <= job.rank < job.world and 0 <= job.local_rank < job.local_world <= job.world):
         raise ConnectError(
-            f"The environment ({job.launcher}) says rank {job.rank} of {job.world}, and local rank "
-            f"{job.local_rank} of {job.local_world} on this machine; ranks count from 0 to one less than the "
-            "number of workers. Correct the variables, or start all with `gossamer run --workers N SCRIPT`."
+            f"Invalid environment ({job.launcher}): rank {job.rank} of {job.world}, local rank "
+            f"{job.local_rank} of {job.local_world} on this machine. Ranks must be from 0 to one less than the "
+            "number of workers. Correct the variables, or start all workers with `gossamer run --workers N SCRIPT`."
         )
     return found
 
 
 def _port(identity: str | None) -> int:
-    """A port that all ranks of a job derive alike without communication, below the ephemeral ports."""
+    """Derive a port below the ephemeral range from the job's identity, equal on all ranks."""
     return DEFAULT_PORT if identity is None else 20000 + rng.address("port", identity) % 9000
 
 
 def detect(environ: Mapping[str, str]) -> JobEnvironment:
-    """The job that these environment variables describe; a plain `python script.py` is a world of one."""
+    """Return the job that these environment variables describe; a plain `python script.py` is a world of one.
+
+    Raises ConnectError if the variables are invalid, or the address of rank 0 is missing.
+    """
     found = _find(environ)
     job = found.job
     if job.world == 1:
@@ -246,12 +259,12 @@ def detect(environ: Mapping[str, str]) -> JobEnvironment:
     if address is None:
         raise ConnectError(
             f"This is rank {job.rank} of {job.world} workers on several machines, started by {job.launcher}, "
-            f"and no variable says where rank 0 is, so they cannot find each other. {found.remedy}."
+            f"but no variable has the address of rank 0, so the workers cannot connect. {found.remedy}."
         )
     port = _number(environ, "MASTER_PORT")
     if port is not None and not 0 < port < 65536:
         raise ConnectError(
-            f"MASTER_PORT={port} is no port that workers can meet at: all need the same from 1 to 65535. Write "
+            f"MASTER_PORT={port} is not a valid port: it must be from 1 to 65535 and equal for all workers. Write "
             f"MASTER_PORT={DEFAULT_PORT}."
         )
     port = port or found.port or _port(found.identity)
@@ -259,14 +272,14 @@ def detect(environ: Mapping[str, str]) -> JobEnvironment:
 
 
 def run_identity(environ: Mapping[str, str]) -> str:
-    """A text common to all processes of one start of a run, and to no other, as far as anybody has named it."""
+    """Return a text that all processes of one start of a run share; unique as far as launcher or user named the run."""
     name = _first(environ, "GOSSAMER_RUN", "TORCHELASTIC_RUN_ID") or _find(environ).identity or "without a name"
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"{name}, start {int(attempt) + 1}" if attempt.isdigit() else name
 
 
 def here() -> JobEnvironment:
-    """This process's job. A process group that exists already decides rank and size."""
+    """Return this process's job. An existing process group overrides rank and world size."""
     if not dist.is_initialized():
         return detect(os.environ)
     return replace(_find(os.environ).job, rank=dist.get_rank(), world=dist.get_world_size())

@@ -1,4 +1,4 @@
-"""Listening socket: listens at the address by which this machine is known to the others, and nowhere else."""
+"""Listening socket: listens only at the address by which the other workers reach this machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ LOOPBACK, LOCALHOST = "127.0.0.1", "localhost"
 
 
 def listen_as(host: str, port: int, *, several_machines: bool, interface_address: str | None) -> socket.socket:
-    """Listen at the address of this machine that `host` names, at `port` (0 for any free one).
+    """Listen at one address of this machine.
 
-    interface_address: where to listen instead if `host` is no address of this machine's, as behind a forwarded port,
-    or if several_machines and it is a name for an address that only this machine can reach (Debian resolves a machine's
-    own name to 127.0.1.1); None for every address. Who writes 127.0.0.1 or localhost means it: all are on one machine,
-    for a trial. Raises OSError, with EADDRINUSE where the port is taken.
+    Args:
+        host: Name or address of this machine. 127.0.0.1 and localhost are used as given, even with
+            `several_machines`: all workers of such a trial are on one machine.
+        port: 0 for any free port.
+        several_machines: Skip a loopback address to which the host name resolves, because only this machine can reach
+            it (Debian resolves a machine's own name to 127.0.1.1).
+        interface_address: Address to use if no address of `host` is usable, for example behind a forwarded port; None
+            for all addresses.
+
+    Raises:
+        OSError: With EADDRINUSE if the port is in use.
     """
     candidates = [LOOPBACK] if host == ANYWHERE and not several_machines else _addresses(host)
     for address in candidates:
@@ -32,13 +39,13 @@ def listen_as(host: str, port: int, *, several_machines: bool, interface_address
 
 
 def dialable(listener: socket.socket, host: str) -> str:
-    """The address by which this machine reaches its own listener: `host` where that listens on every address."""
+    """Return the address by which this machine reaches its own listener; `host` if that listens on all addresses."""
     address: str = listener.getsockname()[0]
     return host if ipaddress.ip_address(address.partition("%")[0]).is_unspecified else address
 
 
 def names_this_machine(host: str) -> bool:
-    """Whether one of the addresses that `host` means is this machine's own."""
+    """Whether `host` resolves to an address of this machine."""
     for address in _addresses(host):
         with contextlib.suppress(OSError):
             _listen(address, 0).close()

@@ -1,14 +1,14 @@
-"""Meeting protocol: ranks prove that they belong to a run, exchange texts, and hear at once who has left.
+"""Meeting protocol: ranks authenticate to the run, exchange texts, and learn which ranks have left.
 
-    rank   <-> meeting   the handshake over the run's token: the rank claims a Hello; a refusal has the reason
-    rank    -> meeting   said: a text on a topic
-    meeting -> all       heard: what all ranks said on it; or failed: who has left, or never came
-    meeting -> all       gone: who has left since the group stands, for those that wait for all at a later place
+    rank   <-> meeting   handshake over the run's token: the rank sends a Hello; a refusal has the reason
+    rank    -> meeting   a text on a topic
+    meeting -> all       heard: the texts of all ranks on a topic; or failed: the ranks that left or never joined
+    meeting -> all       gone: a rank that left after the group was formed, for ranks that wait for it later
 
-A run without a token has an empty one: then the proofs keep out other programs and other runs by accident, and nobody
-who means harm. What follows the handshake is not authenticated message by message.
+A run without a token uses an empty one. The proofs then exclude only accidental connections of other programs and
+runs, but no attacker. Messages after the handshake are not authenticated individually.
 
-Each message is a JSON object behind a header of eight bytes, the protocol's name and the length. No sockets here.
+Each message is a JSON object behind an eight-byte header with the protocol's name and the length. No sockets here.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gossamer.errors import MalformedError
 HEADER = struct.Struct("!4sI")
 PURPOSE = b"meeting"
 MAGIC = b"GSM1"
-FROM_RANK_BYTES = 4096  # of one message of a rank's
-FROM_MEETING_BYTES = 2**26  # of one message to a rank: a text of every rank
+FROM_RANK_BYTES = 4096  # maximum size of a message from a rank
+FROM_MEETING_BYTES = 2**26  # maximum size of a message to a rank, which may hold a text of every rank
 LARGEST_NUMBER = 2**31
-SHOWN_CHARACTERS = 60  # of a text that nobody has vouched for
-COMING, REACHING, STANDING = TOPICS = ("coming", "reaching", "standing")  # the last one ends the meeting
+SHOWN_CHARACTERS = 60  # of an unauthenticated text
+COMING, REACHING, STANDING = TOPICS = ("coming", "reaching", "standing")  # STANDING ends the meeting
 FEW, LEFT = "few", "left"
 
 Message = dict[str, Any]
@@ -45,14 +45,14 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 class Inbox:
-    """Cuts a stream of bytes into messages of at most `limit_bytes`."""
+    """Splits a stream of bytes into messages of at most `limit_bytes`."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._bytes = bytearray()
 
     def feed(self, received: bytes) -> list[Message]:
-        """The messages that are complete by now. Raises MalformedError for what is none."""
+        """Return the messages that are now complete. Raises MalformedError for invalid data."""
         self._bytes += received
         messages: list[Message] = []
         while len(self._bytes) >= HEADER.size or not MAGIC.startswith(self._bytes[: len(MAGIC)]):
@@ -65,10 +65,10 @@ class Inbox:
 
     def _length(self) -> int:
         if not self._bytes.startswith(MAGIC):
-            raise MalformedError(f"it begins with {bytes(self._bytes[:20])!r}, as no message of a meeting does")
+            raise MalformedError(f"invalid start of a meeting's message: {bytes(self._bytes[:20])!r}")
         length = int(HEADER.unpack_from(self._bytes)[1])
         if length > self._limit_bytes:
-            raise MalformedError(f"it announces {length} bytes, and no message has more than {self._limit_bytes}")
+            raise MalformedError(f"message of {length} bytes exceeds the limit of {self._limit_bytes}")
         return length
 
 
@@ -76,11 +76,11 @@ def _text(claims: bytes) -> str:
     try:
         return claims.decode()
     except UnicodeDecodeError:
-        raise MalformedError("it claims no text") from None
+        raise MalformedError("the claims are not valid UTF-8") from None
 
 
 def read_refusal(claims: bytes) -> tuple[str, bool]:
-    """The reason of a refusal, and whether the rank is there already. Raises MalformedError."""
+    """Return the reason of a refusal, and whether the rank is already present. Raises MalformedError."""
     message = _parsed(claims)
     return text_in(message, "refused"), message.get("taken") is True
 
@@ -89,29 +89,29 @@ def _parsed(body: bytes) -> Message:
     try:
         message = read_json(body)
     except ValueError:
-        raise MalformedError("it holds no JSON") from None
+        raise MalformedError("the message is not valid JSON") from None
     if not isinstance(message, dict):
-        raise MalformedError("it holds no JSON object")
+        raise MalformedError("the message is not a JSON object")
     return message
 
 
 def text_in(message: Mapping[str, Any], name: str) -> str:
     text = message.get(name)
     if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
-        raise MalformedError(f"it has no text {name!r}")
+        raise MalformedError(f"the field {name!r} is not a text")
     return text
 
 
 def whole_in(message: Mapping[str, Any], name: str) -> int:
     number = message.get(name)
     if not isinstance(number, int) or isinstance(number, bool) or abs(number) > LARGEST_NUMBER:
-        raise MalformedError(f"it has no whole number {name!r}")
+        raise MalformedError(f"the field {name!r} is not an integer")
     return number
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunIdentity:
-    """What all ranks of one run share. token: its secret, empty where it has none."""
+    """Values that all ranks of one run share. token: the run's secret; empty if it has none."""
 
     run: str
     world: int
@@ -120,13 +120,23 @@ class RunIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """A rank's first words. gpus: names of those that it sees, with commas in between; address, port: where it listens
-    for the next rank; store: where rank 0 keeps the store."""
+    """First message of a rank.
+
+    Attributes:
+        run: Identity of the run.
+        world: Number of ranks.
+        rank: The sender's rank.
+        who: Its host and process.
+        gpus: Comma-separated names of the GPUs that it sees.
+        address: Address where it listens for a reachability check.
+        port: Port of that listener.
+        store: Port and prefix of the process group's store; only from rank 0.
+    """
 
     run: str
     world: int
     rank: int
-    who: str  # its host and process
+    who: str
     gpus: str = ""
     address: str = ""
     port: int = 0
@@ -137,7 +147,7 @@ class Hello:
 
     @classmethod
     def read(cls, text: str) -> Hello:
-        """Raises MalformedError for what is none."""
+        """Parse a Hello. Raises MalformedError for an invalid one."""
         given = _parsed(text.encode())
         hello = cls(
             run=text_in(given, "run"),
@@ -150,13 +160,13 @@ class Hello:
             store=text_in(given, "store"),
         )
         if not all(each.isprintable() for each in vars(hello).values() if isinstance(each, str)):
-            raise MalformedError("it holds characters that would not be printed")
+            raise MalformedError("a field has characters that cannot be printed")
         return hello
 
 
 @dataclass(eq=False)
 class Guest:
-    """One connection to the meeting. hello: none before it has proven that it belongs to the run."""
+    """One connection to the meeting. hello: None until the peer has authenticated."""
 
     handshake: Listener = field(default_factory=lambda: Listener(PURPOSE, limit_bytes=FROM_RANK_BYTES))
     hello: Hello | None = None
@@ -164,10 +174,14 @@ class Guest:
 
 
 class Meeting:
-    """The side of the meeting that all ranks come to. tell(kind, sentence): what the user should hear about strangers.
+    """The server side of the meeting.
 
-    Hand `admit` who has sent its claims, `take` what was said by whom, `left` whose connection has ended; send what
-    they return.
+    Pass a guest with complete claims to `admit`, its messages to `take`, and a guest whose connection ended to `left`;
+    send the replies that they return.
+
+    Args:
+        identity: Values that every rank must match.
+        tell: Called with a kind and a sentence, to warn the user about rejected connections.
     """
 
     def __init__(self, identity: RunIdentity, tell: Callable[[str, str], None]) -> None:
@@ -179,17 +193,17 @@ class Meeting:
         self._over = False
 
     def take(self, guest: Guest, message: Message) -> Replies:
-        """Raises MalformedError for what no rank says."""
+        """Process a message. Raises MalformedError for an invalid one."""
         assert guest.hello is not None
         topic = text_in(message, "topic")
         if topic not in self._said:
-            raise MalformedError(f"nobody talks about {topic[:SHOWN_CHARACTERS]!r}")
+            raise MalformedError(f"unknown topic {topic[:SHOWN_CHARACTERS]!r}")
         if "seconds" in message:
             return self._give_up(topic, whole_in(message, "seconds") / 1000)
         return self._hear(guest.hello.rank, topic, text_in(message, "text"))
 
     def left(self, guest: Guest) -> Replies:
-        """Tell all others: the meeting has failed, or, where the group stands already, this rank waits for nothing."""
+        """Notify all ranks: the meeting has failed or, if the group was formed, this rank has gone."""
         if guest.hello is None or self._members.get(guest.hello.rank) is not guest:
             return []
         who = f"rank {guest.hello.rank} ({guest.hello.who})"
@@ -198,14 +212,14 @@ class Meeting:
         return self._fail(f"{who} left while the workers were joining", LEFT)
 
     def admit(self, guest: Guest) -> Replies:
-        """Accept or refuse a rank whose claims have come. Raises MalformedError for what no rank claims."""
+        """Accept or refuse a rank after it has sent its claims. Raises MalformedError for invalid claims."""
         handshake, token = guest.handshake, self._identity.token
         said = _text(handshake.claims or b"")
         hello = Hello.read(said)
         proven = handshake.is_proven(token)
         if (reason := self._objection(hello, proven)) is not None:
             guest.dismissed = True
-            self._tell("refused", f"a worker that says it is rank {hello.rank} was refused at the meeting: {reason}")
+            self._tell("refused", f"a worker that claims to be rank {hello.rank} was refused at the meeting: {reason}")
             taken = hello.rank in self._members and proven
             handshake.refuse(json.dumps({"refused": reason, "taken": taken}).encode())
             return [(guest, handshake.output())]
@@ -215,25 +229,25 @@ class Meeting:
         return [(guest, handshake.output()), *self._hear(hello.rank, COMING, said)]
 
     def _objection(self, hello: Hello, proven: bool) -> str | None:
-        """Why this worker is none of this run's, if it is not."""
+        """Return why this worker is refused, or None."""
         mine = self._identity
         if hello.run != mine.run:
             theirs = repr(hello.run[:SHOWN_CHARACTERS])
             return (
-                f"it belongs to the run {theirs} and this is the run {mine.run!r}. Stop what is left of the older one; "
-                "all workers of one run have the same GOSSAMER_RUN"
+                f"it belongs to the run {theirs} and this is the run {mine.run!r}. Stop the older run's processes; "
+                "all workers of one run need the same GOSSAMER_RUN"
             )
         if not proven:
             return (
-                "it cannot prove that it belongs to this run, since its token is another or it has none. Give all "
-                "workers the same GOSSAMER_TOKEN_FILE, or start them by `gossamer run --token-file FILE`"
+                "it cannot prove that it belongs to this run: it has no token, or another one. Give all "
+                "workers the same GOSSAMER_TOKEN_FILE, or start them with `gossamer run --token-file FILE`"
             )
         if hello.world != mine.world:
-            return f"it was started with WORLD_SIZE={hello.world} and rank 0 with {mine.world}. Write the same for all"
+            return f"it was started with WORLD_SIZE={hello.world}, rank 0 with {mine.world}. Set the same value for all"
         if not 0 <= hello.rank < mine.world:
             return f"its rank is {hello.rank} of {mine.world}"
         if (holder := self._members.get(hello.rank)) is not None and holder.hello is not None:
-            return f"another worker ({holder.hello.who}) is there already under rank {hello.rank}"
+            return f"another worker ({holder.hello.who}) is already present as rank {hello.rank}"
         return self._failed or None
 
     def _hear(self, rank: int, topic: str, text: str) -> Replies:
@@ -249,11 +263,11 @@ class Meeting:
         if not missing or self._failed:
             return []  # the answer is on its way
         return self._fail(
-            f"{named_ranks(missing)} of {self._identity.world} did not come within {duration(seconds)}", FEW
+            f"{named_ranks(missing)} of {self._identity.world} did not join within {duration(seconds)}", FEW
         )
 
     def missing(self, topic: str) -> list[int]:
-        """The ranks that have said nothing on it so far. May be asked by any thread."""
+        """Return the ranks without a text on this topic so far. Thread-safe."""
         return [rank for rank in range(self._identity.world) if rank not in self._said[topic]]
 
     def _fail(self, what: str, cause: str) -> Replies:

@@ -1,4 +1,4 @@
-"""Meeting member: one rank's connection to the meeting, from its hello until the process group stands."""
+"""Meeting member: one rank's connection to the meeting, from its Hello until the process group is formed."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from gossamer.comm.environment.meeting import (
 from gossamer.comm.handshake import Dialer, WrongKeyError
 from gossamer.errors import GossamerError, MalformedError, MismatchError
 
-GREETING_SECONDS = 2.0  # from the first accepted connection on: a meeting speaks first, and at once
+GREETING_SECONDS = 2.0  # from the first accepted connection: a meeting sends first, without delay
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 0.5
-DIAL_SECONDS = 5.0  # of one attempt: two lost first packets are sent again
+DIAL_SECONDS = 5.0  # per attempt: enough to retransmit two lost first packets
 RECEIVED_BYTES = 2**16
-TAIL_SECONDS = 1.0  # for the meeting to say who is missing
-# Said by this machine and not by the network, so that no waiting helps
+TAIL_SECONDS = 1.0  # for the meeting to report the missing ranks
+# Errors of this machine and not of the network, so waiting cannot help
 HOPELESS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT}
 
 Locate = Callable[[], tuple[str, int]]
 
 
 class Unreachable(GossamerError):
-    """Nobody accepts connections at the meeting point. problem: of the last attempt."""
+    """No process accepts connections at the meeting's address. problem: error of the last attempt."""
 
     def __init__(self, problem: OSError) -> None:
         super().__init__(str(problem))
@@ -45,11 +45,11 @@ class Unreachable(GossamerError):
 
 
 class Foreign(GossamerError):
-    """What accepts connections at the meeting point is no meeting."""
+    """The program that accepts connections at the meeting's address is not a meeting."""
 
 
 class Refused(GossamerError):
-    """The meeting does not take this worker. taken: because its rank is there already."""
+    """The meeting refused this worker. taken: because its rank is already present."""
 
     def __init__(self, reason: str, taken: bool) -> None:
         super().__init__(reason)
@@ -57,7 +57,7 @@ class Refused(GossamerError):
 
 
 class Failed(GossamerError):
-    """The meeting ended early. left: because a rank left, and not because some never came."""
+    """The meeting ended early. left: because a rank left, rather than never joined."""
 
     def __init__(self, what: str, left: bool) -> None:
         super().__init__(what)
@@ -65,7 +65,7 @@ class Failed(GossamerError):
 
 
 class MeetingMember:
-    """A rank that the meeting has taken. Kept open once the group stands, it hears who leaves."""
+    """A rank that the meeting has admitted. After the group is formed, the open connection reports ranks that leave."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link, self._inbox = link, Inbox(FROM_MEETING_BYTES)
@@ -75,16 +75,20 @@ class MeetingMember:
 
     @property
     def address_of_meeting(self) -> str:
-        """Where rank 0 was found."""
+        """IP address of rank 0."""
         address: str = self._link.getpeername()[0]
         return address
 
     def everyone(
         self, topic: str, seconds: float, text: str | None = None, look: Callable[[], None] = lambda: None
     ) -> list[str]:
-        """All ranks' texts on this topic, by rank; text: this one's, if the hello has not said it. Raises Failed.
+        """All-gather the texts on this topic, by rank. Raises Failed.
 
-        look: called again and again meanwhile.
+        Args:
+            topic: The topic.
+            seconds: How long to wait.
+            text: This rank's text, unless the Hello contained it.
+            look: Called repeatedly during the wait.
         """
         if text is not None:
             self._send({"topic": topic, "text": text})
@@ -93,7 +97,7 @@ class MeetingMember:
         while topic not in self._heard:
             left = deadline - time.monotonic()
             if left <= 0 and gave_up:
-                raise Failed(f"the meeting fell silent {seconds:g} s ago", left=False)
+                raise Failed(f"the meeting stopped answering {seconds:g} s ago", left=False)
             if left <= 0:
                 self._send({"topic": topic, "seconds": round(1000 * seconds)})
                 deadline, gave_up = deadline + TAIL_SECONDS, True
@@ -102,8 +106,8 @@ class MeetingMember:
         return self._heard[topic]
 
     def watch(self, seconds: float, topic: str | None = None) -> None:
-        """Listen for that long, or until something is said. Raises Failed where a rank has left, unless all had
-        talked about this topic before it did."""
+        """Receive for that long, or until a message arrives. Raises Failed if a rank has left, unless the texts of all
+        ranks on this topic arrived first."""
         if self._failed is None and select.select([self._link], [], [], seconds)[0]:
             self._listen()
         if self._failed is not None and topic not in self._heard:
@@ -111,7 +115,7 @@ class MeetingMember:
 
     @property
     def gone(self) -> str:
-        """Who was first to leave after the group stood, as far as is heard by now; empty where nobody has."""
+        """The first rank known to have left after the group was formed; empty if there is none."""
         while not self._gone and self._failed is None and select.select([self._link], [], [], 0.0)[0]:
             self._listen()
         return next(iter(self._gone), "" if self._failed is None else "rank 0")
@@ -122,18 +126,18 @@ class MeetingMember:
         except OSError:
             received = b""
         if not received:
-            self._failed = Failed("rank 0, at which the workers meet, left while they were joining", left=True)
+            self._failed = Failed("rank 0, which hosts the meeting, left while the workers were joining", left=True)
             return
         try:
             self._take(self._inbox.feed(received))
         except MalformedError as problem:
-            self._failed = Failed(f"what the meeting said cannot be read: {problem}", left=False)
+            self._failed = Failed(f"invalid message from the meeting: {problem}", left=False)
 
     def close(self) -> None:
         self._link.close()
 
     def _send(self, message: Message) -> None:
-        with contextlib.suppress(OSError):  # why it is gone is said by what is received
+        with contextlib.suppress(OSError):  # the received messages explain why the connection closed
             self._link.sendall(pack(message))
 
     def _take(self, messages: list[Message]) -> None:
@@ -146,7 +150,7 @@ class MeetingMember:
                 continue
             topic, texts = message.get("heard"), message.get("texts")
             if topic not in TOPICS or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise MalformedError("it is none of a meeting's messages")
+                raise MalformedError("unknown kind of message")
             self._heard[topic] = texts
 
 
@@ -157,10 +161,20 @@ def attend(
     seconds: float,
     look: Callable[[OSError], None] = lambda problem: None,
 ) -> MeetingMember:
-    """Come to the meeting that `locate` finds, within `seconds`. locate: raises OSError while there is none.
+    """Join the meeting.
 
-    look: called after each attempt in vain, since what is not there yet may come. Raises Unreachable, at once where
-    this machine itself refuses; Foreign, Refused or Failed.
+    Args:
+        locate: Returns the meeting's address; raises OSError while there is none.
+        identity: Values that all ranks of the run share.
+        hello: First message of this rank.
+        seconds: How long to wait for the meeting.
+        look: Called with the error after each failed attempt.
+
+    Raises:
+        Unreachable: No connection within `seconds`, or at once if this machine itself refuses to dial.
+        Foreign: Another program listens at the address.
+        Refused: The meeting does not admit this worker.
+        Failed: The meeting ended early.
     """
     deadline, pause = time.monotonic() + seconds, POLL_SECONDS
     accepted = None
@@ -170,7 +184,7 @@ def attend(
         except OSError as problem:
             if problem.errno in HOPELESS or time.monotonic() + POLL_SECONDS >= deadline:
                 raise Unreachable(problem) from None
-            look(problem)  # nothing tells when another machine begins to listen
+            look(problem)  # another machine does not announce that it begins to listen
             time.sleep(min(pause, max(deadline - time.monotonic(), POLL_SECONDS)))
             accepted, pause = None, min(2 * pause, LONGEST_POLL_SECONDS)
             continue
@@ -180,7 +194,7 @@ def attend(
         except ConnectionError as problem:
             link.close()
             if time.monotonic() >= accepted + GREETING_SECONDS:
-                raise Foreign(f"whoever listens there closes every connection ({problem})") from None
+                raise Foreign(f"the program at this address closes every connection ({problem})") from None
             time.sleep(POLL_SECONDS)
         except BaseException:
             link.close()
@@ -189,14 +203,14 @@ def attend(
 
 def _dial(address: tuple[str, int], seconds: float) -> socket.socket:
     link = socket.create_connection(address, seconds)
-    if link.getsockname() == link.getpeername():  # an ephemeral port that was given to its own client
+    if link.getsockname() == link.getpeername():  # TCP connected an ephemeral port to itself
         link.close()
-        raise ConnectionRefusedError("nobody listens there")
+        raise ConnectionRefusedError("nothing listens there")
     return link
 
 
 def _introduce(link: socket.socket, identity: RunIdentity, hello: Hello, deadline: float) -> MeetingMember:
-    """Prove to each other that both belong to the run. Raises ConnectionError where the other end is gone."""
+    """Authenticate both ends. Raises ConnectionError if the other end has closed."""
     handshake = Dialer(PURPOSE, identity.token, hello.text().encode())
     try:
         while wanted := handshake.wanted_bytes:
@@ -210,22 +224,22 @@ def _introduce(link: socket.socket, identity: RunIdentity, hello: Hello, deadlin
         link.settimeout(None)
         return MeetingMember(link)
     except WrongKeyError:
-        raise Foreign("whoever listens there cannot prove that it belongs to this run") from None
+        raise Foreign("the program at this address cannot prove that it belongs to this run") from None
     except (MalformedError, MismatchError) as problem:
         with contextlib.suppress(OSError):
             link.sendall(handshake.output())
-        raise Foreign(f"whoever listens there is no meeting of workers: {problem}") from None
+        raise Foreign(f"the program at this address is not a meeting of workers: {problem}") from None
 
 
 def _next(link: socket.socket, most_bytes: int, deadline: float) -> bytes:
-    """The next bytes, at least one. The deadline is that of a whole message, also if it comes byte by byte."""
+    """Receive at least one byte. The deadline holds for a whole message, even if it arrives byte by byte."""
     try:
         link.settimeout(max(deadline - time.monotonic(), POLL_SECONDS))
         received = link.recv(most_bytes)
         if time.monotonic() > deadline + POLL_SECONDS:
             raise TimeoutError
     except TimeoutError:
-        raise Foreign(f"whoever listens there says nothing within {GREETING_SECONDS:g} s") from None
+        raise Foreign(f"the program at this address sent nothing within {GREETING_SECONDS:g} s") from None
     if not received:
-        raise ConnectionResetError("closed before a word was said")
+        raise ConnectionResetError("closed before the first message")
     return received

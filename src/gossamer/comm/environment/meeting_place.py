@@ -1,4 +1,4 @@
-"""Meeting place: where the workers meet and form their group, at rank 0 itself or by a launcher's store that knows."""
+"""Meeting place: the address where the workers meet, at rank 0 itself or found through a launcher's store."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from gossamer.comm.environment.launcher_env import JobEnvironment
 from gossamer.comm.environment.listening import dialable, listen_as
 
 Address = tuple[str, int]
-AGENT_SECONDS = 10.0  # for the launcher's store to answer: it is there before any worker
+AGENT_SECONDS = 10.0  # for the launcher's store to answer: it starts before any worker
 
 
 class NotAnnounced(ConnectionRefusedError):
-    """Rank 0 has not said where it listens."""
+    """Rank 0 has not published its address."""
 
 
 class MeetingPlace(ABC):
-    """Rank 0 listens at one address of its machine, `locate` finds it; `store` is where torch forms the group.
+    """How ranks find the meeting in rank 0 and torch's store.
 
-    address: of the interface for this job's traffic, where that is known.
+    Args:
+        job: Place of this process in the job.
+        address: Address of the interface for this job's traffic, if known.
     """
 
     def __init__(self, job: JobEnvironment, address: str | None) -> None:
@@ -32,19 +34,19 @@ class MeetingPlace(ABC):
 
     @abstractmethod
     def listen(self) -> socket.socket:
-        """Rank 0's listener. Raises OSError, with EADDRINUSE where somebody else has the place."""
+        """Return rank 0's listener. Raises OSError, with EADDRINUSE if another process has the address."""
 
     @abstractmethod
     def locate(self) -> Address:
-        """Where rank 0 listens. Raises OSError where that is not known yet."""
+        """Return rank 0's address. Raises OSError if it is not known yet."""
 
     @abstractmethod
     def store(self, port: int, host: str) -> Store:
-        """The store, at rank 0's `store_port` on `host`. Raises RuntimeError where it does not answer."""
+        """Return the store, at port `port` of `host`. Raises RuntimeError if it does not answer."""
 
     @abstractmethod
     def store_port(self) -> int:
-        """At rank 0, after `listen`: the port of its store; 0 where the launcher has one."""
+        """At rank 0, after `listen`: the port of its store; 0 if the launcher has the store."""
 
     def _listen(self, host: str, port: int) -> socket.socket:
         several = self._job.local_world < self._job.world
@@ -52,7 +54,7 @@ class MeetingPlace(ABC):
 
 
 class AtRankZero(MeetingPlace):
-    """Rank 0 listens at MASTER_ADDR and MASTER_PORT, and has torch's store beside it, told to who has proven itself."""
+    """Rank 0 listens at MASTER_ADDR and MASTER_PORT, and also hosts torch's store, for authenticated ranks only."""
 
     def __init__(self, job: JobEnvironment, address: str | None) -> None:
         super().__init__(job, address)
@@ -71,7 +73,7 @@ class AtRankZero(MeetingPlace):
     def store_port(self) -> int:
         listener = self._listen(self._here[0], 0)
         port = int(listener.getsockname()[1])
-        # From here on the descriptor is the store's
+        # The store owns the descriptor from here on
         self._served = TCPStore(
             self._here[0], port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
@@ -82,7 +84,7 @@ class AtRankZero(MeetingPlace):
 
 
 class ByAgentStore(MeetingPlace):
-    """A launcher's store, which has no secret, says where rank 0 listens. Raises OSError where it does not answer."""
+    """A launcher's store, which has no secret, holds rank 0's address. Raises OSError if it does not answer."""
 
     def __init__(self, job: JobEnvironment, address: str | None) -> None:
         super().__init__(job, address)
@@ -92,7 +94,7 @@ class ByAgentStore(MeetingPlace):
             self._agent = TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=AGENT_SECONDS))
         except RuntimeError as problem:
             raise OSError(str(problem).splitlines()[0]) from problem
-        # The store outlives a restart of the workers
+        # The store persists when the workers restart
         self._pin = f"gossamer/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/meeting"
 
     def listen(self) -> socket.socket:
@@ -108,18 +110,18 @@ class ByAgentStore(MeetingPlace):
         return listener
 
     def _replace(self, held: str, here: str) -> None:
-        """Take the place of a rank 0 that has gone."""
+        """Take over from a rank 0 that has ended."""
         try:
             socket.create_connection(_address(held), 1.0).close()
         except OSError:
             self._agent.set(self._pin, here)
             return
-        raise FileExistsError(f"another worker is there already under rank {self._job.rank}, at {held}")
+        raise FileExistsError(f"another worker is already present as rank {self._job.rank}, at {held}")
 
     def locate(self) -> Address:
         try:
             if not self._agent.check([self._pin]):
-                raise NotAnnounced("it has not come to the meeting")
+                raise NotAnnounced("it has not joined the meeting")
             return _address(self._agent.get(self._pin).decode(errors="replace"))
         except RuntimeError as problem:
             raise ConnectionRefusedError(str(problem).splitlines()[0]) from None
@@ -134,12 +136,12 @@ class ByAgentStore(MeetingPlace):
 def _address(text: str) -> Address:
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
-        raise ConnectionRefusedError(f"it was said to listen at {text[:60]!r}, which is no address")
+        raise ConnectionRefusedError(f"invalid rendezvous address {text[:60]!r}")
     return host, int(port)
 
 
 def meeting_place(job: JobEnvironment, address: str | None) -> MeetingPlace:
-    """Raises OSError where the launcher's store does not answer."""
+    """Choose the meeting place for this launcher. Raises OSError if the launcher's store does not answer."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return ByAgentStore(job, address)
     return AtRankZero(job, address)

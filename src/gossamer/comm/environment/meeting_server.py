@@ -1,4 +1,4 @@
-"""Meeting server: a thread of rank 0's in which the ranks' connections to the meeting are served."""
+"""Meeting server: a thread in rank 0 that serves the ranks' connections to the meeting."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gossamer.comm.environment.meeting import FROM_RANK_BYTES, Guest, Inbox, Mee
 from gossamer.errors import MalformedError, MismatchError
 from gossamer.events import notice
 
-STRANGER_SECONDS = 2.0  # in which who connects must have proven that it belongs to the run
-SPARE_STRANGERS = 64  # connections beside one per rank that have not; with more, the oldest is closed
+STRANGER_SECONDS = 2.0  # time limit of a new connection to authenticate
+SPARE_STRANGERS = 64  # unauthenticated connections beyond one per rank; at this limit the oldest is closed
 QUIET_SECONDS = 10.0  # between two warnings of one kind
 FLUSH_SECONDS = 0.5
 
 
 class StrangerWarnings:
-    """Tells the user about strangers, at most one sentence of a kind in `QUIET_SECONDS`."""
+    """Warns the user about rejected connections, at most once per kind in `QUIET_SECONDS`."""
 
     def __init__(self) -> None:
         self._quiet_until: dict[str, float] = {}
@@ -50,14 +50,14 @@ class GuestConnection:
         return self.guest.hello is None
 
     def flush(self) -> None:
-        """Send what the other end takes now. Raises OSError where it is gone."""
+        """Send as much as the socket accepts now. Raises OSError if the peer has closed."""
         with contextlib.suppress(BlockingIOError):
             while self.unsent:
                 del self.unsent[: self.socket.send(self.unsent)]
 
 
 class MeetingServer:
-    """Serves a meeting at `listener` until it is closed, so that who comes too late hears why it is refused."""
+    """Serves a meeting at `listener` until it is closed, so that late workers receive the reason of their refusal."""
 
     def __init__(self, listener: socket.socket, identity: RunIdentity) -> None:
         self._tell = StrangerWarnings()
@@ -75,11 +75,11 @@ class MeetingServer:
         self._thread.start()
 
     def missing(self, topic: str) -> list[int]:
-        """The ranks that have said nothing on it so far."""
+        """Return the ranks without a text on this topic so far."""
         return self._meeting.missing(topic)
 
     def close(self) -> None:
-        """Send what is still to be said, and end."""
+        """Send pending messages, and stop."""
         self._closing.set()
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
@@ -106,15 +106,15 @@ class MeetingServer:
                 self._serve(key.data)
         for connection in strangers:
             if connection.stranger and time.monotonic() - connection.began > STRANGER_SECONDS:
-                self._ignore(connection, f"it did not say who it is within {STRANGER_SECONDS:g} s")
+                self._ignore(connection, f"it did not authenticate within {STRANGER_SECONDS:g} s")
 
     def _accept(self, strangers: list[GuestConnection]) -> None:
         try:
             taken, (host, *_) = self._listener.accept()
-        except OSError:  # gone again; or no descriptors are left, of which a stranger's helps
+        except OSError:  # closed again, or out of descriptors, which closing a stranger frees
             taken = None
         if strangers and (taken is None or len(strangers) >= self._most_strangers):
-            self._ignore(strangers.pop(0), "too many others came after it")
+            self._ignore(strangers.pop(0), "too many other connections followed it")
         if taken is None:
             return
         taken.setblocking(False)
@@ -126,7 +126,7 @@ class MeetingServer:
     def _serve(self, connection: GuestConnection) -> None:
         try:
             received = connection.socket.recv(FROM_RANK_BYTES)
-        except BlockingIOError:  # it only takes what is unsent
+        except BlockingIOError:  # only writable
             self._flush(connection)
             return
         except OSError:
@@ -141,10 +141,10 @@ class MeetingServer:
                 self._send(self._meeting.take(connection.guest, message))
         except (MalformedError, MismatchError) as problem:
             self._send([(connection.guest, connection.guest.handshake.output())])
-            self._ignore(connection, f"what it sent is none of a rank's messages: {problem}")
+            self._ignore(connection, f"it sent an invalid message: {problem}")
 
     def _shake(self, connection: GuestConnection, received: bytes) -> bytes:
-        """Continue the handshake; returns the bytes that follow it."""
+        """Continue the handshake; return the bytes that follow it."""
         guest, handshake = connection.guest, connection.guest.handshake
         while received and handshake.wanted_bytes:
             received = received[handshake.receive(received) :]
@@ -167,7 +167,7 @@ class MeetingServer:
             self._send(self._meeting.left(connection.guest))
 
     def _send(self, replies: Replies) -> None:
-        """All is noted before anything is sent: whoever hears first may end, and with rank 0 this thread."""
+        """Queue all messages before sending any: the first receiver may end, and rank 0 ends with this thread."""
         there = [(self._connections[guest], message) for guest, message in replies if guest in self._connections]
         for connection, message in there:
             connection.unsent += message
@@ -193,4 +193,4 @@ class MeetingServer:
         while time.monotonic() < deadline and any(each.unsent for each in self._connections.values()):
             for connection in tuple(self._connections.values()):
                 self._flush(connection)
-            time.sleep(0.01)  # for whom, may change: the others hear of a connection that is dropped
+            time.sleep(0.01)  # a connection may drop meanwhile, which queues messages to the others

@@ -1,4 +1,4 @@
-"""Network interfaces: lists those with an IPv4 address and chooses the one towards the other workers."""
+"""Network interfaces: lists interfaces with an IPv4 address, and chooses the one towards the other workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gossamer.errors import ConnectError
 
 
 def interfaces() -> dict[str, str]:
-    """The IPv4 address of every network interface that is up; empty where the system is not Linux."""
+    """Return the IPv4 address of every network interface that is up, by name; empty on systems other than Linux."""
     if sys.platform != "linux":
         return {}
     import fcntl
@@ -25,17 +25,17 @@ def interfaces() -> dict[str, str]:
                 (flags,) = struct.unpack_from("H", fcntl.ioctl(probe, get_flags, request), 16)
                 address = socket.inet_ntoa(fcntl.ioctl(probe, get_address, request)[20:24])
             except OSError:
-                continue  # no IPv4 address, or gone since it was listed
+                continue  # no IPv4 address, or removed since it was listed
             if flags & up_and_running == up_and_running:
                 found[name] = address
     return found
 
 
 def interface_towards(address: str) -> str | None:
-    """The interface through which this machine reaches `address`; None where it cannot be told."""
+    """Return the interface through which this machine reaches `address`, or None if unknown."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # a datagram socket sends nothing here: the kernel only picks the route
+            probe.connect((address, 9))  # sends nothing: for a datagram socket the kernel only selects the route
             mine = probe.getsockname()[0]
     except OSError:
         return None
@@ -43,7 +43,10 @@ def interface_towards(address: str) -> str | None:
 
 
 def choose_interface(job: JobEnvironment) -> str | None:
-    """The interface for this job's traffic: the one towards rank 0, and never loopback between machines."""
+    """Return the interface for this job's traffic: the one towards rank 0, but never loopback between machines.
+
+    Raises ConnectError if several interfaces are possible.
+    """
     towards = interface_towards(job.master_address or "127.0.0.1")
     owned = interfaces()
     if towards is None or not owned[towards].startswith("127.") or job.local_world == job.world:
@@ -53,7 +56,7 @@ def choose_interface(job: JobEnvironment) -> str | None:
         return next(iter(candidates))
     listed = ", ".join(f"{name} ({address})" for name, address in candidates.items()) or "none"
     raise ConnectError(
-        f"{job.master_address} is this machine itself, the job spans several machines, and which network "
-        f"leads to the others cannot be told: the interfaces that are up are {listed}. Name one: `gossamer "
+        f"{job.master_address} is this machine itself, the job spans several machines, and the network to the other "
+        f"machines is ambiguous: the interfaces that are up are {listed}. Name one: `gossamer "
         "run --interface NAME ...`, or set GLOO_SOCKET_IFNAME=NAME."
     )

@@ -1,6 +1,6 @@
-"""Rank environment: versions, platform and settings of this process, to be compared with those of other ranks.
+"""Rank environment: versions, platform and settings of this process, for comparison between ranks.
 
-Settings are a list of names: what is not in it, such as a token, is never told.
+SETTINGS lists the environment variables that are reported. Others, such as a token, never are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_CHARACTERS = 200  # of a setting
 
 
 def rank_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """By name, in words; settings that are not set are left out. What needs torch is told where it is imported."""
+    """Return descriptions by name, without unset variables. Versions of torch are included if it is imported."""
     return {
         "python": platform.python_version(),
         "gossamer": __version__,

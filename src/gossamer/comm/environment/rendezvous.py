@@ -1,4 +1,4 @@
-"""Rendezvous: joins the process group once all ranks have come, or raises, naming the missing ranks and the cause."""
+"""Rendezvous: forms the process group once all ranks are present, or raises with the missing ranks and the cause."""
 
 from __future__ import annotations
 
@@ -32,13 +32,11 @@ from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.environment.wait_progress import Missing, WaitProgress, named_ranks
 from gossamer.comm.environment.wait_timeout import engine_timeout, timeout_seconds
 
-NOT_COME = (
-    "Such a rank still imports or loads, waits in a queue, was not started or has failed: look at its own output."
-)
+NOT_COME = "Such a rank is still importing or loading, is queued, was not started or has failed. Check its output."
 
 
 class JoinProgress:
-    """Rank 0 says who is missing; while it is missing itself, one rank of each machine does."""
+    """Reports missing ranks: in rank 0, or in one rank per machine while rank 0 itself is missing."""
 
     def __init__(
         self,
@@ -50,16 +48,16 @@ class JoinProgress:
     ) -> None:
         self._job, self._server = job, server
         self._progress = WaitProgress(job.rank, "gossamer.init()", seconds, clock=clock)
-        # Where rank 0 should be on this machine, rank 1 is, too
+        # If rank 0 belongs to this machine, rank 1 usually does, too
         self._speaks = job.local_rank == 0 or job.rank == 1
 
     def for_rank_0(self, problem: OSError) -> None:
-        """Rank 0 cannot be reached, for now."""
+        """Report that rank 0 is unreachable for now."""
         found = Missing(f"rank 0 of {self._job.world}", f"No connection to it ({problem}). {likely_cause(problem)}")
         self._progress.look(lambda: found if self._speaks else None)
 
     def for_all(self, topic: str) -> Callable[[], None]:
-        """To be called while ranks are waited for that have said nothing on this topic."""
+        """Return a callback for a wait for the ranks that have sent no text on this topic."""
         return lambda: self._progress.look(lambda: self._missing(topic))
 
     def _missing(self, topic: str) -> Missing | None:
@@ -72,31 +70,33 @@ class JoinProgress:
 
 
 LISTING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-SLICE = "MIG-"  # how names of parts of a GPU begin, for which torch may tell the name of the whole
+SLICE = "MIG-"  # prefix of names of parts of a GPU, for which torch may report the name of the whole
 
-Gpus = Sequence[str]  # a name for each GPU that a worker sees, the same to all workers that see it
+Gpus = Sequence[str]  # a name for each GPU that a worker sees, equal for all workers that see it
 
 
 def visible_gpus(environ: Mapping[str, str]) -> Gpus:
-    """Those that this process sees, in torch's order."""
+    """Return names of the GPUs that this process sees, in torch's order."""
     listed = next((environ[name] for name in LISTING if environ.get(name)), "").split(",")
     numbers = range(torch.cuda.device_count())
     return [_name(number, listed[number].strip() if number < len(listed) else "") for number in numbers]
 
 
 def _name(number: int, listed: str) -> str:
-    """listed: what a variable calls it. Where torch knows no UUID, that text on this machine."""
+    """Name of a GPU: its UUID, or without one the host and `listed`, its entry in the environment variable."""
     if listed.startswith(SLICE):
         return listed
     try:
         return str(torch.cuda.get_device_properties(number).uuid)
-    except (AttributeError, RuntimeError):  # a driver that fails here says so where the model is moved, too
+    except (AttributeError, RuntimeError):  # a broken driver also raises when the model is moved
         return f"{socket.gethostname()}/{listed or number}"
 
 
 def own_gpus(seen: Sequence[Gpus]) -> list[int | None]:
-    """Of each worker, the number of its own GPU among those that it sees: the first that none before it has taken.
-    None where there is none left for it."""
+    """Assign to each worker the first GPU that it sees and that no earlier worker has.
+
+    Returns the GPU's index among those that the worker sees, or None if no GPU is left for it.
+    """
     taken: set[str] = set()
     found: list[int | None] = []
     for gpus in seen:
@@ -108,27 +108,29 @@ def own_gpus(seen: Sequence[Gpus]) -> list[int | None]:
 
 
 def assumed(job: JobEnvironment, environ: Mapping[str, str]) -> list[Gpus]:
-    """What the workers of this machine see, up to this one, where they have not told each other: the same; or, where
-    Slurm gives each task its own GPUs (--gpus-per-task), no other's."""
+    """Guess which GPUs the workers of this machine see, up to this one, if they have not exchanged them.
+
+    They are assumed to see the same GPUs or, if Slurm gives each task its own (--gpus-per-task), disjoint ones.
+    """
     mine = [str(number) for number in range(torch.cuda.device_count())]
     return [mine] if mine and len(mine) == _gpus_per_task(environ) else [mine] * (job.local_rank + 1)
 
 
 def _gpus_per_task(environ: Mapping[str, str]) -> int:
-    """How many GPUs a Slurm step gives each of its tasks alone, as "2" or "a100:2"; 0 where it does not say."""
+    """Number of GPUs that a Slurm step gives to each of its tasks, as "2" or "a100:2"; 0 if unspecified."""
     said = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] if "SLURM_PROCID" in environ else ""
     return int(said) if said.isdecimal() else 0
 
 
-DIAL_SECONDS = 10.0  # in which a first packet that was lost is sent again three times
-MOST_AT_ONCE = 256  # connections under way, each of which takes a descriptor
+DIAL_SECONDS = 10.0  # enough to retransmit a lost first packet three times
+MOST_AT_ONCE = 256  # concurrent connection attempts, each of which uses a descriptor
 
 Address = tuple[str, int]
 
 
 @contextmanager
 def listening(address: str | None, callers: int) -> Iterator[int]:
-    """The port at which this process can be dialed by so many; 0 where its address is not known."""
+    """Yield a port on which `callers` processes can dial this one; 0 if its address is unknown."""
     with socket.socket() as listener:
         if address is not None:
             listener.bind((address, 0))
@@ -137,7 +139,7 @@ def listening(address: str | None, callers: int) -> Iterator[int]:
 
 
 def unreachable(places: Mapping[int, Address], seconds: float = DIAL_SECONDS) -> dict[int, str]:
-    """Dial all places; the problems, by rank, of those that do not answer within `seconds`."""
+    """Dial all places, and return the errors by rank of those that do not answer within `seconds`."""
     problems: dict[int, str] = {}
     waiting = iter(places.items())
     while some := dict(islice(waiting, MOST_AT_ONCE)):
@@ -164,18 +166,18 @@ def _dial_all(places: Mapping[int, Address], seconds: float) -> dict[int, str]:
     return {rank: os.strerror(outcome) for rank, outcome in found.items() if outcome}
 
 
-SETTLING_SECONDS = 1.5  # at exit, for a thread that forms a group of which a rank has left
+SETTLING_SECONDS = 1.5  # at exit, for a thread that is forming a group of which a rank has left
 STORE_TIMEOUT = timedelta(minutes=30)
-MOST_NAMED = 8  # of the ranks that one rank cannot reach
+MOST_NAMED = 8  # unreachable ranks that one rank lists
 NO_GROUP = "none"
-_server: MeetingServer | None = None  # rank 0's, which refuses latecomers as long as the group is there
-_member: MeetingMember | None = None  # hears who leaves, as long as the group is there
+_server: MeetingServer | None = None  # in rank 0; refuses late workers while the group exists
+_member: MeetingMember | None = None  # reports ranks that leave while the group exists
 _store: Store | None = None  # of the process group
-_seen: Sequence[Gpus] = ()  # by rank, the GPUs that all told each other of as they met
+_seen: Sequence[Gpus] = ()  # the GPUs that each rank reported at the meeting
 
 
 def _join(job: JobEnvironment, address: str | None, seconds: float) -> str:
-    """Meet, form the process group, and part when it stands for all. Returns its backend."""
+    """Meet, form the process group, and end the meeting once every rank has formed it. Returns the backend."""
     global _server, _member, _seen
     check_address(job)
     identity = RunIdentity(run=run_identity(os.environ), world=job.world, token=run_token() or b"")
@@ -205,12 +207,12 @@ def _join(job: JobEnvironment, address: str | None, seconds: float) -> str:
             if any(problems):
                 raise join_error(job, "; ".join(filter(None, problems)), BLOCKED)
             seen = [each.gpus.split(",") if each.gpus else [] for each in hellos]
-            # The same on every rank: NCCL needs a GPU for each, and Gloo moves what lies on some.
+            # Equal on every rank: NCCL needs a GPU per rank, and Gloo can move tensors of the GPUs that exist
             backend = "gloo" if None in own_gpus(seen) else "cpu:gloo,cuda:nccl"
             _form_group(job, backend, place, hellos[0], member, wait)
             member.everyone(STANDING, seconds, "", wait.for_all(STANDING))
             failing.pop_all()
-            if _member is not None:  # of a group that is no more
+            if _member is not None:  # of an earlier group
                 _member.close()
             _member, _seen = member, seen
     wait.end()
@@ -218,7 +220,7 @@ def _join(job: JobEnvironment, address: str | None, seconds: float) -> str:
 
 
 def _out_of_reach(job: JobEnvironment, hellos: list[Hello]) -> str:
-    """Which ranks this one cannot dial, of all: torch connects every two, and would wait for those without a word."""
+    """Describe the ranks that this one cannot dial. torch connects every pair, and would wait for those silently."""
     others = {each.rank: (each.address, each.port) for each in hellos if each.address and each.rank != job.rank}
     problems = unreachable(others)
     named = [f"rank {rank} at {others[rank][0]} ({problem})" for rank, problem in islice(problems.items(), MOST_NAMED)]
@@ -230,18 +232,18 @@ def _out_of_reach(job: JobEnvironment, hellos: list[Hello]) -> str:
 def _form_group(
     job: JobEnvironment, backend: str, place: MeetingPlace, rank_0: Hello, member: MeetingMember, wait: JoinProgress
 ) -> None:
-    """Form torch's process group, and listen meanwhile for who leaves: torch would wait half an hour."""
+    """Form torch's process group, and watch for ranks that leave: torch alone would wait for half an hour."""
     port, prefix = rank_0.store.split("/")
 
     def form() -> None:
         try:
             found = place.store(int(port), member.address_of_meeting)
             found.set_timeout(STORE_TIMEOUT)
-            # A name of this meeting's own: what another has left in a launcher's store must not be read again
+            # The prefix is unique per meeting, so that keys of an earlier one in a launcher's store are not read
             store: Store = PrefixStore(f"gossamer/{prefix}", found)
             _keep_store(store)
             dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world, timeout=engine_timeout())
-        except Exception as problem:  # of whatever class an engine raises
+        except Exception as problem:  # a backend may raise any class
             said = (str(problem).splitlines() or [type(problem).__name__])[0]
             raise join_error(job, f"{backend} refused ({said})", BLOCKED) from problem
 
@@ -249,7 +251,7 @@ def _form_group(
         wait.for_all(STANDING)()
         member.watch(0.0)
 
-    # Those that wait for rank 0's store come back when it ends: rank 0 goes first
+    # Threads that wait for rank 0's store return when it closes, so rank 0 need not wait for its thread
     interruptible(form, look, SETTLING_SECONDS if job.rank else 0.0)
 
 
@@ -259,15 +261,15 @@ def _keep_store(store: Store) -> None:
 
 
 def group_store() -> Store | None:
-    """The store of the process group that was joined here, with keys of this start alone; None without a group.
+    """Return the store of the process group that was joined in this process; None without a group.
 
-    Without a launcher, rank 0 keeps it.
+    Its keys are specific to this start of the job. Without a launcher, rank 0 hosts it.
     """
     return _store
 
 
 def leave_meeting() -> None:
-    """Leave the meeting; at rank 0, end it."""
+    """Leave the meeting; in rank 0, end it."""
     global _server, _member, _seen, _store
     _seen, _store = (), None
     if _member is not None:
@@ -279,25 +281,33 @@ def leave_meeting() -> None:
 
 
 def gone() -> str:
-    """Who has left since the group stands, as `rank 2 (host, process 17)`; empty where nobody has, or is heard of."""
+    """The first rank that left after the group was formed, as `rank 2 (host, process 17)`; empty if none is known."""
     return "" if _member is None else _member.gone
 
 
 def device_for(job: JobEnvironment) -> torch.device:
-    """The GPU of this worker's own, where there is one for it: by what all have told each other as they met, or, where
-    they did not meet here, as if all workers of a machine saw the same."""
+    """Return this worker's own GPU, or the CPU if there is none for it.
+
+    Assigned from the GPUs that all ranks reported at the meeting. Without a meeting in this process, all workers of a
+    machine are assumed to see the same GPUs.
+    """
     own = own_gpus(_seen[: job.rank + 1] or assumed(job, os.environ))[-1]
     return torch.device("cpu") if own is None else torch.device("cuda", own)
 
 
 def join(job: JobEnvironment, seconds: float | None = None) -> str:
-    """Join this job's process group and return its backend; a group that exists already is used as it is.
+    """Join this job's process group and return its backend. An existing group is used as it is.
 
-    seconds: to wait for all ranks; None: as long as GOSSAMER_TIMEOUT says, which the group's collectives have, too.
+    Args:
+        job: Place of this process in the job.
+        seconds: How long to wait for all ranks. None: GOSSAMER_TIMEOUT, which also bounds the group's collectives.
 
-    Ranks that do not come in time are a ConnectError, and one that leaves before the group stands is a
-    LeftWhileJoining, at every rank; so are, within seconds, ranks that have come and do not reach each other. A
-    restarted worker finds no group to join, since the others have formed theirs, and has NO_GROUP.
+    Returns:
+        The backend, or NO_GROUP in a restarted worker, because the other ranks have already formed their group.
+
+    Raises:
+        ConnectError: Ranks did not join in time, or (within seconds) two ranks cannot reach each other. On every rank.
+        LeftWhileJoining: A rank left before the group was formed. On every rank.
     """
     if dist.is_initialized():
         return dist.get_backend()
@@ -320,7 +330,7 @@ def join(job: JobEnvironment, seconds: float | None = None) -> str:
 
 
 def comebacks() -> int:
-    """The number of times this worker was restarted alone while the others went on."""
+    """How many times this worker was restarted alone while the other workers continued."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "1")) if returns() else 0
 
 
@@ -332,8 +342,8 @@ def leave() -> None:
 
 
 def _leave_quietly(process: int) -> None:
-    # A forked child inherits this call, and the group is not its own. At exit it does not matter
-    # that a peer has gone first.
+    # A forked child inherits this call, but the group is not its own. At exit it does not matter
+    # that a peer has ended first.
     if os.getpid() == process:
         with contextlib.suppress(RuntimeError):
             leave()

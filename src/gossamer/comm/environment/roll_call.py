@@ -1,6 +1,6 @@
-"""Roll call: gathers values from the ranks that are left, through a store that outlives the loss of a rank.
+"""Roll call: gathers values from the surviving ranks, through a store that remains when a rank is lost.
 
-Recipes that outlive losses do not move in lock step, and a collective among all ranks fails with the first lost rank.
+Recipes that tolerate losses do not run in lock step, and a collective over all ranks fails with the first lost rank.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from gossamer.comm.environment.wait_progress import Missing, WaitProgress, named
 from gossamer.comm.environment.wait_timeout import duration, timeout_seconds
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 
-PIECE_BYTES = 2**22  # torch's store refuses values of more than 8 MiB
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.002, 0.05  # between two looks for the other ranks' values
-FIRST_CHECK_SECONDS, CHECK_SECONDS = 0.25, 0.5  # between two checks of which ranks are missing, and why
-SURE_SECONDS = 2.0  # a rank that the recipe's protocol does not hear for so long is not waited for
-KEPT_CALLS, KEPT_LARGE_CALLS, LARGE_BYTES = 32, 2, 2**16  # whose values stay in the store for a late rank
+PIECE_BYTES = 2**22  # torch's store rejects values of more than 8 MiB
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.002, 0.05  # between two polls for the other ranks' values
+FIRST_CHECK_SECONDS, CHECK_SECONDS = 0.25, 0.5  # between two checks of missing ranks, and why they are missing
+SURE_SECONDS = 2.0  # a rank that the recipe's protocol has not reached for this long is not awaited
+KEPT_CALLS, KEPT_LARGE_CALLS, LARGE_BYTES = 32, 2, 2**16  # values of this many calls are kept for late ranks
 
 
 class RollEntry(NamedTuple):
-    """What a rank contributes to one call. pieces: the count of parts that its value is stored in."""
+    """Contribution of a rank to one call. pieces: number of parts in which its value is stored."""
 
     caller: str
     form: str  # names, dtypes and shapes of the value
     restart: int
-    in_turn: bool  # False for a restarted rank, which may make fewer calls than the others
+    in_turn: bool  # False for a restarted rank, which may make fewer calls than the other ranks
     pieces: int
 
     @property
@@ -41,7 +41,7 @@ class RollEntry(NamedTuple):
 
 
 class StoredValue(NamedTuple):
-    """Keys of this rank in the store."""
+    """Keys that this rank wrote to the store."""
 
     number: int
     keys: tuple[str, ...]
@@ -49,27 +49,28 @@ class StoredValue(NamedTuple):
 
 
 class RollCall:
-    """Numbered calls. All ranks receive the same values, of the ranks that were counted in this call.
+    """Numbered all-gathers in which every rank receives the same values, from the ranks counted in the call.
 
-    Each rank stores its value. The first rank that finds the values of all ranks that it waits for stores the list of
-    these ranks, once: a later list is refused. All ranks then read the values of the listed ranks. So a rank that is
-    lost or late afterwards changes nothing. A rank does not wait for
+    Each rank stores its value. The first rank that finds the values of all awaited ranks stores the list of these
+    ranks; a later list is rejected. All ranks then read the values of the listed ranks, so a rank that is lost or late
+    afterwards has no effect. A rank does not wait for
 
-    - a rank that has ended this scope, or whose process has ended for good;
-    - a rank that the recipe's own protocol does not hear (`silent`), for SURE_SECONDS.
+    - a rank that has ended this scope, or whose process has exited for good;
+    - a rank that the recipe's own protocol cannot reach (`silent`), after SURE_SECONDS.
 
-    A rank that was late receives the values that the others agreed on, and stays in step with them. A restarted rank is
-    counted only in calls of the same caller and form as its own: its loop may begin elsewhere. Until then it waits, and
-    no other rank waits for it.
+    A late rank receives the agreed values, and stays in step with the other ranks. A restarted rank is counted only in
+    calls with its own caller and form, because its loop may begin elsewhere. Until then it waits, and no other rank
+    waits for it.
 
     Args:
-        store: shared by all ranks.
-        scope: a name for these calls, the same on all ranks.
-        rank, size: of this worker, and the number of workers that the run began with.
-        restart: how often this rank was started again alone.
-        replays: a restarted rank makes all calls of its first start again, and receives the same values.
-        silent: the ranks that the recipe's protocol does not hear now. Called only while ranks are missing.
-        exited: whether the process of a rank has ended for good.
+        store: Shared by all ranks.
+        scope: Name for these calls, equal on all ranks.
+        rank: Rank of this worker.
+        size: Initial number of workers of the run.
+        restart: How many times this rank was restarted alone.
+        replays: A restarted rank repeats all calls of its first start, and receives the same values.
+        silent: Returns the ranks that the recipe's protocol cannot reach now. Called only while ranks are missing.
+        exited: Whether the process of a rank has exited for good.
     """
 
     def __init__(
@@ -95,35 +96,35 @@ class RollCall:
         self._written: deque[StoredValue] = deque()
 
     def gather(self, caller: str, form: str, value: bytes) -> dict[int, bytes]:
-        """The values of the ranks that were counted, by rank, ascending; the same on every rank.
+        """Return the values of the counted ranks, by rank, ascending; equal on every rank.
 
         Args:
-            caller: the function that the user called, such as gossamer.mean.
-            form: names, dtypes and shapes of the value.
-            value: of this rank.
+            caller: The function that the user called, such as gossamer.mean.
+            form: Names, dtypes and shapes of the value.
+            value: This rank's value.
 
         Raises:
-            MismatchError: on every rank, where the ranks called different functions.
-            PeerLost: a rank is there and did not call within GOSSAMER_TIMEOUT.
-            ConnectError: the store does not answer.
+            MismatchError: On every rank, if the ranks called different functions.
+            PeerLost: A rank is alive but did not call within GOSSAMER_TIMEOUT.
+            ConnectError: The store does not answer.
         """
         try:
             while (found := self._attempt(caller, form, value)) is None:
                 pass
         except RuntimeError as problem:
             raise ConnectError(
-                f"{caller} found no answer at the store of this run ({str(problem).splitlines()[0]}). The "
-                "launcher keeps it, or rank 0 where the workers were started by hand. Look at the log of that process."
+                f"the store of this run did not answer {caller} ({str(problem).splitlines()[0]}). The launcher hosts "
+                "it, or rank 0 if the workers were started by hand. Check the log of that process."
             ) from problem
         return found
 
     def end(self) -> None:
-        """This rank makes no more calls in this scope. Idempotent."""
-        with suppress(RuntimeError):  # the launcher is gone, and the other ranks end as well
+        """Announce that this rank makes no more calls in this scope. Idempotent."""
+        with suppress(RuntimeError):  # the launcher has ended, and the other ranks end as well
             self._store.set(f"ended/{self.rank}", "1")
 
     def _attempt(self, caller: str, form: str, value: bytes) -> dict[int, bytes] | None:
-        """One call. None where this rank's value was not considered, and the next call is to be tried."""
+        """Make one call. None if this rank's value was not considered; the caller then tries the next call."""
         if self._next is None:
             self._next = self._open_call()
         number, key = self._next, f"{self._next}/members"
@@ -155,16 +156,15 @@ class RollCall:
         return found
 
     def _resynchronize(self) -> None:
-        """The values of this call are deleted, since the others are many calls ahead: join their open call."""
+        """Join the open call of the other ranks, which are far ahead: the values of this call are deleted."""
         self._next, self._in_turn = None, False
 
     def _open_call(self) -> int:
         return int(self._store.add("agreed", 0))
 
-    # -- entries
-
+    # -- entries -------------------------------------------------------------------------------------------------------
     def _write(self, number: int, entry: RollEntry, value: bytes) -> None:
-        """Store this rank's value, unless its former start has done so for this call."""
+        """Store this rank's value, unless an earlier process of this rank has done so for this call."""
         parts = [value[begin : begin + PIECE_BYTES] for begin in range(0, len(value), PIECE_BYTES)]
         entry = entry._replace(pieces=len(parts))
         keys = [f"{number}/{self.rank}/{entry.restart}/{place}" for place in range(len(parts))]
@@ -175,7 +175,7 @@ class RollCall:
         self._written.append(StoredValue(number, (own, *keys), len(value)))
 
     def _entries(self, number: int, members: Sequence[int]) -> dict[int, RollEntry] | None:
-        """None where they are deleted."""
+        """Return None if the entries are deleted."""
         keys = [f"{number}/{rank}" for rank in members]
         if not self._store.check(keys):
             return None
@@ -188,7 +188,7 @@ class RollCall:
         return b"".join(self._store.get(key) for key in keys)
 
     def _forget(self, number: int, counted: Sequence[int]) -> None:
-        """Delete what is so old that no late rank should need it."""
+        """Delete values so old that no late rank should need them."""
 
         def is_kept(each: StoredValue) -> bool:
             return number - each.number < (KEPT_CALLS if each.nbytes <= LARGE_BYTES else KEPT_LARGE_CALLS)
@@ -200,10 +200,9 @@ class RollCall:
         if self.rank == min(counted) and number >= KEPT_CALLS:
             self._store.delete_key(f"{number - KEPT_CALLS}/members")
 
-    # -- agreement
-
+    # -- agreement -----------------------------------------------------------------------------------------------------
     def _wait(self, number: int, caller: str) -> bool:
-        """Wait until the members of this call are agreed on; False where that was so long ago that they are deleted."""
+        """Wait for agreement on the members of this call; False if the agreement is so old that it was deleted."""
         agreed, everyone = f"{number}/members", [f"{number}/{rank}" for rank in range(self.size)]
         expected = [f"{number}/{rank}" for rank in range(self.size) if rank not in self._left_out]
         progress = WaitProgress(self.rank, f"{caller}", timeout_seconds(), clock=self._clock)
@@ -232,16 +231,16 @@ class RollCall:
         elif progress.over:
             raise PeerLost(
                 f"rank {self.rank} waited {duration(progress.seconds)} in {caller} for {named_ranks(awaited)} "
-                f"of {self.size}. The other ranks are running, but did not call it. Call {caller} on every "
-                "rank at the same place, not only where world.is_first."
+                f"of {self.size}. These ranks are running, but did not call it. Call {caller} on every "
+                "rank at the same place, not only if world.is_first."
             )
         else:
-            why = "Every rank must call it, not only where world.is_first."
+            why = "Every rank must call it, not only if world.is_first."
             missed = Missing(f"{named_ranks(awaited)} of {self.size}", why)
             progress.look(lambda: missed if self.rank == min(present) else None)
 
     def _out(self, missing: Sequence[int]) -> set[int]:
-        """The missing ranks that are not waited for."""
+        """Return the missing ranks that are not awaited."""
         out = {rank for rank in missing if self._exited(rank) or self._store.check([f"ended/{rank}"])}
         unknown = [rank for rank in missing if rank not in out]
         silent, now = set(self._silent()) if unknown else set(), self._clock()
@@ -249,7 +248,7 @@ class RollCall:
         return out | {rank for rank, since in self._silent_since.items() if now - since >= SURE_SECONDS}
 
     def _propose(self, number: int, ranks: Sequence[int]) -> None:
-        """Make these ranks the members of the call, unless other ones are."""
+        """Propose these ranks as the members of the call; an earlier proposal takes precedence."""
         members = json.dumps({"ranks": list(ranks), "by": [self.rank, self._restart]})
         if self._store.compare_set(f"{number}/members", "", members).decode() == members:
             self._store.add("agreed", 1)
@@ -258,14 +257,13 @@ class RollCall:
         left_out = [rank for rank in range(self.size) if rank not in counted]
         if left_out and left_out != self._left_out and self.rank in (min(counted), *left_out):
             events.notice(
-                f"{caller} is over {named_ranks(counted)}, without {named_ranks(left_out)}: lost, ended, late, "
-                "or back from a restart and at another call. This is said again once other ranks are missing"
+                f"{caller} covers {named_ranks(counted)}, without {named_ranks(left_out)}: lost, ended, late, "
+                "or restarted and at another call. This notice repeats when the missing ranks change"
             )
         self._left_out = left_out
 
 
 def _check_callers(callers: Mapping[int, str]) -> None:
-    """Raises MismatchError."""
     first = min(callers)
     for rank, caller in callers.items():
         if caller != callers[first]:

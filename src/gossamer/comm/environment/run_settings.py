@@ -9,14 +9,14 @@ from pathlib import Path
 from gossamer.comm.environment.network_interfaces import interfaces
 from gossamer.errors import ConnectError
 
-LARGEST_FRAME_BYTES = 2**31  # of servers, which learn the model after they have begun to listen
+LARGEST_FRAME_BYTES = 2**31  # for servers, which begin to listen before they know the model
 Address = tuple[str, int]
 
 
 def dedicated_servers() -> tuple[Address, ...]:
-    """Addresses of this run's dedicated servers; none where each worker hosts its part of the parameters.
+    """Return the addresses of this run's dedicated servers; empty if each worker hosts a part of the parameters.
 
-    Raises ConnectError for what is no list of HOST:PORT.
+    Raises ConnectError if GOSSAMER_SERVERS is not a list of HOST:PORT.
     """
     text = os.environ.get("GOSSAMER_SERVERS", "")
     try:
@@ -24,28 +24,28 @@ def dedicated_servers() -> tuple[Address, ...]:
         return tuple((host, int(port)) for host, _, port in pairs)
     except ValueError:
         raise ConnectError(
-            f"GOSSAMER_SERVERS is {text!r}, so nobody knows where the servers are. Write HOST:PORT,HOST:PORT, or start "
-            "the run by `gossamer run --servers 2`."
+            f"GOSSAMER_SERVERS={text!r} is not a list of addresses. Write GOSSAMER_SERVERS=HOST:PORT,HOST:PORT, or "
+            "start the run with `gossamer run --servers 2`."
         ) from None
 
 
 def encrypts() -> bool:
-    """Whether this run was told to encrypt: GOSSAMER_TLS, which `gossamer run --tls FOLDER` sets."""
+    """Whether this run must encrypt: GOSSAMER_TLS is set, for example by `gossamer run --tls FOLDER`."""
     return bool(os.environ.get("GOSSAMER_TLS"))
 
 
 def run_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """TLS contexts of this run's connections: for dialing and for accepting.
+    """Return the TLS contexts of this run's connections, for dialing and for accepting.
 
-    None unless GOSSAMER_TLS names a folder with cert.pem, key.pem and ca.pem. Both ends show a certificate of that
-    authority; their identity is proved by the run's token, so names in certificates do not count. Raises ConnectError.
+    None unless GOSSAMER_TLS names a folder with cert.pem, key.pem and ca.pem. Both ends present a certificate of that
+    authority. Names in certificates are ignored, because the run's token proves identity. Raises ConnectError.
     """
     name = os.environ.get("GOSSAMER_TLS")
     return tls_contexts(name) if name else None
 
 
 def tls_contexts(name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The same of the folder of this name. Raises ConnectError."""
+    """Return the TLS contexts for the certificates in this folder. Raises ConnectError."""
     folder = Path(name)
     dialling, accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     dialling.check_hostname = False
@@ -57,28 +57,28 @@ def tls_contexts(name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
             context.load_verify_locations(folder / "ca.pem")
     except (OSError, ssl.SSLError) as problem:
         raise ConnectError(
-            f"Nothing can be encrypted with what is in {name} ({problem}), and this run was told to. Put cert.pem, "
-            "key.pem and ca.pem there, of this machine and of the authority that signed them, or leave out --tls."
+            f"TLS is requested, but the certificates in {name} cannot be used ({problem}). Put cert.pem, "
+            "key.pem and ca.pem there, of this machine and of the authority that signed them, or omit --tls."
         ) from None
     return dialling, accepting
 
 
 def run_name() -> str:
-    """The run's name: processes of different runs refuse each other."""
+    """The run's name. Processes of different runs refuse each other."""
     return os.environ.get("GOSSAMER_RUN", "")
 
 
 def restarts_alone() -> bool:
-    """Whether this run's launcher restarts lost workers one by one, and keeps a registry of their addresses."""
+    """Whether this run's launcher restarts lost workers individually, and keeps a registry of their addresses."""
     return os.environ.get("GOSSAMER_REGISTRY") == "1"
 
 
 def returns() -> bool:
-    """Whether this process replaces a lost worker while the others go on."""
+    """Whether this process replaces a lost worker while the others continue."""
     return os.environ.get("GOSSAMER_REJOIN") == "1"
 
 
 def own_address() -> str:
-    """The address of the interface for this job's traffic; loopback where none was chosen."""
+    """Return the address of the interface for this job's traffic; loopback if none was chosen."""
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     return interfaces().get(chosen, "127.0.0.1")

@@ -1,4 +1,4 @@
-"""Survivor calls: the roll calls of this process, in the launcher's store or in the one where the group was formed."""
+"""Survivor calls: this process's roll calls, in the launcher's store or the process group's store."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ _outside: WeakKeyDictionary[WorkerScope, RollCall] = WeakKeyDictionary()
 
 
 def session_calls(rank: int, size: int, silent: Callable[[], Collection[int]]) -> RollCall | None:
-    """A new session's roll call; None where no store is known. Every rank calls it once for each session.
+    """Return a new session's roll call, or None if no store is known. Every rank calls it once per session.
 
-    silent: as in RollCall. Raises ConnectError where the launcher's store does not answer.
+    silent: as in RollCall. Raises ConnectError if the launcher's store does not answer.
     """
     number = next(_sessions.setdefault(current_worker(), count()))
     registry = registry_store()
     if registry is not None:
         exited = partial(has_exited, registry)
         return RollCall(registry, f"{number}", rank, size, restart=comebacks(), silent=silent, exited=exited)
-    store = None if encrypts() else group_store()  # it is not encrypted, and other machines may reach it
+    store = None if encrypts() else group_store()  # this store is not encrypted, and other machines may reach it
     return None if store is None else RollCall(store, f"{number}", rank, size, silent=silent)
 
 
 def process_calls(rank: int, size: int) -> RollCall | None:
-    """The roll call for calls outside of sessions, where the launcher keeps a registry of workers that it restarts
-    alone; else None. Raises ConnectError where the launcher's store does not answer."""
+    """Return the roll call for calls outside of sessions, or None if the launcher does not restart workers alone.
+
+    Raises ConnectError if the launcher's store does not answer.
+    """
     worker = current_worker()
     if worker not in _outside:
         registry = registry_store()

@@ -1,4 +1,4 @@
-"""Wait progress: says every ten seconds for which ranks a worker waits, and says so when they have come."""
+"""Wait progress: reports every ten seconds which ranks a worker is waiting for, and when they have arrived."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NOTICE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Missing:
-    """Whom a rank waits for, as `ranks 1 and 2 of 3`. why: sentences about the cause and what to do, said once."""
+    """The awaited ranks, as `ranks 1 and 2 of 3`. why: cause and remedy, reported once."""
 
     who: str
     why: str = ""
 
 
 class WaitProgress:
-    """One wait of this rank's at `place`, for at most `seconds`. Nothing is said of a wait that is short."""
+    """One wait of this rank at `place`, for at most `seconds`. A short wait is not reported."""
 
     def __init__(self, rank: int, place: str, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.rank, self.place, self.seconds, self._clock = rank, place, seconds, clock
@@ -36,11 +36,11 @@ class WaitProgress:
 
     @property
     def over(self) -> bool:
-        """Whether the time is up."""
+        """Whether the timeout has expired."""
         return self.waited_seconds >= self.seconds
 
     def look(self, missing: Callable[[], Missing | None]) -> None:
-        """Say whom this rank waits for, where it is time to. missing: None where another rank says it."""
+        """Report the awaited ranks, if it is time to. missing: returns None if another rank reports them."""
         now = self._clock()
         if now < self._notice_at:
             return
@@ -53,21 +53,21 @@ class WaitProgress:
         self._said.add(found.why)
         waited = duration(round(now - self._since))
         events.notice(
-            f"rank {self.rank} has waited {waited} for {found.who} to come to {self.place}, and waits "
+            f"rank {self.rank} has waited {waited} for {found.who} to reach {self.place}, and waits "
             f"{waiting_for(self.seconds)}.{why}"
         )
 
     def end(self) -> None:
-        """All have come."""
+        """Report that all ranks have arrived, if the wait was reported."""
         if self._told:
             events.notice(
-                f"rank {self.rank} goes on: all have come to {self.place}, after {duration(round(self.waited_seconds))}"
+                f"rank {self.rank} continues: all reached {self.place} after {duration(round(self.waited_seconds))}"
             )
         self._told = False
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """As people list them: `rank 3`, `ranks 1 and 2`, `ranks 1 to 6, 9 and 12`. ranks: ascending."""
+    """Format ascending ranks: `rank 3`, `ranks 1 and 2`, `ranks 1 to 6, 9 and 12`."""
     listed = [f"{first} to {last}" if last > first else f"{first}" for first, last in _runs(ranks)]
     if len(listed) > 1:
         listed = [f"{', '.join(listed[:-1])} and {listed[-1]}"]
@@ -75,7 +75,7 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 
 def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(first, last) of each run of three or more; what stands alone twice."""
+    """Yield (first, last) for each run of three or more; other ranks singly, as (rank, rank)."""
     start = 0
     for end in range(1, len(ranks) + 1):
         if end < len(ranks) and ranks[end] == ranks[end - 1] + 1:

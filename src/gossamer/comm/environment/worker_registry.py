@@ -1,4 +1,4 @@
-"""Worker registry: addresses and ends of a run's workers in the launcher's store."""
+"""Worker registry: addresses and exits of a run's workers, in the launcher's store."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ PLACES, ENDED, ENDS_WITH, TRAINS, EXITED = "gossamer/places", "ended", "ends-wit
 
 
 def publish(rank: int, place: Address) -> None:
-    """Enter this worker's address; does nothing where the launcher keeps no registry."""
+    """Publish this worker's address, if the launcher keeps a registry."""
     store = registry_store()
     if store is not None:
         store.set(str(rank), json.dumps(place))
 
 
 def published(world: int) -> dict[int, Address]:
-    """Each worker's latest address, by rank, of those that have one. Raises ConnectError."""
+    """Return the latest published address of each worker, by rank. Raises ConnectError without a registry."""
     store = registry_store()
     if store is None:
         raise ConnectError(
-            "Nobody knows where the other workers listen, so this one cannot come back. Start the run by `gossamer run "
-            "--recipe ...`, which keeps a list of them."
+            "the addresses of the other workers are unknown, so this restarted worker cannot rejoin. Start the run "
+            "with `gossamer run --recipe ...`, which keeps a registry of workers."
         )
     said = {rank: store.get(str(rank)) for rank in range(world) if store.check([str(rank)])}
     return {rank: (host, int(port)) for rank, (host, port) in ((rank, json.loads(text)) for rank, text in said.items())}
 
 
 def claim_end(number: int, text: str) -> str | None:
-    """Enter what the run's `number`-th training ends with, unless a worker has; returns what is entered.
+    """Publish the end of the run's `number`-th training, unless a worker already has; return the published text.
 
-    None where the launcher keeps no registry. Raises ConnectError where it does and cannot be asked.
+    None if the launcher keeps no registry. Raises ConnectError if its store does not answer.
     """
     store = registry_store()
     if store is None:
@@ -47,50 +47,50 @@ def claim_end(number: int, text: str) -> str | None:
         return store.compare_set(f"{ENDS_WITH}{number}", "", text).decode()
     except RuntimeError as error:
         raise ConnectError(
-            f"The launcher's store does not answer ({str(error).splitlines()[0]}), so nobody knows whether the others "
-            "ended with the same parameters. Is the launcher still there?"
+            f"the launcher's store does not answer ({str(error).splitlines()[0]}), so it is unknown whether the other "
+            "workers ended with the same parameters. Check that the launcher still runs."
         ) from error
 
 
 def mark_end() -> None:
-    """Mark that this worker has finished, and with it the run."""
-    with suppress(ConnectError, RuntimeError):  # the launcher is gone, and no worker will come back
+    """Record that this worker, and so the run, has finished."""
+    with suppress(ConnectError, RuntimeError):  # the launcher has ended, and restarts no worker
         store = registry_store()
         if store is not None:
             store.set(ENDED, "1")
 
 
 def has_ended() -> bool:
-    """Whether a worker has finished, so that none trains any more."""
+    """Whether a worker has finished, so that training is over."""
     store = registry_store()
     return store is not None and store.check([ENDED])
 
 
 def mark_training(rank: int, attempt: int) -> None:
-    """Mark that this worker has parameters to go on from and is connected to the others."""
+    """Record that this worker has its parameters and is connected to the others."""
     store = registry_store()
     if store is not None:
         store.set(f"{TRAINS}{rank}", str(attempt))
 
 
 def trains(store: Store, rank: int, attempt: int) -> bool:
-    """Whether this attempt of a worker has marked that it trains. store: the launcher's own."""
+    """Whether this attempt of a worker has recorded that it trains. store: the launcher's own."""
     store, key = PrefixStore(PLACES, store), f"{TRAINS}{rank}"
     return store.check([key]) and int(store.get(key)) == attempt
 
 
 def mark_exited(store: Store, rank: int) -> None:
-    """Mark that this worker's process has ended and is not started again. store: the launcher's own."""
+    """Record that this worker's process has exited and will not be restarted. store: the launcher's own."""
     PrefixStore(PLACES, store).set(f"{EXITED}{rank}", "1")
 
 
 def has_exited(store: Store, rank: int) -> bool:
-    """Whether `mark_exited` was called for this worker. store: as `registry_store` gives it."""
+    """Whether `mark_exited` was called for this worker. store: the one from `registry_store`."""
     return store.check([f"{EXITED}{rank}"])
 
 
 def registry_store() -> Store | None:
-    """The launcher's store, where it restarts lost workers one by one; else None. Raises ConnectError."""
+    """Return the launcher's store if it restarts lost workers individually, else None. Raises ConnectError."""
     if not restarts_alone() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -98,7 +98,7 @@ def registry_store() -> Store | None:
         store = TCPStore(address, port, wait_for_workers=False, timeout=timedelta(seconds=STORE_SECONDS))
     except RuntimeError as error:
         raise ConnectError(
-            f"The launcher's store at {address}:{port} does not answer ({str(error).splitlines()[0]}), so workers that "
-            "are lost cannot come back. Is the launcher still there?"
+            f"the launcher's store at {address}:{port} does not answer ({str(error).splitlines()[0]}), so lost workers "
+            "cannot rejoin. Check that the launcher still runs."
         ) from error
     return PrefixStore(PLACES, store)

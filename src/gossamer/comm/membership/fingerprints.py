@@ -34,7 +34,6 @@ def difference(run: str, newcomer: str) -> str:
     return (
         "this worker differs from the running workers, so its parameters would silently diverge. It was not admitted. "
         f"Differences: {named}. Align them, then restart this worker."
-
     )
 
 
