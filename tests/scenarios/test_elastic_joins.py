@@ -128,7 +128,7 @@ def test_twin_a_newcomer_without_the_optimizer_is_told_apart(monkeypatch: pytest
         self._parts["optimizer"].state.clear()  # type: ignore[attr-defined]
 
     monkeypatch.setattr(GroupChanges, "take_over", forgetful)
-    with pytest.raises(MismatchError, match="not the group's after it was handed over"):
+    with pytest.raises(MismatchError, match="differs from the group's after the transfer"):
         check_everything("Dense()", 6)
     monkeypatch.setattr(GroupChanges, "state_hash", lambda self: state_hash(self)[:0])
     with pytest.raises((AssertionError, ValueError)):

@@ -158,7 +158,7 @@ def test_a_newcomer_whose_state_is_not_the_groups_ends_alone(monkeypatch: pytest
     training = Training(alike, "at attach")
     refusals = run(training)
     assert list(refusals) == [COUNT]
-    assert "not the group's after it was handed over" in refusals[COUNT]
+    assert "differs from the group's after the transfer" in refusals[COUNT]
 
 
 def test_ranks_with_fewer_batches_take_over_the_tracked_scheduler() -> None:

@@ -109,7 +109,7 @@ def test_promise_4_a_stopped_worker_is_out_and_hears_so_when_it_goes_on(start: S
     assert (number, world) == ("2", "1")
     assert 2.4 < float(moment) - stopped_at < 30.0
     members[1].popen.send_signal(signal.SIGCONT)
-    assert "not in the run any more" in members[1].line("out")
+    assert "no longer in the run" in members[1].line("out")
 
 
 def test_a_coordinator_that_was_stopped_or_killed_costs_nobody_its_place(start: Start, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_nobody_is_named_where_the_view_was_over_before():
         over = threading.Event()
         ticket = group.meeting(group.view(7, (0, 1)), 0, seconds=60.0, over=over.is_set)
         over.set()
-        with pytest.raises(ConnectError, match="meeting 7 was over") as caught:
+        with pytest.raises(ConnectError, match="meeting 7 ended") as caught:
             ticket.result(10)
         assert caught.value.unreached == ()
 

@@ -105,7 +105,7 @@ def test_ranks_that_hold_different_tokens_are_told_at_once():
         )
         for rank, each in enumerate(found):
             assert isinstance(each, MismatchError)
-            assert f"rank {rank} holds another token than rank {1 - rank}" in str(each)
+            assert f"rank {rank} has a different token than rank {1 - rank}" in str(each)
 
 
 def test_the_runs_token_is_what_is_proven(monkeypatch, tmp_path):
@@ -154,7 +154,7 @@ def test_nobody_waits_for_a_rank_that_could_not_call():
 @pytest.mark.parametrize("wish", ["hierarchical(", "hierarchical(4", "hierarchical(0)", "hierarchical(²)", "ring(4)"])
 def test_what_is_no_collective_is_refused(wish):
     check_wish("hierarchical(4)")
-    with pytest.raises(ValueError, match="is no collective"):
+    with pytest.raises(ValueError, match="unknown collective"):
         check_wish(wish)
 
 

@@ -189,11 +189,11 @@ def test_torchs_collectives_are_refused(tls: Contexts) -> None:
 
 def test_where_the_loops_are_not_there_it_is_refused(tls: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encrypted, "available", lambda: False)
-    refused(both(lambda engine: encrypted_mesh(engine, HERE, tls)), "compiled loops, which encrypt, are not there")
+    refused(both(lambda engine: encrypted_mesh(engine, HERE, tls)), "compiled loops, which encrypt, are missing")
 
 
 def test_workers_that_do_not_reach_each_other_do_not_use_the_engine(tls: Contexts) -> None:
-    refused(both(lambda engine: encrypted_mesh(engine, "192.0.2.1", tls)), "did not reach the others")
+    refused(both(lambda engine: encrypted_mesh(engine, "192.0.2.1", tls)), "could not reach the other ranks")
 
 
 def test_ranks_of_which_only_one_encrypts_are_told(tls: Contexts) -> None:
@@ -203,7 +203,7 @@ def test_ranks_of_which_only_one_encrypts_are_told(tls: Contexts) -> None:
 
 def test_certificates_of_two_authorities_are_told_to_all(tls: Contexts, tmp_path: Path) -> None:
     each = tls, contexts(certificates(tmp_path / "theirs"))
-    refused(both(lambda engine: encrypted_mesh(engine, HERE, each[engine.rank])), "came to no keys")
+    refused(both(lambda engine: encrypted_mesh(engine, HERE, each[engine.rank])), "could not agree on keys")
 
 
 def test_where_a_rank_leaves_meanwhile_nothing_is_left_open(tls: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:

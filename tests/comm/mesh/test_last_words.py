@@ -126,13 +126,13 @@ def test_a_silent_rank_is_named_by_those_who_did_not_wait_for_it(monkeypatch):
             return str(caught.value)
 
         told = [ticket.result(30) for ticket in [group.pool.submit(talk, rank) for rank in (0, 1, 3)]]
-        assert all("rank 2 said nothing" in each for each in told)
+        assert all("rank 2 sent nothing" in each for each in told)
 
 
 def test_a_reason_is_told_to_the_peers():
     with StandaloneGroup(2) as group:
         group.transports[0].close("view 7 is over")
-        with pytest.raises(PeerLost, match="view 7 is over, as was told by rank 0"):
+        with pytest.raises(PeerLost, match="view 7 is over, as reported by rank 0"):
             group.transports[1].answer(AllReduceMean(torch.zeros(10)))
 
 
@@ -170,8 +170,8 @@ def test_words_are_found_behind_a_header_that_was_read(pair):
     for header in (16, 32):  # as it is, and where one with its tag was due
         last_words.say(pair[0], "rank 2 is gone", 2**32 - 1)
         pair[1].recv(header)
-        assert last_words.waiting(pair, 1) == "rank 2 is gone, as was told by rank 1"
-        assert last_words.cause(pair, 1, "reset") == "rank 2 is gone, as was told by rank 1"
+        assert last_words.waiting(pair, 1) == "rank 2 is gone, as reported by rank 1"
+        assert last_words.cause(pair, 1, "reset") == "rank 2 is gone, as reported by rank 1"
 
 
 def heard_in_two_packets():
@@ -191,7 +191,7 @@ def heard_in_two_packets():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody waits for the rest")
 def test_words_that_come_in_two_packets_are_waited_for():
-    assert heard_in_two_packets() == "rank 2 is gone, as was told by rank 1"
+    assert heard_in_two_packets() == "rank 2 is gone, as reported by rank 1"
 
 
 def test_words_that_are_not_waited_for_are_missed(monkeypatch):

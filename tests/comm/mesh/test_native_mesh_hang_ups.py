@@ -41,7 +41,7 @@ def test_a_mesh_names_who_hung_up_and_refuses_once_it_has_itself() -> None:
             first.break_off("for another reason")
         third.close("the third has had enough")
         assert first.hung_up() == [2]
-        with pytest.raises(PeerLost, match="the third has had enough, as was told by rank 2"):
+        with pytest.raises(PeerLost, match="the third has had enough, as reported by rank 2"):
             group.transports[0].peers.break_off("")
         assert second.hung_up() == [0, 2], "whoever breaks off hangs up"
         with pytest.raises(PeerLost, match="the group broke while rank 0 of 3"):

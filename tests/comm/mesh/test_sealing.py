@@ -208,7 +208,7 @@ def test_who_speaks_no_tls_is_refused_and_all_is_closed(pair, tls, says: bytes) 
     calls.sendall(says)
     calls.shutdown(socket.SHUT_WR)
     sockets: list[socket.socket | None] = [None, called]
-    with pytest.raises(MembersUnreached, match="rank 0 and rank 1 came to no keys") as caught:
+    with pytest.raises(MembersUnreached, match="rank 0 and rank 1 could not agree on keys") as caught:
         agree(0, sockets, tls, TOKEN, CONTEXT)
     assert caught.value.unreached == (1,)
     assert sockets[1] is not None
@@ -252,7 +252,7 @@ def test_all_ranks_hear_of_two_that_came_to_no_keys(tls, tmp_path: Path) -> None
 
     with ThreadPoolExecutor(3) as pool:
         found = [ticket.exception(30) for ticket in [pool.submit(one, rank) for rank in range(3)]]
-    assert all(isinstance(each, ConnectError) and "rank 2 came to no keys" in str(each) for each in found[:2])
+    assert all(isinstance(each, ConnectError) and "rank 2 could not agree on keys" in str(each) for each in found[:2])
     assert isinstance(found[2], ConnectError)
     assert all(each is None or each.fileno() == -1 for end in ends for each in end)
 
@@ -278,7 +278,7 @@ def test_where_there_is_none_a_run_is_not_encrypted_by_hoping(
 ) -> None:
     monkeypatch.setattr(sealing, "_candidates", lambda: iter(["/there/is/none.so"]))
     monkeypatch.setenv("GOSSAMER_TLS", str(folder))
-    with pytest.raises(ConnectError, match="this Python hides the OpenSSL"):
+    with pytest.raises(ConnectError, match="this Python's OpenSSL, which is hidden"):
         sealing.mesh_tls()
 
 

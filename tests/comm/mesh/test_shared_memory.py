@@ -245,5 +245,7 @@ def test_a_group_that_meets_shares_memory():
 
 def test_a_word_that_says_neither_yes_nor_no_is_refused(monkeypatch):
     monkeypatch.setenv("GOSSAMER_SHARED_MEMORY", "off")
-    with pytest.raises(ValueError, match=r"GOSSAMER_SHARED_MEMORY=off.*Write GOSSAMER_SHARED_MEMORY=0"):
+    with pytest.raises(
+        ValueError, match=r"GOSSAMER_SHARED_MEMORY must be 0 or 1, got off.*Write GOSSAMER_SHARED_MEMORY=0"
+    ):
         shared_memory.share(0, [None], lambda text: [text])

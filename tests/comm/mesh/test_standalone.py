@@ -177,7 +177,7 @@ def test_ranks_that_ask_for_different_collectives_are_told_and_hang_up():
 def test_what_has_no_meaning_without_an_engine_is_refused():
     with StandaloneGroup(1) as group, pytest.raises(GossamerError, match="an elastic run has no sites"):
         group.transports[0].part(1)
-    with pytest.raises(ValueError, match="Leave out --collective"):
+    with pytest.raises(ValueError, match="Omit --collective"):
         standalone_mesh(0, [None], "engine", None, says=True)
 
 

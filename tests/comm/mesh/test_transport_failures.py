@@ -70,7 +70,7 @@ def test_a_peer_that_ends_is_noticed_at_once_and_named(kind):
         told = group.all(talk)
         assert "rank 2 is gone" in told[0]
         assert "rank 2 is gone" in told[1]
-        assert "If it merely ended its session while rank 0 went on, stop all ranks together" in told[0]
+        assert "If it only ended its session while rank 0 continued, stop all ranks together" in told[0]
         assert "session.request_stop()" in told[1]
 
 

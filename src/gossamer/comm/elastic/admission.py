@@ -1,6 +1,6 @@
-"""Admission: hands newcomers the members' state between two transactions, and compares hashes before they contribute.
+"""Admission: transfers the members' state to newcomers between two transactions, and compares hashes afterwards.
 
-Members and newcomers connect as one group, in which every member sends a part of what all of them have alike.
+Members and newcomers connect as one group, in which each member sends a part of the replicated state.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from gossamer.errors import MismatchError, PeerLost
 
 @dataclass(frozen=True)
 class Admitted:
-    """A view whose newcomers have everything, and its group."""
+    """A view with its group; all newcomers have the whole state."""
 
     view: View
     group: Group
-    told: list[Any]  # by rank, from where its members move; None of newcomers
-    completed: int  # transactions of which everybody has the outcome
-    began: float  # the moment when the admission did
+    told: list[Any]  # by rank, the base from which each member moves; None for newcomers
+    completed: int  # transactions with results on every rank
+    began: float  # start time of the admission
 
 
 class Admission:
-    """One member's part in letting newcomers in, or a newcomer's in being let in.
+    """One worker's part in an admission, as a member or as a newcomer.
 
-    connect: makes the group of a view's members; raises PeerLost or ConnectError where it cannot be made.
-    seconds: how long a newcomer waits for a view that holds it.
+    Args:
+        membership: The worker's membership.
+        connect: Forms the group of a view; raises PeerLost or ConnectError if it cannot.
+        seconds: How long a newcomer waits for a view that includes it.
     """
 
     def __init__(self, membership: RunMembership, connect: Callable[[View], Group], seconds: float) -> None:
@@ -40,14 +42,13 @@ class Admission:
 
     @staticmethod
     def is_open(group: Group, *, admits: bool) -> bool:
-        """Whether every member would let newcomers in now: one may have run out of data, or save, which others do not
-        know yet."""
+        """Whether every member admits newcomers now. One may have run out of data, or be saving."""
         return "no" not in group.all_gather_text("yes" if admits else "no")
 
     def admit(
         self, view: View, trainee: Trainee | None, completed: int, bases: Callable[[Group], list[Any]]
     ) -> Admitted:
-        """Let a view's newcomers in. bases: what all of a group tell each other of where they move from."""
+        """Admit a view's newcomers. bases: all-gathers the bases from which the members of a group move."""
         began = time.monotonic()
         group = self._connect(view.stage(whole=True))
         try:
@@ -58,8 +59,8 @@ class Admission:
             raise
 
     def join(self, fingerprint: str, trainee: Trainee | None) -> Admitted:
-        """A newcomer's way in. Raises MismatchError where it is not like the others, and PeerLost where it was not let
-        in."""
+        """Join as a newcomer. Raises MismatchError if this worker differs from the members, and PeerLost if it was not
+        admitted."""
         began, number = time.monotonic(), 0
         self._membership.ready(fingerprint)
         while True:
@@ -77,7 +78,7 @@ class Admission:
         return Admitted(view, group, told, completed, began)
 
     def _exchange_state(self, group: Group, view: View, trainee: Trainee | None, completed: int) -> int:
-        """Give newcomers everything, and compare hashes before they contribute; how many transactions are completed."""
+        """Transfer the state to newcomers and compare hashes. Returns the number of completed transactions."""
         assert trainee is not None
         new = self._membership.number in view.newcomers
         donors = list(range(len(view.stage().members)))
@@ -91,10 +92,10 @@ class Admission:
         hashes = group.all_gather_text(trainee.state_hash())
         if len({*hashes}) > 1:
             told = (
-                f"a newcomer's state is not the group's after it was handed over (hashes by rank: {', '.join(hashes)}),"
+                f"a newcomer's state differs from the group's after the transfer (hashes by rank: {', '.join(hashes)}),"
                 " so it must not contribute. Build the same model and optimizer on every worker"
             )
             if hashes[group.rank] != hashes[0] or len({hashes[rank] for rank in donors}) > 1:
                 raise MismatchError(told)
-            raise PeerLost(told)  # the newcomer ends by itself, and the others connect without it
+            raise PeerLost(told)  # the newcomer raises MismatchError, and the other members reconnect without it
         return completed

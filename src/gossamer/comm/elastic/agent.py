@@ -1,4 +1,4 @@
-"""Membership agent: connects one worker to the coordinator of an elastic run, by threads of its own."""
+"""Membership agent: connects one worker to the coordinator of an elastic run, in threads of its own."""
 
 from __future__ import annotations
 
@@ -38,30 +38,34 @@ from gossamer.errors import (
 )
 from gossamer.events import LeftRun, emit, notice
 
-RUN = "elastic"  # credentials of these connections, told from those of parameter servers
-LARGEST_FRAME_BYTES = 2**22  # a view of tens of thousands of members
+RUN = "elastic"  # credentials of these connections, distinct from those of parameter servers
+LARGEST_FRAME_BYTES = 2**22  # holds a view of tens of thousands of members
 NOTICE_SECONDS = 10.0
 STATUS_SECONDS = 2.0
 START_AGAIN = (
-    "Write the first launcher's command again, in the same folder: with --listen HOST:PORT and --token-file FILE the "
+    "Run the first launcher's command again, in the same folder. With --listen HOST:PORT and --token-file FILE the "
     "run continues."
 )
 OUT = (
-    "This worker is not in the run any more: {why}. It may come back as a new process, and is given everything by the "
-    "others then."
+    "This worker is no longer in the run: {why}. It may rejoin as a new process, and then receives the state from the "
+    "other workers."
 )
 T = TypeVar("T")
 
 
 class MembershipAgent:
-    """One worker's membership. May be called by any thread; calls that wait end by Ctrl-C.
+    """One worker's membership. Thread-safe; Ctrl-C interrupts waiting calls.
 
-    coordinator: where it listens. token: of the run. place: the rank that this worker would like in the first view.
-    number: as whom it comes, of 63 bits: its launcher's choice for this process, or a random one.
-    on_change: called in the agent's thread with the number of a view that is over, before the coordinator hears that
-    this worker has closed it: close what belongs to it and return soon, for until then this worker counts as silent.
-    dead_after_seconds: as the coordinator's.
-    coordinator_seconds: how long a coordinator that does not answer is waited for, then CoordinatorLost is raised.
+    Args:
+        coordinator: Address of the coordinator.
+        token: The run's token.
+        place: Requested rank in the first view.
+        number: Member number, 63 bits: chosen by the launcher for this process, or random.
+        on_change: Called in the agent's thread with the number of a view that has ended, before the coordinator is
+            notified. It must close the view's connections and return soon; until then this worker counts as silent.
+        dead_after_seconds: As the coordinator's.
+        coordinator_seconds: How long to wait for a silent coordinator before CoordinatorLost is raised.
+        tls: TLS contexts, if the run encrypts.
     """
 
     def __init__(
@@ -77,10 +81,10 @@ class MembershipAgent:
         tls: Tls | None = None,
     ) -> None:
         self.number = secrets.randbits(63) if number is None else number
-        self.formed, self.size, self.began, self.most = False, 0, 0, 0  # known after here()
-        self._told = False  # why this worker is released
+        self.formed, self.size, self.began, self.most = False, 0, 0, 0  # valid after here()
+        self._told = False  # whether the user was notified of the release
         self._coordinator_seconds = coordinator_seconds
-        self._unheard_since: float | None = None  # the moment from which the coordinator has not answered, in a wait
+        self._unheard_since: float | None = None  # in a wait: since when the coordinator has not answered
         self._where = f"{coordinator[0]}:{coordinator[1]}"
         self._changed = threading.Condition()
         report = WorkerReport(number=self.number, host="?", port=0, place=-1 if place is None else place)
@@ -95,10 +99,10 @@ class MembershipAgent:
             self._endpoint.close()
             raise
 
-    # -- coming --------------------------------------------------------------------------------------------------------
+    # -- joining -------------------------------------------------------------------------------------------------------
 
     def here(self, address: tuple[str, int], *, seconds: float = 300.0) -> None:
-        """Tell that this worker is there, and where others reach it. Raises ConnectError where nobody answers."""
+        """Report this worker and its listening address. Raises ConnectError if the coordinator does not answer."""
         self._scripts.learn(host=address[0], port=address[1])
         standing: Standing = self._run(self._scripts.say(HERE), "the coordinator to answer", seconds)
         self.formed, self.size, self.most = standing.formed, standing.size, standing.most
@@ -106,31 +110,29 @@ class MembershipAgent:
         self._endpoint.start(self._following())
 
     def first_view(self, seconds: float) -> View:
-        """The view with which the run begins, once enough workers are there. Raises PeerLost as `view_after`."""
+        """Wait for the first view, once enough workers have connected. Raises PeerLost as `view_after`."""
         return self.view_after(0, seconds)
 
     def ready(self, fingerprint: str, *, seconds: float = 1800.0) -> None:
-        """Tell that this newcomer may be taken in, and what it is like: a JSON object of texts.
+        """Report that this newcomer can be admitted, with its fingerprint, a JSON object of strings.
 
-        Returns once that was compared. Raises MismatchError where it is refused, and PeerLost where this worker is out.
+        Returns after the comparison. Raises MismatchError if it is refused, and PeerLost if this worker is out.
         """
         self._scripts.learn(ready=True, fingerprint=fingerprint)
-        standing: Standing = self._run(
-            self._scripts.say(READY), "those that train to say what a newcomer must be like", seconds
-        )
+        standing: Standing = self._run(self._scripts.say(READY), "the members' fingerprint", seconds)
         self._check_refused(standing)
 
     def attached(self, fingerprint: str, *, seconds: float = 300.0) -> None:
-        """Tell, as a member of the first view, what newcomers must be like. Raises MismatchError for no fingerprint."""
+        """Report, as a member of the first view, the fingerprint for newcomers. Raises MismatchError if invalid."""
         self._scripts.learn(fingerprint=fingerprint)
         self._check_refused(self._run(self._scripts.say(ATTACHED), "the coordinator to answer", seconds))
 
     def caught_up(self) -> None:
-        """Tell that this newcomer has made a transaction with all that the others have. Returns at once.
+        """Report that this newcomer has completed a transaction with the whole state. Returns at once.
 
-        Until it has said so, no further newcomer is taken in, and no view is made of it without one that has it all.
-        One that came before that transaction would have those who were there move again from where they stood before
-        both, of which this one knows nothing.
+        Until this report, no further newcomer is admitted, and each new view must include a member with the state.
+        Otherwise a newcomer before that transaction could force the older members to move again from a base that this
+        worker does not know.
         """
         self._scripts.learn(has_state=True)
         self._endpoint.start(self._scripts.say(HERE_AGAIN))
@@ -139,68 +141,80 @@ class MembershipAgent:
 
     @property
     def released(self) -> bool:
-        """Whether this worker is out through no fault: others were to be fewer, or have finished."""
+        """Whether this worker is out without a fault of its own: the run was resized, or the others have finished."""
         return any(reason in self._scripts.out for reason in (RESIZED, ALL_LEFT))
 
     def _say_released(self) -> None:
         if not self._told:
             self._told = True
             notice(f"this worker ends: {self._scripts.out}")
-            if RESIZED in self._scripts.out:  # else the run itself is over
+            if RESIZED in self._scripts.out:  # otherwise the run itself is over
                 emit(LeftRun())
 
     def view_after(self, number: int, seconds: float) -> View:
-        """The newest view, once there is one of a higher number. Raises PeerLost where this worker is out, or nothing
-        came within `seconds`; CoordinatorLost where the coordinator does not answer for too long; Stopped where it is
-        `released`."""
+        """Wait for a view with a higher number, and return the newest.
+
+        Args:
+            number: Number of the last known view, or 0.
+            seconds: How long to wait.
+
+        Raises:
+            PeerLost: This worker is out, or there was no view within `seconds`.
+            CoordinatorLost: The coordinator did not answer for too long.
+            Stopped: This worker is `released`.
+        """
         view = self._wait(
             lambda: self._newer(number), f"a view after view {number}" if number else "the run to begin", seconds
         )
         if view is None:
             raise PeerLost(
-                f"no view of the workers came after view {number} within {seconds:g} s: too few workers are left. "
-                "Start the missing workers, or give the run more time by GOSSAMER_TIMEOUT."
+                f"no view after view {number} was created within {seconds:g} s: too few workers are left. "
+                "Start the missing workers, or wait longer with GOSSAMER_TIMEOUT."
             )
         return view
 
     def broken(self, view: int, suspects: Sequence[int], why: str, *, went_on: bool = False) -> None:
-        """Tell that this worker cannot go on in a view that it has closed. Returns at once.
+        """Report that this worker cannot continue in a view that it has closed. Returns at once.
 
-        suspects: numbers of members that were not reached or did not finish; who is named in several views one after
-        the other, though it lives, is put out. went_on: whether anything was completed in this view before.
+        Args:
+            view: Number of the view.
+            suspects: Numbers of members that were not reached or did not finish. A live member that is named in
+                several consecutive views is evicted.
+            why: The error.
+            went_on: Whether a transaction was completed in this view.
         """
         self._endpoint.start(self._scripts.say_broken(view, suspects, why, went_on))
 
     def leave(self, *, finished: bool = False, seconds: float = 2.0) -> None:
-        """Leave the run. The coordinator has heard it on return, unless nobody answers for so long.
+        """Leave the run. Returns after the coordinator's acknowledgment, or after `seconds` without one.
 
-        finished: because all is done, and all others have said so, too: nobody is taken in from now on, and those who
-        have not left yet may go on in a view of fewer than the least.
+        finished: training is complete on all ranks. No newcomer is admitted afterwards, and the remaining members may
+        continue in a view smaller than the minimum.
         """
         try:
             self._run(
                 self._scripts.say_leaves(finished, seconds),
-                "the coordinator to hear that this worker leaves",
+                "the coordinator to acknowledge that this worker leaves",
                 seconds + 1,
             )
         except (PeerLost, ConnectError):
             notice(
-                f"The coordinator at {self._where} did not answer for {seconds:g} s, so the others hear by this "
-                "process's end that it has left."
+                f"The coordinator at {self._where} did not answer for {seconds:g} s, so the other workers will only "
+                "detect that this one has left when its process exits."
             )
 
     def close(self) -> None:
-        """Free everything. Without `leave` before, the others take this worker for lost."""
+        """Close the connection. Without `leave` before, the other workers consider this one lost."""
         self._endpoint.close()
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def _following(self) -> PeerScript:
-        """Follow the news; an error is why this worker is out."""
+        """Follow the news. On an error, this worker is out."""
         try:
             yield from self._scripts.follow()
         except BaseException as error:
-            self._scripts.out = self._scripts.out or f"its agent cannot go on: {error}"
+            self._scripts.out = self._scripts.out or f"its agent failed: {error}"
             self._wake()
             if not isinstance(error, GossamerError | GeneratorExit):
                 raise
@@ -219,7 +233,7 @@ class MembershipAgent:
             self._changed.notify_all()
 
     def _wait(self, look: Callable[[], T | None], what: str, seconds: float) -> T | None:
-        """What `look` finds after some change; None where it found nothing in time. Says every ten seconds why."""
+        """Wait until `look` returns a result; None after `seconds`. Reports every ten seconds why it waits."""
         began = time.monotonic()
         notice_at = began + NOTICE_SECONDS
         self._unheard_since = None
@@ -230,8 +244,8 @@ class MembershipAgent:
                     return None
                 if (since := self._unheard_since) is not None and now >= since + self._coordinator_seconds:
                     raise CoordinatorLost(
-                        f"the coordinator at {self._where} did not answer for {now - since:.0f} s, and without it no "
-                        f"worker can be replaced. {START_AGAIN}"
+                        f"the coordinator at {self._where} did not answer for {now - since:.0f} s, so no worker can be "
+                        f"replaced. {START_AGAIN}"
                     )
                 if now >= notice_at:
                     notice_at += NOTICE_SECONDS
@@ -240,14 +254,14 @@ class MembershipAgent:
         return found
 
     def _run(self, script: PeerScript, what: str, seconds: float) -> Any:
-        """Run a script in a thread of its own and return its result. Raises ConnectError where it takes too long."""
+        """Run a script in a separate thread and return its result. Raises ConnectError on a timeout."""
         began, handle = time.monotonic(), self._endpoint.start(script)
         while True:
             waited = time.monotonic() - began
             if waited >= seconds:
                 raise CoordinatorLost(
-                    f"the coordinator at {self._where} was not heard for {seconds:g} s, and this worker waits for "
-                    f"{what}. Is its launcher still there? See its log, and whether a firewall is between. "
+                    f"the coordinator at {self._where} did not answer for {seconds:g} s while this worker waited for "
+                    f"{what}. Check its launcher's log, and for a firewall between the machines. "
                     f"{START_AGAIN}"
                 )
             try:
@@ -268,8 +282,8 @@ class MembershipAgent:
             self._unheard_since = since = self._unheard_since or now
             left = max(self._coordinator_seconds - (now - since), 0.0)
             status = (
-                f"the coordinator at {self._where} does not answer. {START_AGAIN} This worker ends with an error in "
-                f"{left:.0f} s otherwise"
+                f"the coordinator at {self._where} does not answer. {START_AGAIN} Otherwise this worker fails in "
+                f"{left:.0f} s"
             )
         notice(f"{what}: {status}.")
 
@@ -281,8 +295,8 @@ class MembershipAgent:
 
 
 def read_address(text: str) -> tuple[str, int]:
-    """Read HOST:PORT, as GOSSAMER_COORDINATOR holds it. Raises MalformedError."""
+    """Parse HOST:PORT, the form of GOSSAMER_COORDINATOR. Raises MalformedError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise MalformedError(f"{text!r:.80} is no address of a coordinator: write HOST:PORT")
+        raise MalformedError(f"invalid address of a coordinator {text!r:.80}: write HOST:PORT")
     return host.strip("[]"), int(port)

@@ -1,4 +1,4 @@
-"""Change of view: describes what a member sees of another view, and what a group asks of its parts meanwhile."""
+"""Change of view: its description for a member, and the protocols between an elastic transport and its parts."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from gossamer.base.transport import Transport
 from gossamer.comm.membership.view import View
 from gossamer.errors import ConnectError, PeerLost
 
-FAILURES = (PeerLost, ConnectError)  # of a group that breaks, or cannot be made
+FAILURES = (PeerLost, ConnectError)  # of a group that breaks, or cannot be formed
 
 
 def unreached(failure: Exception) -> Sequence[int]:
-    """Numbers of the members that a failure names."""
+    """Return the numbers of the members that a failure names."""
     found: Sequence[int] = getattr(failure, "unreached", ())
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Another view."""
+    """A change of view."""
 
     number: int
     before: tuple[int, ...]  # the members' numbers, by rank
     now: tuple[int, ...]
-    standings: Mapping[int, Any]  # what each member with a state told of itself, by its number
-    seconds: float  # from when this member noticed until the group stood
+    standings: Mapping[int, Any]  # position of each member with state, by member number
+    seconds: float  # from the detection by this member until the group was formed
     completed: int  # transactions
-    finished: bool = False  # whether some had completed the transaction that broke, and gave the others its answers
-    replaces: bool = False  # whether the change before, from the same members, did not last until a transaction
+    finished: bool = False  # whether some members had completed the broken transaction and sent its results to others
+    replaces: bool = False  # whether the previous change, from the same members, ended before a transaction
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The ranks in the view before of those who are not here any more."""
+        """Ranks in the previous view of the members that are gone."""
         return tuple(rank for rank, number in enumerate(self.before) if number not in self.now)
 
     @property
     def joined(self) -> int:
-        """How many newcomers there are."""
+        """Number of newcomers."""
         return sum(number not in self.before for number in self.now)
 
 
 @dataclass
 class Base:
-    """From where a member moves to another group, as often as groups break until one has completed a transaction."""
+    """The base from which a member moves, repeatedly if groups break, until one group completes a transaction."""
 
     members: tuple[int, ...]
-    standing: Any  # None of a newcomer
-    left: bool = False  # whether it has moved from there
+    standing: Any  # None for a newcomer
+    left: bool = False  # whether the member has moved from here
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A group that stands, and that its members have not adopted yet."""
+    """A connected group that its members have not adopted yet."""
 
     members: tuple[int, ...]
-    began: float  # the moment when its forming did
+    began: float  # when its formation began
     finished: bool = False
 
 
 class PutOut(PeerLost):
-    """A newcomer was let in by some, and then the group broke before it had contributed anything."""
+    """The group broke before an admitted newcomer had contributed."""
 
     def __init__(self) -> None:
         super().__init__(
-            "this worker was let in and put out again at once, so what it has may be another state than the group's. "
-            "Start it again: gossamer run --max-restarts 5 does so by itself"
+            "this worker was admitted and evicted before its first transaction, so its state may differ from the "
+            "group's. Restart it; gossamer run --max-restarts 5 does so automatically"
         )
 
 
@@ -77,12 +77,12 @@ class Group(Transport, Protocol):
     """A transport of one view's members."""
 
     def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send told[j], (bytes,) of uint8, to rank j, and take heard[j] bytes from rank j. Every rank calls it, and
-        what two ranks say of each other fits together."""
+        """Send the uint8 tensor told[j] to rank j, and receive heard[j] bytes from rank j. Every rank calls it, with
+        sizes that match for every pair of ranks."""
 
 
 class RunMembership(Protocol):
-    """One worker's place among all, as the coordinator sees it: gossamer.comm.elastic.agent."""
+    """One worker's membership as an elastic transport needs it; see gossamer.comm.elastic.agent."""
 
     number: int
 
@@ -96,25 +96,25 @@ class RunMembership(Protocol):
 
 
 class Trainee(Protocol):
-    """What trains over an elastic transport. It is asked and told on the communication thread."""
+    """The training state behind an elastic transport. Called on the communication thread."""
 
     def park(self) -> None:
-        """Wait until the training thread waits, so that nothing moves."""
+        """Wait until the training thread is parked, so that the state does not change."""
 
     def standing(self) -> Any:
-        """Where this worker stands, for all others: JSON."""
+        """Return this worker's position for all other members, as JSON."""
 
     def moved(self, change: Change) -> None:
-        """There is another view. The training thread waits."""
+        """Apply a change of view. The training thread is parked."""
 
     def rescale(self, before: int, now: int) -> None:
-        """What is still to be sent will be divided by another number of workers."""
+        """Rescale pending contributions, which will be divided by another number of workers."""
 
     def hand_over(self) -> tuple[Any, Any]:
-        """What a newcomer needs: what all members have alike, and this worker's own. Texts, tensors, lists, tuples."""
+        """Return the state for a newcomer: (replicated, specific to this worker). Texts, tensors, lists and tuples."""
 
     def take_over(self, alike: Any, own: Any) -> None:
-        """Go on from what `hand_over` gave elsewhere."""
+        """Load the state that another worker's `hand_over` returned."""
 
     def state_hash(self) -> str:
-        """Of all that members hold alike."""
+        """Return a hash of the replicated state (parameters, optimizer)."""

@@ -22,13 +22,25 @@ from gossamer.errors import GossamerError
 
 
 class CoordinatorServer:
-    """Makes the views of one run, in threads of its own, until it is closed.
+    """Creates the views of one run, in threads of its own, until it is closed.
 
-    token: of the run; 32 bytes, where others than this machine can reach `address`. least, most: workers of a view.
-    initial: workers with which the run begins, or `least` of them after patience_seconds. journal: a file from which a
-    server that is started again goes on. note: is told what users should know; it must not call the server. beside:
-    answers by key what other launchers ask that is none of the coordinator's; at once, since workers wait meanwhile.
-    Raises ConnectError where the address or the journal is taken, and CheckpointError where the journal is damaged.
+    Args:
+        token: The run's token; 32 bytes if other machines can reach `address`.
+        address: Address to listen on.
+        port: Port to listen on; 0 for any.
+        least: Minimum number of workers of a view.
+        most: Maximum number of workers of a view.
+        initial: Number of workers with which the run begins; `least` after patience_seconds.
+        journal: File from which a restarted server recovers; None to keep no journal.
+        dead_after_seconds: A worker that is silent for this long is lost.
+        note: Called with messages for the user; must not call the server.
+        patience_seconds: How long to wait for `initial` workers.
+        tls: TLS contexts, if the run encrypts.
+        beside: Answers requests of other launchers, by key. They must return at once, because workers wait meanwhile.
+
+    Raises:
+        ConnectError: The address or the journal is in use.
+        CheckpointError: The journal is damaged.
     """
 
     def __init__(
@@ -79,85 +91,85 @@ class CoordinatorServer:
 
     @property
     def ended(self) -> str:
-        """Why the run is over; empty while it is not."""
+        """Why the run has ended; empty if it has not."""
         return self._coordinator.rule.ended
 
     @property
     def finishing(self) -> bool:
-        """Whether a member has left because all is done."""
+        """Whether a member has left because its training is complete."""
         return self._coordinator.rule.finishing
 
     @property
     def world(self) -> int:
-        """Members of the newest view; 0 before the first."""
+        """Number of members of the newest view; 0 before the first."""
         view = self._coordinator.rule.view
         return 0 if view is None else view.world
 
     @property
     def members(self) -> frozenset[int]:
-        """Numbers of the newest view's members, without those that are known to be lost."""
+        """Numbers of the newest view's members, without those known to be lost."""
         with self._lock:
             return self._coordinator.rule.living
 
     @property
     def most(self) -> int:
-        """Workers that the run may have."""
+        """Maximum number of workers of the run."""
         return self._coordinator.rule.most
 
     @property
     def resizes(self) -> int:
-        """How often somebody has said how many workers it may have."""
+        """Number of resize requests."""
         return self._coordinator.rule.resizes
 
     @property
     def survivors(self) -> int:
-        """Members of the newest view whose processes are not known to have ended."""
+        """Number of members of the newest view that are not known to have ended."""
         with self._lock:
             return len(self._coordinator.rule.survivors)
 
     @property
     def heard_survivors(self) -> int:
-        """As many of the survivors as are connected."""
+        """Number of survivors that are connected."""
         with self._lock:
             return sum(each.connected for each in self._coordinator.rule.survivors)
 
     def launched(self, number: int) -> None:
-        """The launcher beside this server has started this worker, which ends with it."""
+        """Record that this server's launcher has started this worker, so both end together."""
         with self._lock:
             self._coordinator.rule.launched(number)
 
     def end(self, why: str) -> None:
-        """End the run, and tell all of its workers."""
+        """End the run, and notify all of its workers."""
         with self._lock:
             replies = self._coordinator.end(why, time.monotonic())
         self._send(replies)
 
     def resize(self, most: int) -> str:
-        """Have at most so many workers; the newest are put out. Returns what happens, in words."""
+        """Set the maximum number of workers; the newest are evicted. Returns a description of the effect."""
         with self._lock:
             said, replies = self._coordinator.resize(most, time.monotonic())
         self._send(replies)
         return said
 
     def gone(self, number: int) -> None:
-        """A launcher saw the process of this worker end."""
+        """Record that a launcher saw the process of this worker end."""
         with self._lock:
             replies = self._coordinator.gone(number, time.monotonic())
         self._send(replies)
 
     def expect(self, workers: int) -> None:
-        """A launcher lost some before they came: no more than so many are on their way to the first view."""
+        """Lower the size of the first view to `workers`, because some workers died before they connected."""
         with self._lock:
             replies = self._coordinator.expect(workers, time.monotonic())
         self._send(replies)
 
     def number_at(self, place: int) -> int | None:
-        """The number of the newest worker that came with this place; None where none did."""
+        """Return the number of the newest worker that reported this launch slot, or None."""
         with self._lock:
             return self._coordinator.number_at(place)
 
     def close(self) -> None:
-        """Stop. Workers go on; changes of their number wait for a server with the same journal and address."""
+        """Stop. Training continues; changes of membership wait for a server with the same journal and address."""
         self._endpoint.close()
         self._close_log()
 
@@ -173,7 +185,7 @@ class CoordinatorServer:
         except (GossamerError, GeneratorExit):
             raise
         except BaseException as error:
-            self._note(f"The coordinator cannot go on: {error!r}. Training does, until somebody comes or is lost.")
+            self._note(f"The coordinator failed: {error!r}. Training continues until a worker joins or is lost.")
             raise
 
     def _react(self, event: PeerEvent) -> list[Reply]:
@@ -183,7 +195,7 @@ class CoordinatorServer:
             return self._coordinator.react(event)
 
     def _send(self, replies: list[Reply]) -> None:
-        with suppress(GossamerError):  # it is being closed
+        with suppress(GossamerError):  # the endpoint is closing
             for reply in replies:
                 self._endpoint.answer(reply)
 

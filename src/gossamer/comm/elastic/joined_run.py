@@ -1,4 +1,4 @@
-"""Joined run: holds this process's place in an elastic run: its agent, its listener and the meshes of its views."""
+"""Joined run: this process's membership in an elastic run: its agent, its listener and the meshes of its views."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class JoinedRun:
-    """One worker's place in an elastic run, from gossamer.init on.
+    """One worker's membership in an elastic run, from gossamer.init on.
 
-    Raises ConnectError where the coordinator cannot be reached, and PeerLost where the run does not begin in time.
+    Raises:
+        ConnectError: The coordinator cannot be reached.
+        PeerLost: The run does not begin in time.
     """
 
     def __init__(self) -> None:
@@ -47,12 +49,12 @@ class JoinedRun:
         token = run_token()
         if token is None:
             raise ConnectError(
-                "this worker was told of a coordinator and of no token, so nobody would talk to it. Start it by "
-                "gossamer run --workers 2:8, or by gossamer run --join HOST:PORT --token-file FILE."
+                "this worker has a coordinator but no token, so the coordinator would reject it. Start it with "
+                "gossamer run --workers 2:8, or with gossamer run --join HOST:PORT --token-file FILE."
             )
         self._token, self._seconds = token, timeout_seconds()
         self._tls = mesh_tls()
-        self._over = -1  # the newest view that is over
+        self._over = -1  # newest view that has ended
         self._transport: ElasticTransport | None = None
         self._connecting: Sequence[socket.socket | None] = ()
         self._measured: tuple[tuple[int, ...], Links] | None = None
@@ -76,31 +78,33 @@ class JoinedRun:
 
     @property
     def rank(self) -> int:
-        """The rank until attach: in the first view, and of a newcomer the last of that view."""
+        """The rank until attach: in the first view, or the last one of that view for a newcomer."""
         return self.size - 1 if self.first is None else self.first.rank_of(self.agent.number)
 
     @property
     def size(self) -> int:
-        """Workers with which the run began: a newcomer computes len(loader), and schedules from it, as they did."""
+        """Initial number of workers of the run, from which newcomers also compute len(loader) and schedules."""
         return self.agent.began if self.first is None else self.first.world
 
     @property
     def joins(self) -> bool:
-        """Whether this worker is a newcomer to a run that trains."""
+        """Whether this worker joins a run that has begun to train."""
         return self.first is None
 
     @property
     def most(self) -> int:
-        """How many workers the run may have, as it was when this one came."""
+        """Maximum number of workers of the run, as of the time when this worker joined."""
         return self.agent.most
 
     def transport(self, wish: str, device: torch.device) -> ElasticTransport:
-        """The transport of this worker's session. wish: the collective; device: where this worker computes. Raises
-        AttachError for a second session."""
+        """Create the transport of this worker's session. wish: requested all-reduce algorithm; device: of this worker.
+
+        Raises AttachError for a second session.
+        """
         if self._transport is not None:
             raise AttachError(
-                "an elastic run has one session, since workers that come are given one session's state, and this "
-                "process attaches a second one. Attach one model that holds both, or run a fixed number of workers: "
+                "an elastic run supports one session, because newcomers receive one session's state, but this "
+                "process attaches a second one. Attach one model that contains both, or run a fixed number of workers: "
                 "gossamer run --workers 4."
             )
 
@@ -116,7 +120,7 @@ class JoinedRun:
 
     def _connect(self, view: View, wish: str, device: torch.device, engines: ViewEngines) -> Group:
         if self._is_over(view):
-            raise PeerLost("another view was made")
+            raise PeerLost("another view was created")
         rank, members = view.rank_of(self.agent.number), tuple(member.number for member in view.members)
         sockets = self._listener.meet(view, self.agent.number, self._token, self._seconds, lambda: self._is_over(view))
         self._connecting = sockets
@@ -134,7 +138,7 @@ class JoinedRun:
         return group
 
     def _keys(self, view: View, rank: int, sockets: list[socket.socket | None]) -> LinksKeys | None:
-        """What seals the connections, where the run encrypts."""
+        """Agree on keys for the connections, if the run encrypts."""
         if self._tls is None:
             return None
         context = struct.pack("!Q", view.number) + view.secret
@@ -145,18 +149,18 @@ class JoinedRun:
             raise MembersUnreached(str(problem), unreached) from problem
 
     def _known(self, members: tuple[int, ...]) -> Links | None:
-        """The links of these members, where all of them were measured; all find the same."""
+        """Return the links of these members if all were measured before; equal on all members."""
         if self._measured is None or not set(members) <= set(self._measured[0]):
             return None
         before, links = self._measured
         return replace(links.among([before.index(member) for member in members]), ways=links.ways)
 
     def _is_over(self, view: View) -> bool:
-        return view.number // 2 <= self._over  # its number counts the stages in which members connect
+        return view.number // 2 <= self._over  # view.number encodes the stage as its last bit
 
     def _view_over(self, number: int) -> None:
         self._over = max(self._over, number)
-        shut_down(self._connecting)  # a member that says nothing there would be waited for
+        shut_down(self._connecting)  # a silent member would block this worker
         if self._transport is not None:
             self._transport.view_over(number)
 
@@ -165,7 +169,7 @@ _joined: list[JoinedRun] = []
 
 
 def join_run() -> JoinedRun:
-    """This process's membership; joins at the first call."""
+    """Return this process's membership; joins the run at the first call."""
     if not _joined:
         _joined.append(JoinedRun())
     return _joined[0]

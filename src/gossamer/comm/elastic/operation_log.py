@@ -1,7 +1,7 @@
-"""Operation log: keeps one transaction's answers for ranks whose mesh broke before they had them all.
+"""Operation log: keeps one transaction's results for ranks whose mesh broke before they received all of them.
 
-Means, gathered payloads, texts and broadcast tensors are the same on every rank, so any rank that has them can give
-them to any other.
+Means, gathered payloads, texts and broadcast tensors are equal on every rank, so any rank can send its results to
+another.
 """
 
 from __future__ import annotations
@@ -26,39 +26,42 @@ MISSING = object()
 
 
 class OperationLog:
-    """Answers by the order in which their operations were begun. Copies lie in memory that is used again; other answers
-    are those that were handed out, which nobody writes to while this log may be asked (AllReduceMean says so)."""
+    """Results in the order in which their operations began.
+
+    Copies are stored in reused memory. Other results are the returned objects, which must not be modified while this
+    log may be read (see AllReduceMean).
+    """
 
     def __init__(self) -> None:
         self._answers: list[Any] = []
-        self._rooms: dict[tuple[int, ...], Tensor] = {}  # of copies, by their places
+        self._rooms: dict[tuple[int, ...], Tensor] = {}  # memory of copies, by index
 
     def clear(self) -> None:
-        """Another transaction begins."""
+        """Begin another transaction."""
         self._answers = []
 
     def begin(self) -> int:
-        """The place of the next operation."""
+        """Return the index of the next operation."""
         self._answers.append(MISSING)
         return len(self._answers) - 1
 
     @property
     def begun(self) -> int:
-        """How many operations have a place."""
+        """Number of operations that have begun."""
         return len(self._answers)
 
     @property
     def answered(self) -> int:
-        """How many of the first operations have all been answered."""
+        """Number of leading operations that all have results."""
         return next((place for place, each in enumerate(self._answers) if each is MISSING), len(self._answers))
 
     def keep(self, place: int, answer: Any) -> None:
-        """Keep an answer as it is."""
+        """Keep a result without a copy."""
         self._answers[place] = answer
 
     def keep_copies(self, place: int, op: CollectiveOp, answer: Any, rank: int) -> None:
-        """Keep an answer, with copies of what its receiver may write to: means that lie where its input lay, and what
-        the rank itself has sent."""
+        """Keep a result, with copies of the parts that its receiver may modify: in-place means, and this rank's own
+        payload."""
         self._answers[place] = self._kept((place,), op, answer, rank)
 
     def _kept(self, at: tuple[int, ...], op: CollectiveOp, answer: Any, rank: int) -> Any:
@@ -83,7 +86,7 @@ class OperationLog:
         return room.copy_(tensor)
 
     def since(self, place: int) -> list[Any]:
-        """The answers from a place on, of a transaction that was completed."""
+        """Return the results from an index on, of a completed transaction."""
         return self._answers[place:]
 
 
@@ -92,8 +95,8 @@ def _shares_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def handed_out(op: CollectiveOp, answer: Any) -> Any:
-    """An answer that another rank has given, as the operation's own: means lie where it asked for them, payloads where
-    its own lies."""
+    """Convert a result from another rank to that of this rank's operation: means are written to `out`, and payloads are
+    moved to the device of its own payload."""
     match op:
         case Coalesced(ops):
             return [handed_out(each, theirs) for each, theirs in zip(ops, answer, strict=True)]
@@ -108,5 +111,5 @@ def handed_out(op: CollectiveOp, answer: Any) -> Any:
 
 
 def _beside(payload: Payload, like: Payload) -> Payload:
-    """A payload that came to this machine's memory, where the operation's tensors are."""
+    """Move a payload from host memory to the devices of the operation's tensors."""
     return tuple(tensor.to(mine.device) for tensor, mine in zip(payload, like, strict=True))

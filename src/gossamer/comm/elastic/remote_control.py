@@ -1,4 +1,4 @@
-"""Remote control of an elastic run: asks how it stands and changes how many workers it may have, with its token."""
+"""Remote control of an elastic run: queries its status and changes its maximum number of workers, with its token."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gossamer.comm.rpc.sockets import Tls
 from gossamer.comm.wire.authentication import Credentials
 from gossamer.errors import ConnectError, PeerLost
 
-NOBODY = 0  # the number of no worker
+NOBODY = 0  # not the number of any worker
 
 
 def resize(address: tuple[str, int], token: bytes, most: int, *, seconds: float = 10.0, tls: Tls | None = None) -> str:
-    """Have at most `most` workers in the run whose coordinator listens there; returns what happens, in words.
+    """Set the maximum number of workers of the run with this coordinator. Returns a description of the effect.
 
-    Raises ConnectError where no coordinator that holds the token answers in time.
+    Raises ConnectError if no coordinator with this token answers in time.
     """
     receipt: Receipt = _ask(
         address, token, Push(to=COORDINATOR, key=RESIZE, stamp=Stamp(0, most), within_seconds=seconds), seconds, tls
@@ -29,7 +29,7 @@ def resize(address: tuple[str, int], token: bytes, most: int, *, seconds: float 
 
 
 def ask_status(address: tuple[str, int], token: bytes, *, seconds: float = 10.0, tls: Tls | None = None) -> str:
-    """What a run waits for, or how many workers it has, in words. Raises ConnectError as `resize`."""
+    """Return why a run waits, or its number of workers, as text. Raises ConnectError as `resize`."""
     pulled: Pulled = _ask(
         address, token, Pull(of=COORDINATOR, key=f"{STATUS}/{NOBODY}", within_seconds=seconds), seconds, tls
     )
@@ -46,5 +46,5 @@ def _ask(address: tuple[str, int], token: bytes, ask: Push | Pull, seconds: floa
         except PeerLost:
             raise ConnectError(
                 f"no coordinator of an elastic run answered at {address[0]}:{address[1]} within {seconds:g} s, so "
-                "nothing was changed. The run's launcher says at its start where it listens; the token must be its."
+                "nothing was changed. The run's launcher prints the address at its start; the token must be the run's."
             ) from None

@@ -1,8 +1,8 @@
-"""Elastic transport: goes on in lock step while members come and go, by one mesh after the other.
+"""Elastic transport: runs in lock step while members join and leave, with one mesh per view.
 
-What a member sees of a loss is an operation that takes longer. The group is formed anew, and then either somebody had
-completed the transaction under way and gives the others the answers that they miss; or nobody had, and all make it
-again (`Regrouped`) among those who are left. So survivors hold the same bits, and no step is half done.
+To a member, a loss looks like an operation that takes longer. The group is formed again. If a survivor had completed
+the current transaction, it sends the missing results to the others; otherwise all survivors repeat the transaction
+(`Regrouped`). Survivors therefore have identical bits, and no step is half done.
 """
 
 from __future__ import annotations
@@ -38,42 +38,44 @@ from gossamer.comm.membership.view import View
 from gossamer.comm.runtime.transaction import Regrouped
 from gossamer.errors import GossamerError, MismatchError, PeerLost, Stopped
 
-OVER = "another view was made"
+OVER = "another view was created"
 
 
 class ElasticTransport:
-    """One member's access to a group that outlives its members: a session's transport and its Recovery.
+    """One member's access to an elastic group: a session's transport and its Recovery.
 
-    connect: makes the group of a view's members; raises PeerLost or ConnectError where it cannot be made.
-    seconds: how long to wait for a view, such as while too few workers are there.
+    Args:
+        membership: The worker's membership.
+        connect: Forms the group of a view; raises PeerLost or ConnectError if it cannot.
+        first: The view with which training begins; None for a newcomer, which must `join`.
+        seconds: How long to wait for a view, for example while too few workers are present.
     """
 
     def __init__(
         self, membership: RunMembership, connect: Callable[[View], Group], first: View | None, seconds: float
     ) -> None:
-        """first: the view that training begins with; None for a newcomer, which has to `join`."""
         self._membership, self._connect, self._seconds = membership, connect, seconds
         self._admission = Admission(membership, connect, seconds)
         self._trainee: Trainee | None = None
         self._view = first
-        self.joined = first is None  # whether the others trained before this worker came
+        self.joined = first is None  # whether training had begun before this worker joined
         self._group: Group | None = None
-        self._ended = -1  # the newest view that is known to be over
-        self._changing = threading.Lock()  # of the group, which any thread may close
-        self._epoch = 0  # of groups
-        self._log, self._last = OperationLog(), OperationLog()  # of the transaction under way, and of the one before
+        self._ended = -1  # newest view that is known to have ended
+        self._changing = threading.Lock()  # guards the group, which any thread may close
+        self._epoch = 0  # number of groups so far
+        self._log, self._last = OperationLog(), OperationLog()  # of the current transaction, and of the previous one
         self._completed, self._inside = 0, False
-        self._mismatched = -1  # how many were completed when another rank last issued other operations
-        self._began_at = 0  # how many were completed when this group was formed
-        self._given: list[Any] | None = None  # all answers of the transaction under way, where others had completed it
+        self._mismatched = -1  # value of _completed when another rank last issued other operations
+        self._began_at = 0  # value of _completed when this group was formed
+        self._given: list[Any] | None = None  # all results of the current transaction, if others had completed it
         self._next: Resolved | None = None  # the members from the next transaction on
-        self._catches_up = False  # a newcomer, until it has completed a transaction
+        self._catches_up = False  # a newcomer before its first completed transaction
         self._base: Base | None = None  # from which members move until they have completed another transaction
         self.members: tuple[int, ...] = (membership.number,)
         self.rank, self.world, self._links = 0, 1, ""
-        self._left = self.awaited = self.released = False  # released: to leave while the others go on
-        self.finished = False  # whether this worker leaves because all is done
-        self.on_over: Callable[[], object] = lambda: None  # a view is over: called by whoever says so
+        self._left = self.awaited = self.released = False  # released: must leave while the others continue
+        self.finished = False  # whether this worker leaves because its training is complete
+        self.on_over: Callable[[], object] = lambda: None  # called by the thread that reports the end of a view
         if first is not None:
             self._place(first.numbers)
 
@@ -113,7 +115,7 @@ class ElasticTransport:
         return list(self._from_others(place) if self._given is not None else texts)
 
     def _try(self, call: Callable[[], Any]) -> Any:
-        """What a call comes to; None where others' answers finish the transaction. Raises Regrouped: made again."""
+        """Return the result of `call`, or None if other ranks' results finish the transaction. Raises Regrouped."""
         if self._given is not None:
             return None
         try:
@@ -121,7 +123,7 @@ class ElasticTransport:
         except MismatchError as mismatch:
             if self.finished or self._mismatched == self._completed:
                 raise
-            self._mismatched = self._completed  # by one who says farewell; whoever means it is here again
+            self._mismatched = self._completed  # by a rank that says farewell; a real mismatch occurs again
             lost: GossamerError = mismatch
         except FAILURES as failure:
             lost = failure
@@ -130,7 +132,7 @@ class ElasticTransport:
                 return None
             raise Regrouped from lost
         finally:
-            del lost  # it knows this frame, which knows it: together they would keep the tensors of all callers
+            del lost  # breaks a reference cycle with this frame, which would keep the tensors of all callers alive
 
     def _from_others(self, place: int) -> Any:
         assert self._given is not None
@@ -139,7 +141,7 @@ class ElasticTransport:
 
     @property
     def operation_number(self) -> int:
-        """Of the next operation, for traces: the same on every rank, and again where it is made again."""
+        """Number of the next operation, for traces: equal on every rank, and the same when it is repeated."""
         return self._completed << 32 | self._log.begun
 
     def make_progress(self) -> bool:
@@ -148,8 +150,8 @@ class ElasticTransport:
 
     def part(self, size: int) -> Transport:
         raise GossamerError(
-            "an elastic run has no sites: which workers are neighbors changes as they come and go. Write a recipe in "
-            "which all workers average together, or start a fixed number of them: gossamer run --workers 4."
+            "an elastic run has no sites: adjacent ranks change as workers join and leave. Use a recipe in "
+            "which all workers average together, or start a fixed number of workers: gossamer run --workers 4."
         )
 
     @property
@@ -162,13 +164,13 @@ class ElasticTransport:
             self._group.links = text
 
     def farewell(self) -> None:
-        """All is done here: stay until it is for all others, too, who may still miss answers. A transaction; where the
-        others go on, they hear that this worker leaves."""
+        """Wait until every rank has finished, because others may still need results. This is a transaction. If the
+        others continue, they are notified that this worker leaves."""
         self.finished = True
         self.all_gather_text("all is done")
 
     def leave(self) -> None:
-        """Leave between two exchanges, or amid one, which the others then make again. Any thread may call it."""
+        """Leave between two transactions, or during one, which the others then repeat. Thread-safe."""
         if not self._left:
             self._left = True
             with suppress(GossamerError):
@@ -183,15 +185,15 @@ class ElasticTransport:
 
     @property
     def is_newcomer(self) -> bool:
-        """Whether the others train already, so that this worker has to `join` them."""
+        """Whether the others already train, so that this worker must `join` them."""
         return self._view is None
 
     def serve(self, trainee: Trainee) -> None:
-        """From now on changes are told to `trainee`."""
+        """Report changes to `trainee` from now on."""
         self._trainee = trainee
 
     def attached(self, fingerprint: str) -> None:
-        """What newcomers must be like, once the members of the first view were found alike."""
+        """Report the fingerprint for newcomers, after the members of the first view were compared."""
         self._membership.attached(fingerprint)
 
     def enter(self, *, admits: bool) -> None:
@@ -200,7 +202,7 @@ class ElasticTransport:
         while True:
             first = not self._epoch and self._seen.number > self._ended
             if self._group is None and not first:
-                self._regroup(OVER)  # outside of the block below: an error of its own is final
+                self._regroup(OVER)  # outside of the block below, because its errors are final
                 continue
             try:
                 if self._group is None and first:
@@ -225,22 +227,22 @@ class ElasticTransport:
             self._membership.caught_up()
 
     def look(self) -> None:
-        """Where the view is over and no transaction is under way here: serve those who may miss answers of the last
-        one. On the communication thread."""
+        """If the view has ended and no transaction is active here: serve ranks that may need results of the last one.
+        Called on the communication thread."""
         if self._group is None and self._epoch and not self._inside:
             self._regroup(OVER)
 
     def _adopt(self, resolved: Resolved) -> None:
-        """From here on the group is the next one. All of its members come here before their next transaction."""
+        """Switch to the next group. All of its members do so before their next transaction."""
         told = self._bases(self._standing())
         self._next = None
         self._become(told, resolved)
 
     def _bases(self, group: Group) -> list[Any]:
-        """From where all members move while nothing else does, by rank, and where they are; None of newcomers.
+        """Park the trainee, and all-gather each member's base and current members, by rank; None for newcomers.
 
-        One more may be lost here, when some have moved and others have not. So all move again from where they stood
-        when they had last completed a transaction, equally many of them.
+        Another member may be lost here after some have moved and others have not. All therefore move again from their
+        last completed transaction, of which they have equally many.
         """
         if self._trainee is None:
             return [None] * group.world
@@ -257,7 +259,7 @@ class ElasticTransport:
         if count != len(members):
             self._trainee.rescale(count, len(members))
         if self._base is not None and self._base.standing is None:
-            raise PutOut  # a newcomer has drawn samples since, of which those who move again know nothing
+            raise PutOut  # a newcomer has drawn samples since then, unknown to members that move again
         before = tuple(next(each[0] for each in told if each))
         self._base = self._base or Base(before, None)
         replaces, self._base.left = self._base.left, True
@@ -280,7 +282,7 @@ class ElasticTransport:
     # -- groups --------------------------------------------------------------------------------------------------------
 
     def view_over(self, number: int) -> None:
-        """The views up to this one are over, as the coordinator says. Any thread may call it."""
+        """Close the group if its view is at most `number`, which the coordinator has ended. Thread-safe."""
         with self._changing:
             self._ended = max(self._ended, number)
         view = self._view
@@ -299,14 +301,14 @@ class ElasticTransport:
         return self._group
 
     def _break(self) -> None:
-        """Close the group at once, so that nobody in it goes on waiting for others who do."""
+        """Close the group at once, so that none of its members waits for another that is blocked."""
         with self._changing:
             group, self._group = self._group, None
         if group is not None:
             group.close()
 
     def _stand(self, group: Group, view: View) -> None:
-        """Use a group, unless its view is over by now."""
+        """Use a group, unless its view has ended meanwhile."""
         with self._changing:
             before, self._group = self._group, group if view.number > self._ended else None
             self._view, self._epoch, self._links = view, self._epoch + 1, group.links
@@ -318,8 +320,10 @@ class ElasticTransport:
     # -- recovery ------------------------------------------------------------------------------------------------------
 
     def _regroup(self, why: str, suspects: Sequence[int] = ()) -> bool:
-        """Form the group anew; whether others had completed the transaction under way. Raises PeerLost where there is
-        no way back in. suspects: numbers of members that could not be reached."""
+        """Form the group again; return whether other ranks had completed the current transaction.
+
+        suspects: numbers of members that could not be reached. Raises PeerLost if this worker cannot return.
+        """
         began = time.monotonic()
         while True:
             self._break()
@@ -331,14 +335,14 @@ class ElasticTransport:
                 self.released = True
                 raise
             if self._membership.number in view.newcomers:
-                raise PutOut  # without a state
+                raise PutOut  # it has no state
             try:
                 return self._resolve(self._connect(view.stage()), view, began)
             except FAILURES as failure:
                 suspects, why = unreached(failure), str(failure)
 
     def _resolve(self, group: Group, view: View, began: float) -> bool:
-        """Compare how far the survivors have come, and give those who are behind the answers that they miss."""
+        """Compare the survivors' progress, and send missing results to those that are behind."""
         texts = group.all_gather_text(json.dumps([self._completed, self._log.answered if self._inside else 0]))
         completed, firsts = zip(*(json.loads(text) for text in texts), strict=True)
         resolution = resolve(dict(enumerate(completed)))
@@ -355,13 +359,13 @@ class ElasticTransport:
     # -- newcomers -----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let newcomers in, between two transactions."""
+        """Admit newcomers between two transactions."""
         self._begin_with(self._admission.admit(self._seen, self._trainee, self._completed, self._bases))
 
     def join(self, fingerprint: str) -> None:
-        """A newcomer's way in: between two transactions of the others, with all that they have.
+        """Join as a newcomer, between two transactions of the members, and receive their state.
 
-        Raises MismatchError where this worker is not like them, and PeerLost where it was not let in.
+        Raises MismatchError if this worker differs from the members, and PeerLost if it was not admitted.
         """
         admitted = self._admission.join(fingerprint, self._trainee)
         self._completed, self.world = admitted.completed, len(admitted.view.stage().members)
@@ -374,5 +378,5 @@ class ElasticTransport:
 
 
 def elastic(transport: Transport) -> ElasticTransport | None:
-    """A transport whose members come and go; None for one of a fixed group."""
+    """Return the transport if it is elastic, else None."""
     return transport if isinstance(transport, ElasticTransport) else None

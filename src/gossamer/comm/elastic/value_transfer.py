@@ -20,7 +20,7 @@ MOST_TENSORS, MOST_ENTRIES = 2**20, 2**48
 
 
 def broadcast_value(group: Group, source: int, value: Any) -> Any:
-    """The value of rank `source`, on every rank."""
+    """Broadcast the value of rank `source`."""
     tensors: list[Tensor] = []
     text = json.dumps(_described(value, tensors)) if group.rank == source else ""
     text = group.all_gather_text(text)[source]
@@ -32,7 +32,7 @@ def broadcast_value(group: Group, source: int, value: Any) -> Any:
 
 
 def hand_over_value(group: Group, donors: Sequence[int], receivers: Sequence[int], value: Any) -> Any:
-    """The value that all `donors` have alike, at the `receivers`: each donor sends a part of its bytes."""
+    """Send a value that all `donors` have to the `receivers`; each donor sends a part of its bytes."""
     tensors: list[Tensor] = []
     donates, receives = group.rank in donors, group.rank in receivers
     text = json.dumps(_described(value, tensors)) if donates else ""
@@ -54,7 +54,7 @@ def hand_over_value(group: Group, donors: Sequence[int], receivers: Sequence[int
 
 
 def _pieces(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, end: int) -> Collection[Tensor]:
-    """Views of the bytes from `begin` to `end` of tensors that lie one after another in mind."""
+    """Views of the bytes [begin, end) of the concatenation of tensors."""
     found: list[Tensor] = []
     for tensor, start, stop in zip(tensors, ends, ends[1:], strict=False):
         low, high = max(begin, start), min(end, stop)
@@ -79,7 +79,7 @@ def _fill(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, joint: Ten
 
 
 def _described(value: Any, tensors: list[Tensor]) -> Any:
-    """JSON that counts the tensors of a value, which are appended to `tensors`."""
+    """Encode a value as JSON. Its tensors are appended to `tensors`, and encoded as their index."""
     match value:
         case Tensor():
             tensors.append(value)
@@ -91,11 +91,11 @@ def _described(value: Any, tensors: list[Tensor]) -> Any:
         case str() | None:
             return value
         case _:
-            raise TypeError(f"a {type(value).__name__} cannot be handed over")
+            raise TypeError(f"a {type(value).__name__} cannot be transferred")
 
 
 def _blank(text: str) -> list[Tensor]:
-    """Tensors to receive what a text describes. Raises MalformedError, before memory is taken."""
+    """Allocate the tensors that a text describes. Raises MalformedError before allocating if it is invalid."""
     found: dict[int, tuple[list[int], torch.dtype]] = {}
 
     def walk(described: Any) -> None:
@@ -106,7 +106,7 @@ def _blank(text: str) -> list[Tensor]:
                     all(type(each) is int and 0 <= each < MOST_ENTRIES for each in shape) and prod(shape) < MOST_ENTRIES
                 )
                 if len(found) >= MOST_TENSORS or not sized or not isinstance(kind, torch.dtype):
-                    raise MalformedError(f"another rank's state has an impossible tensor, {shape!s:.80} of {dtype:.20}")
+                    raise MalformedError(f"invalid tensor in another rank's state: {shape!s:.80} of {dtype:.20}")
                 found[place] = shape, kind
             case list(parts) | {"tuple": list(parts)}:
                 for each in parts:
@@ -114,14 +114,14 @@ def _blank(text: str) -> list[Tensor]:
             case str() | None:
                 pass
             case _:
-                raise MalformedError("another rank's state cannot be read")
+                raise MalformedError("another rank's state is invalid")
 
     try:
         walk(read_json(text))
     except ValueError as error:
-        raise MalformedError(f"another rank's state is no JSON: {error!s:.100}") from None
+        raise MalformedError(f"another rank's state is not valid JSON: {error!s:.100}") from None
     if sorted(found) != list(range(len(found))):
-        raise MalformedError("another rank's state does not count its tensors from 0")
+        raise MalformedError("the tensors in another rank's state are not numbered from 0")
     forms = [found[place] for place in range(len(found))]
     return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in forms]
 

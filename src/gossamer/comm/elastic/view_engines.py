@@ -1,8 +1,8 @@
-"""View engines: one worker's engines between devices, a fresh one for every view, never two at once.
+"""View engines: one worker's engines between GPUs, a new one per view, and never two at once.
 
-When the members change, the engine before is aborted, since its kernels may wait for somebody who is gone; only then
-another one is formed beside the new view's mesh, by a store that has served no other; and only when it stands is the
-memory of the one before given back.
+When the members change, the previous engine is aborted, because its kernels may wait for a lost member. Then another
+engine is formed for the new view's mesh, through a store that has served no other. The previous engine's memory is
+only released once the new one is formed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from gossamer.comm.mesh.transport import MeshTransport
 from gossamer.comm.packing import into, join, split
 from gossamer.comm.peer_watch import Peers, PeerWatch, first_line
 
-# What goes wrong is raised where it is waited for; else torch's own watchdog ends the process, of which it is the error
+# Errors are raised in `wait`. Otherwise torch's watchdog would end the process for them
 ERRORS_ARE_OURS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 
 
 def nccl_group(store: Store, rank: int, world: int, device: torch.device) -> Any:
-    """Every rank calls it, with a store in which no other group was formed; it returns once all are connected."""
+    """Form an NCCL group over a fresh store. Collective call; it returns once all ranks are connected."""
     os.environ.setdefault(*ERRORS_ARE_OURS)
-    torch.cuda.set_device(device)  # of the thread that forms it
+    torch.cuda.set_device(device)  # of the thread that forms the group
     group = dist.ProcessGroupNCCL(store, rank, world, dist.ProcessGroupNCCL.Options())
     group._set_sequence_number_for_group()
     group.eager_connect_single_device(device)
@@ -48,7 +48,7 @@ def nccl_group(store: Store, rank: int, world: int, device: torch.device) -> Any
 
 
 class ViewEngine:
-    """group: torch's, of this view alone; seconds: how long an operation may take while all members are there."""
+    """One view's engine. group: torch's process group; seconds: time limit of an operation while all members live."""
 
     takes_devices = True
 
@@ -74,7 +74,7 @@ class ViewEngine:
             case AllGather(payload):
                 return self._gather(payload)
             case _:
-                raise AssertionError(f"a view's engine does not serve {op}")
+                raise AssertionError(f"a view's engine does not support {op}")
 
     def _mean(self, tensor: Tensor, out: Tensor | None) -> Callable[[], Tensor]:
         mean = into(out if out is not None and out.is_contiguous() else None, tensor.contiguous())
@@ -100,23 +100,22 @@ class ViewEngine:
         return wait
 
     def abort(self) -> None:
-        """Give up on what is under way, as it may wait for members who are gone; it is over when this returns."""
+        """Abort operations, which may wait for lost members. Blocks until they have ended."""
         self._communicator.abort()
 
     def close(self) -> None:
-        """Have it aborted, without waiting for torch. Any thread may: also one by which this worker shows that it
-        lives."""
+        """Abort without waiting for torch. May be called by any thread, including the one that sends heartbeats."""
         threading.Thread(target=self.abort, name="gossamer-abort", daemon=True).start()
 
 
-PATIENCE = timedelta(seconds=60)  # with an engine that is formed; then the mesh alone is used
+PATIENCE = timedelta(seconds=60)  # to form an engine; after that the mesh alone is used
 REFUSED = "none could be formed before"
 
 Form = Callable[[Store, int, int, torch.device], Any]
 
 
 class MeshOfView(Protocol):
-    """What members know each other by before they have an engine."""
+    """The channel between members before they have an engine."""
 
     rank: int
     world: int
@@ -127,32 +126,38 @@ class MeshOfView(Protocol):
 
 
 class ViewEngines:
-    """form: makes torch's group of a view's members, each of which calls it; address: where this worker listens."""
+    """Creates the engines of successive views.
+
+    Args:
+        device: Device of this worker.
+        address: Address on which this worker listens.
+        form: Forms torch's group of a view; collective call.
+    """
 
     def __init__(self, device: torch.device, address: str, form: Form) -> None:
         self._device, self._address, self._form = device, address, form
         self._now: ViewEngine | None = None
-        self._refused = ""  # once none could be formed, for what a machine lacks, it is not tried again
+        self._refused = ""  # after one failure, caused by a machine's configuration, no further attempt is made
 
     def beside(self, mesh: MeshTransport) -> MeshTransport | DeviceTransport:
-        """A new view's group: its mesh, with an engine beside it where all members come to one. All of them call it.
+        """Combine a new view's mesh with an engine, if all members can form one. Collective call.
 
-        Raises PeerLost, and ends the mesh, where a member leaves meanwhile.
+        Raises PeerLost, and closes the mesh, if a member leaves meanwhile.
         """
         try:
             engine = self.of(mesh)
-            nodes = ("",) * mesh.world  # of a view nothing asks for a part, so ways within nodes need not be known
+            nodes = ("",) * mesh.world  # views have no subgroups, so timings within nodes are not needed
             return mesh if engine is None else DeviceTransport.of(mesh, engine, self._device, nodes)
         except BaseException:
             mesh.close()
             raise
 
     def of(self, mesh: MeshOfView) -> ViewEngine | None:
-        """A new view's. All members call it, and all come to None where one has none, or had none before.
+        """Form a new view's engine; None on all members if one of them cannot. Collective call.
 
-        Raises PeerLost, naming who is gone, where a member leaves meanwhile, whatever the others wait for.
+        Raises PeerLost with the lost members if one leaves meanwhile.
         """
-        before = self._retired()  # not forgotten before this returns: torch takes down what it has in its own time
+        before = self._retired()  # referenced until this returns: torch would destroy it at an arbitrary time
         held, problem = self._held() if mesh.rank == 0 else (None, self._refused)
         told = mesh.all_gather_text(json.dumps([problem, self._address, 0 if held is None else held.port]))
         problems, addresses, ports = zip(*map(json.loads, told), strict=True)
@@ -178,7 +183,7 @@ class ViewEngines:
         self._refused = REFUSED
 
     def _held(self) -> tuple[TCPStore | None, str]:
-        """A store of one view's members alone, which this worker holds; or why there is none."""
+        """Open a store for one view's members in this worker; or return the error."""
         if self._refused:
             return None, self._refused
         try:
@@ -189,21 +194,21 @@ class ViewEngines:
                 is_master=True,
                 timeout=PATIENCE,
                 wait_for_workers=False,
-                master_listen_fd=listener.detach(),  # from here on it is the store's
+                master_listen_fd=listener.detach(),  # the store owns it from here on
             )
             return store, ""
         except (OSError, RuntimeError) as failure:
             return None, first_line(failure)
 
     def _formed(self, mesh: MeshOfView, store: Callable[[], Store]) -> str:
-        """Have an engine, or say why there is none. It is formed in a thread of its own, which is left alone where it
-        waits for the dead."""
+        """Form the engine; return the error, or an empty text. The thread that forms it is abandoned if it blocks on a
+        lost member."""
         forming: Future[Any] = Future()
 
         def form() -> None:
             try:
                 forming.set_result(self._form(store(), mesh.rank, mesh.world, self._device))
-            except Exception as failure:  # of whatever class an engine raises
+            except Exception as failure:  # an engine may raise any class
                 forming.set_exception(failure)
 
         threading.Thread(target=form, name="gossamer-nccl", daemon=True).start()
@@ -222,6 +227,6 @@ class ViewEngines:
 
 
 def _abort_late(forming: Future[Any]) -> None:
-    """Nobody waits for it any more."""
+    """Abort a group that was formed after the timeout."""
     with suppress(Exception):
         forming.result().abort()

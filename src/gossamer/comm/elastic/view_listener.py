@@ -1,4 +1,4 @@
-"""View listener: a worker's listening socket, by which the members of each view connect to each other."""
+"""View listener: a worker's listening socket, through which the members of each view connect to each other."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gossamer.comm.membership import View
 from gossamer.comm.mesh.connect import family_of, settle
 from gossamer.comm.mesh.greeter import Greeter, MeshMeeting, dial, meeting_key
 
-BACKLOG = 1024  # calls of a view that this worker has not heard of yet wait in the kernel
+BACKLOG = 1024  # connections for a view that this worker does not know yet wait in the kernel
 
 _open: weakref.WeakSet[ViewListener] = weakref.WeakSet()
 
 
 class ViewListener:
-    """A worker's listening socket, open as long as the process. In each view its members connect again through it."""
+    """A worker's listening socket, open for the life of the process. The members of each view connect through it."""
 
     def __init__(self, address: str) -> None:
-        """address: of this machine, as the others reach it. Raises OSError."""
+        """address: local address as the other workers reach it. Raises OSError."""
         listener = socket.create_server((address, 0), family=family_of(address), backlog=BACKLOG)
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._greeter = Greeter(listener)
@@ -31,11 +31,21 @@ class ViewListener:
     def meet(
         self, view: View, number: int, token: bytes, seconds: float, over: Callable[[], bool]
     ) -> list[socket.socket | None]:
-        """Connections to all members of a view, by rank; None for this one, whose number is `number`.
+        """Connect to all members of a view. Every member must call it.
 
-        Every member must call it. token: the run's, 32 secret bytes; over: whether the view is over, asked now and
-        then. Raises MembersUnreached, a ConnectError: `unreached` are the numbers of the members that were not there
-        after so many seconds, and nobody's where the view was over before.
+        Args:
+            view: The view.
+            number: This member's number.
+            token: The run's token, 32 secret bytes.
+            seconds: Time limit.
+            over: Whether the view has ended; called repeatedly.
+
+        Returns:
+            Sockets by rank; None for this member.
+
+        Raises:
+            MembersUnreached: Some members could not be connected in time; `unreached` has their numbers, or is empty
+                if the view has ended.
         """
         rank = view.rank_of(number)
         others = {each.number: each for each in view.members if each.number != number}
@@ -56,7 +66,8 @@ class ViewListener:
 
 
 def _close_in_child() -> None:
-    """A forked child must not hold the socket open when its parent has ended: callers would wait for an answer."""
+    """Close the socket in a forked child. Otherwise connections would still be accepted after the parent has ended."""
+
     for each in list(_open):
         each.close()
 

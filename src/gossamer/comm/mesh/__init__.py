@@ -1,24 +1,24 @@
-"""The mesh: every worker connected to every other, collectives by tables of hops, compiled loops that run them.
+"""The mesh: a fully connected set of TCP connections between workers, on which compiled loops run the collectives.
 
-transport            MeshTransport: what the loops serve by them, the rest by a fallback (the process group)
-standalone           such a transport without a process group: texts travel over the mesh, too
-encrypted            such a transport over sealed connections: with --tls nothing of the group goes elsewhere
-operations           each operation as a program for the loops
-staged_operations    each operation of tensors on devices, in chunks, by way of this machine's memory
-device_transport     by the engine or by the mesh, where all have a GPU
-engine_selector      which of the two takes an operation
-program              what one rank does, message by message, for an operation
+transport            MeshTransport: operations that the compiled loops support; a fallback for others
+standalone           MeshTransport without a process group: the mesh also carries texts
+encrypted            MeshTransport with encrypted connections: with --tls, all traffic of the group uses them
+operations           each operation as a program for the compiled loops
+staged_operations    operations on device tensors, copied in chunks through host memory
+device_transport     chooses between engine and mesh in groups with GPUs only
+engine_selector      the rule for that choice
+program              one rank's part of an operation, message by message
 native_mesh          the compiled loops over all connections: begin, wait, make progress, close
-last_words           what a rank that hangs up tells the others: who is gone
-connect              connections between all ranks of a process group, authenticated
-greeter              one listening socket: greets all members of a meeting, and drops strangers
-sealing              keys of encrypted connections, agreed inside TLS; libcrypto for the loops
-shared_memory        memory between two workers of one machine
-link_measurement     round trips, rates and losses between ranks, measured as the group begins
-bandwidth_probe      which pairs send to each other to find each host's rates
+last_words           last message of a rank that disconnects: the rank that caused the failure
+connect              authenticated connections between all ranks of a process group
+greeter              one listening socket that connects all members of a meeting and drops strangers
+sealing              keys of encrypted connections, agreed inside TLS; libcrypto for the compiled loops
+shared_memory        shared memory between two workers on one machine
+link_measurement     round trips, bandwidths and losses between ranks, measured when the group is formed
+bandwidth_probe      which pairs exchange data to determine each host's bandwidth
 link_statistics      the kernel's counters of all connections by peer, for observers
 tcp_info             the kernel's statistics of a connection
-collective_selector  which collective a mean takes
-collective_preference  asks a transport for another one from now on
+collective_selector  which all-reduce algorithm a mean uses
+collective_preference  changes the algorithm during training
 stall_watchdog       notices and timeouts while connected peers are silent
 """

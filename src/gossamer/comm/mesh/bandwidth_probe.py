@@ -1,8 +1,8 @@
-"""Bandwidth probe: finds what each host can send and receive, by a few pairs that send to each other.
+"""Bandwidth probe: measures the upload and download bandwidth of each host with a few pairwise exchanges.
 
-A rate that a pair sees is that of the slower of two lines. So each host meets two others, and one that still seems slow
-meets a host that is known to be faster: then the slower line is its own. A line that sites share is seen where all of
-their hosts send at once.
+A pair measures the slower of two lines. Each host therefore meets two other hosts, and a host that still appears slow
+meets one that is known to be faster, so that its own line is the bottleneck. A line that sites share is measured by all
+of their hosts sending at once.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from gossamer.comm.network.tcp_model import ETHERNET
 Flow = tuple[int, int]  # sender, receiver
 Pair = tuple[int, int]
 Meet = Callable[[Sequence[Flow], int], Mapping[Flow, float]]
-"""All flows at once, two messages of so many bytes each: how many seconds after the first the second one was there."""
+"""Runs all flows at once, two messages of the given size each; returns the seconds between the arrivals of the two."""
 
 FIRST_BYTES, MOST_BYTES, GROWTH = 2**14, 2**22, 3
-LONG_ENOUGH_SECONDS = 0.02  # beside which what a message itself takes is nothing
-LONG_ENOUGH_ROUND_TRIPS = 1.5  # in less, a window may be what was measured
-MORE_MEETINGS = 1  # for hosts that are not clear after the first two
-ALIKE = 1.5  # times as fast is the same
+LONG_ENOUGH_SECONDS = 0.02  # the overhead of a message is negligible in a measurement of this length
+LONG_ENOUGH_ROUND_TRIPS = 1.5  # a shorter transfer may measure the TCP window instead of the line
+MORE_MEETINGS = 1  # for hosts that are unclear after the first two
+ALIKE = 1.5  # rates within this factor count as equal
 NOTHING_SECONDS = 1e-6
 
 
 @dataclass
 class Rates:
-    """Bits per second that pairs saw, headers of IP included."""
+    """Bits per second that pairs measured, IP headers included."""
 
     world: int
     seen: dict[Flow, float] = field(default_factory=dict)
 
     def up(self, rank: int) -> float:
-        """The most that any host received of it; 0 where nothing is known."""
+        """Highest upload rate measured from this rank; 0 if unknown."""
         return max((rate for (sender, _), rate in self.seen.items() if sender == rank), default=0.0)
 
     def down(self, rank: int) -> float:
@@ -45,7 +45,7 @@ class Rates:
         return min(self.up(rank), self.down(rank))
 
     def is_clear(self, rank: int) -> bool:
-        """Whether its lines are as fast as the fastest, or slower than those of a host that it met."""
+        """Whether each of its lines is as fast as the fastest, or was measured against a faster line."""
         most = max(self.seen.values(), default=0.0)
         mine = [(flow, rate) for flow, rate in self.seen.items() if rank in flow]
         up = any(rate * ALIKE < self.down(receiver) for (sender, receiver), rate in mine if sender == rank)
@@ -54,9 +54,18 @@ class Rates:
 
 
 def find(sites: Sequence[Sequence[int]], round_trips: Sequence[Sequence[float]], meet: Meet) -> Rates:
-    """What every host sends and receives at most, as far as one other fills its lines. Near ones meet before far ones.
+    """Measure the upload and download rate of every host, as far as a single peer can saturate its line.
 
-    A few meetings, however many hosts there are; each is as long as its slowest pair takes to see a rate.
+    Nearby hosts meet before distant ones. The number of meetings does not depend on the number of hosts, and each
+    takes as long as its slowest pair.
+
+    Args:
+        sites: Hosts grouped by site.
+        round_trips: Seconds between every two hosts.
+        meet: Runs flows and times them.
+
+    Returns:
+        The measured rates.
     """
     rates, nbytes = Rates(len(round_trips)), FIRST_BYTES
     for meeting in range(2 + MORE_MEETINGS):
@@ -68,7 +77,7 @@ def find(sites: Sequence[Sequence[int]], round_trips: Sequence[Sequence[float]],
 
 
 def first_pairs(sites: Sequence[Sequence[int]], meeting: int) -> list[Pair]:
-    """Within sites: neighbors in meeting 0, the next but one in meeting 1. Single hosts meet single hosts."""
+    """Pairs within sites: neighbors in meeting 0, next neighbors in meeting 1. Single hosts are paired."""
     groups = [*(site for site in sites if len(site) > 1), [host for site in sites if len(site) == 1 for host in site]]
     step = meeting + 1
     firsts = [(group, at) for group in groups for at in range(len(group) - step) if at % (2 * step) < step]
@@ -76,9 +85,11 @@ def first_pairs(sites: Sequence[Sequence[int]], meeting: int) -> list[Pair]:
 
 
 def next_pairs(rates: Rates, sites: Sequence[Sequence[int]]) -> list[Pair]:
-    """Each host whose lines are not clear yet, with one that it has not met: rather one of the fastest that are clear
-    than one that is not, rather a near one than a far one. A host without any meeting, the last of five, comes first:
-    nothing is known of its lines."""
+    """Pair each host whose lines are unclear with one that it has not met.
+
+    Preferred are hosts that are clear and fast, then hosts in the same site. Hosts without any measurement, such as
+    the last of five, choose first.
+    """
     site_of = {host: number for number, site in enumerate(sites) for host in site}
     clear = {host for host in range(rates.world) if rates.is_clear(host)}
     left = sorted(range(rates.world), key=lambda host: (host not in clear, -rates.slowest(host)))
@@ -97,9 +108,10 @@ def next_pairs(rates: Rates, sites: Sequence[Sequence[int]]) -> list[Pair]:
 def see(
     flows: Sequence[Flow], round_trips: Sequence[Sequence[float]], meet: Meet, first_bytes: int
 ) -> tuple[dict[Flow, float], int]:
-    """What flows see that go on side by side: ever more bytes, for each until it takes long enough to be measured.
+    """Measure concurrent flows with growing messages, each until it takes long enough.
 
-    Also, how many bytes were enough for the first of them.
+    Returns:
+        Bits per second by flow, and the message size that was sufficient for the first of them.
     """
     left, nbytes, found, enough_bytes = list(flows), first_bytes, dict[Flow, float](), MOST_BYTES
     while left:
@@ -120,11 +132,14 @@ def see(
 def find_shared(
     sites: Sequence[Sequence[int]], round_trips: Sequence[Sequence[float]], meet: Meet
 ) -> dict[tuple[int, int], float]:
-    """Bits per second of the lines that hosts of two sites share, by the places of both in `sites`; the slower of its
-    directions. Sites between which nothing is shared, as far as can be seen, are left out.
+    """Measure lines that the hosts of two sites share.
 
-    All hosts of two sites send to each other at once, then one pair of them alone: where all are together much slower
-    than as many times that pair, something between them is full. A site meets one other at a time.
+    All hosts of both sites exchange data at once, then one pair alone. If the aggregate rate is much lower than the
+    pair's rate times the number of pairs, a shared line is saturated. Each site meets one other site at a time.
+
+    Returns:
+        Bits per second by pair of site indices, the slower of the two directions. Pairs of sites without a detectable
+        shared line are omitted.
     """
     found: dict[tuple[int, int], float] = {}
     for meeting in site_meetings([len(site) for site in sites]):
@@ -133,7 +148,7 @@ def find_shared(
         everyone = [flow for some in flows.values() for flow in some]
         nbytes = _fill(everyone, round_trips, meet)
         alone = meet([flow for some in flows.values() for flow in some[:2]], nbytes)
-        again = meet(everyone, nbytes)  # windows are now at least as open as they were for those that were alone
+        again = meet(everyone, nbytes)  # the TCP windows are now at least as open as in the measurement of one pair
         for pair, some in flows.items():
             rates = [rate for way in (some[::2], some[1::2]) if (rate := _shared_rate(way, alone, again, nbytes))]
             if rates:
@@ -142,7 +157,7 @@ def find_shared(
 
 
 def _fill(flows: Sequence[Flow], round_trips: Sequence[Sequence[float]], meet: Meet) -> int:
-    """Bytes in which all flows take long enough side by side; after that, their windows are open."""
+    """Find a message size for which all concurrent flows take long enough; this also opens their TCP windows."""
     nbytes = FIRST_BYTES
     while True:
         seconds = meet(flows, nbytes)
@@ -154,7 +169,7 @@ def _fill(flows: Sequence[Flow], round_trips: Sequence[Sequence[float]], meet: M
 def _shared_rate(
     flows: Sequence[Flow], alone: Mapping[Flow, float], together: Mapping[Flow, float], nbytes: int
 ) -> float | None:
-    """What flows of one direction have together, where that is much less than as many times the first of them alone."""
+    """Return the aggregate rate of flows in one direction if it is much lower than that of independent flows."""
     bits = 8 * ETHERNET.wire_bytes(nbytes)
     all_rate = len(flows) * bits / max(NOTHING_SECONDS, *(together[flow] for flow in flows))
     one_rate = bits / max(NOTHING_SECONDS, alone[flows[0]])
@@ -162,8 +177,7 @@ def _shared_rate(
 
 
 def site_meetings(sizes: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Pairs of sites that may share a line, those of several hosts each, in as few meetings as a greedy choice finds;
-    in each of them a site meets one other."""
+    """Schedule the pairs of sites with several hosts each, greedily, so that a site meets one other per meeting."""
     left = [pair for pair in combinations(range(len(sizes)), 2) if min(sizes[place] for place in pair) > 1]
     meetings = []
     while left:
@@ -183,9 +197,9 @@ def _enough_seconds(flow: Flow, round_trips: Sequence[Sequence[float]]) -> float
 
 
 def alike(rates: Sequence[float]) -> tuple[float, ...]:
-    """Rates of which none is nearly another: those that follow closely take the median of them all, to two digits.
+    """Cluster rates: those within a factor of ALIKE of the next lower one get the cluster's median, in two digits.
 
-    So what two measurements of like lines differ in changes no choice.
+    Small differences between two measurements then do not change the choice of algorithm.
     """
     groups: list[list[int]] = []
     for place in sorted(range(len(rates)), key=lambda place: rates[place]):
@@ -198,7 +212,7 @@ def alike(rates: Sequence[float]) -> tuple[float, ...]:
 
 
 def all_alike(rates: Sequence[float]) -> tuple[float, ...]:
-    """The median for all: where what differs is how busy the machine was."""
+    """Give all hosts the median rate, for networks where differences only reflect the load of the machine."""
     return (two_digits(median(rates)),) * len(rates)
 
 

@@ -1,4 +1,4 @@
-"""Collective preference: asks a transport to take another collective from now on, where it has a choice."""
+"""Collective preference: changes the all-reduce algorithm of a transport during training, if it supports several."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from gossamer.base.transport import Transport
 
 @runtime_checkable
 class ChoosesCollectives(Protocol):
-    """A transport whose means may take one of several tables of hops."""
+    """A transport that can compute means with several all-reduce algorithms."""
 
     def prefer(self, wish: str) -> None: ...
 
 
 def prefer_collective(transport: Transport, wish: str) -> None:
-    """Between two operations, on all ranks alike. An engine's own collectives are what they are, as at attach.
+    """Change the algorithm, between two operations and equally on all ranks. Engines keep their own collectives.
 
-    Raises ValueError for what is no collective.
+    Raises ValueError for an unknown algorithm.
     """
     if isinstance(transport, ChoosesCollectives):
         transport.prefer(wish)

@@ -1,4 +1,4 @@
-"""Collective selection: a mean takes the table of hops that was asked for, or the fastest on the measured links."""
+"""Collective selection: a mean uses the requested all-reduce algorithm, or the fastest one on the measured links."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ WISHES = (AUTO, ENGINE, *COLLECTIVES)
 
 
 def requested_collective(collective: str | None = None) -> str:
-    """Which collective a run is to use: the command line's where there is one, else the recipe's, else auto."""
+    """Return the algorithm for a run: the command line's if set, else the recipe's, else "auto"."""
     return os.environ.get("GOSSAMER_COLLECTIVE") or collective or AUTO
 
 
 def check_wish(wish: str) -> None:
-    """Raise ValueError for what is no collective; "hierarchical(4)" names the workers of a node."""
+    """Raise ValueError for an unknown algorithm; "hierarchical(4)" gives the number of workers per node."""
     require(
         wish in WISHES or re.fullmatch(r"hierarchical\([1-9][0-9]*\)", wish) is not None,
-        f"{wish!r} is no collective: write one of {', '.join(WISHES)}, or hierarchical(4) for nodes of four workers",
+        f"unknown collective {wish!r}: use one of {', '.join(WISHES)}, or hierarchical(4) for nodes of four workers",
     )
 
 
 class CollectiveSelector:
-    """Picks by size, once for each. Every rank picks alike, because all know the same links.
+    """Selects an algorithm per message size and caches it. All ranks know the same links, so they agree.
 
-    says: whether this rank tells the user where a mean cannot go as was asked.
+    Args:
+        wish: The requested algorithm, or "auto".
+        links: The measured links.
+        says: Whether this rank warns the user when a mean cannot use the requested algorithm.
     """
 
     def __init__(self, wish: Wish, links: Links, says: bool = True) -> None:
@@ -42,7 +45,7 @@ class CollectiveSelector:
         self._picked: dict[tuple[int, int, Ranks], Collective] = {}
 
     def prefer(self, wish: str) -> None:
-        """From now on take this collective, as all ranks do from the same operation on."""
+        """Change the requested algorithm, equally on all ranks between two operations."""
         check_wish(wish)
         self._wish = wish
         self._picked.clear()
@@ -57,7 +60,7 @@ class CollectiveSelector:
         self._picked.clear()
 
     def __call__(self, nbytes: int, itemsize: int, ranks: Ranks) -> Collective:
-        """The table for a mean of `nbytes` bytes, of numbers of `itemsize` bytes, that `ranks` hold."""
+        """Return the algorithm for a mean of `nbytes` bytes with elements of `itemsize` bytes over `ranks`."""
         key = (nbytes, itemsize, ranks)
         if key not in self._picked:
             self._picked[key] = wished(self._wish, nbytes, itemsize, self._links.among(ranks).network)
@@ -70,7 +73,7 @@ class CollectiveSelector:
         if self._says and itemsize < SUMMED_BYTES and self._wish not in (AUTO, picked.name, picked):
             self._says = False
             events.notice(
-                f"{self._wish} was asked for, but numbers of {itemsize} bytes go straight to their owners, who sum in "
-                "float32 and round once: on any other way sums would be rounded at every hop. For means that go by "
-                f'{self._wish}, let gradients travel as float32: Dense(dtype="float32").'
+                f"{self._wish} was requested, but means of elements of {itemsize} bytes use a direct exchange: each "
+                "owner sums in float32 and rounds once, while other algorithms would round at every hop. To use "
+                f'{self._wish}, send gradients as float32: Dense(dtype="float32").'
             )

@@ -1,9 +1,9 @@
-"""Connection setup: a TCP connection between every two workers, authenticated at both ends.
+"""Connection setup: an authenticated TCP connection between every two workers.
 
-Each rank listens, and gives the group a secret over the process group's channel. Rank i calls all lower ranks, and both
-ends of each connection prove to each other that they know all secrets and the run's token (comm/handshake). Whoever
-listened to that channel, and holds no token, is a stranger; strangers are disconnected. What travels afterwards is
-neither authenticated nor encrypted, as in torch's process groups, unless the run encrypts: sealing.
+Each rank listens, and sends the group a secret over the process group's channel. Rank i dials all lower ranks, and both
+ends of each connection prove to each other that they know all secrets and the run's token (comm/handshake). Without the
+token, an eavesdropper of that channel cannot authenticate; strangers are disconnected. As in torch's process groups,
+later traffic is neither authenticated nor encrypted, unless the run uses encryption (sealing).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gossamer.comm.handshake import keyed_hash
 from gossamer.comm.mesh.greeter import DIAL_SECONDS, Greeter, MeshMeeting, meeting_key
 from gossamer.errors import ConnectError, MismatchError
 
-FAILED = "failed: "  # before a rank's problem, in the text that it gives the others
-SECONDS = 60.0  # for each of two phases, which all ranks begin together
-# Until a machine counts as gone from which nothing is in flight; elsewhere the stall watchdog asks the kernel.
+FAILED = "failed: "  # prefix of a rank's error in the text that it sends to the other ranks
+SECONDS = 60.0  # time limit of each of two phases, which all ranks begin together
+# Time until a machine without data in flight counts as down; otherwise the stall watchdog queries the kernel.
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 10, 5, 4
 
 Gather = Callable[[str], list[str]]
@@ -32,20 +32,31 @@ Gather = Callable[[str], list[str]]
 def connect(
     rank: int, world: int, address: str, all_gather_text: Gather, token: bytes = b""
 ) -> list[socket.socket | None]:
-    """Connections to all ranks, None to itself. all_gather_text: all ranks' texts, over another channel.
+    """Connect this rank to all others.
 
-    token: the run's, where it has one. Raises MismatchError where ranks hold different ones, and ConnectError where
-    some do not reach each other, on every rank and as soon as one has found it out.
+    Args:
+        rank: This rank.
+        world: Number of ranks.
+        address: Local address to listen on.
+        all_gather_text: All-gathers a text of each rank over another channel.
+        token: The run's token, if it has one.
+
+    Returns:
+        Sockets by rank; None at `rank`.
+
+    Raises:
+        MismatchError: Ranks have different tokens.
+        ConnectError: Two ranks cannot reach each other. On every rank, as soon as one rank detects it.
     """
     secret = secrets.token_bytes(32)
     found: list[socket.socket | None] = [None] * world
 
     def together(act: Callable[[], str]) -> list[str]:
-        """All ranks act, and gather each other's reports; all raise where one has failed."""
+        """Run `act` on all ranks, and gather the results. All ranks raise if one has failed."""
         try:
             said = act()
         except (OSError, ConnectError) as problem:
-            said = f"{FAILED}rank {rank} at {address} did not reach the others ({problem})"
+            said = f"{FAILED}rank {rank} at {address} could not reach the other ranks ({problem})"
         texts = all_gather_text(said)
         if problems := [text.removeprefix(FAILED) for text in texts if text.startswith(FAILED)]:
             raise ConnectError(problems[0])
@@ -79,7 +90,7 @@ def connect(
         heard = [text.split() for text in together(listen)]
         listeners = [(host, int(number), bytes.fromhex(theirs)) for host, number, theirs, _ in heard]
         _check_tokens(rank, token, [(bytes.fromhex(theirs), bytes.fromhex(proof)) for *_, theirs, proof in heard])
-        together(call)  # the kernel completes a connection before it is accepted
+        together(call)  # the kernel completes a connection before accept()
         together(greet)
         failing.pop_all()
     for each in filter(None, found):
@@ -92,7 +103,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def _dialed(connection: socket.socket | None) -> socket.socket:
-    """A connection that is there, in place of one that is asked for."""
+    """Return an existing connection in the form of a Dial."""
     assert connection is not None
     return connection
 
@@ -103,7 +114,7 @@ def _hang_up(found: Sequence[socket.socket | None]) -> None:
 
 
 def _check_tokens(rank: int, token: bytes, told: Sequence[tuple[bytes, bytes]]) -> None:
-    """told: by rank, its secret, and its proof that it holds the same token."""
+    """told: by rank, its secret and the proof that it has the same token."""
     others = [
         str(other)
         for other, (secret, proof) in enumerate(told)
@@ -111,8 +122,8 @@ def _check_tokens(rank: int, token: bytes, told: Sequence[tuple[bytes, bytes]]) 
     ]
     if others:
         raise MismatchError(
-            f"rank {rank} holds another token than {', '.join(f'rank {each}' for each in others)}, so they may not "
-            "belong to one run, and do not talk to each other. Give all ranks the same --token-file."
+            f"rank {rank} has a different token than {', '.join(f'rank {each}' for each in others)}, so they may "
+            "belong to different runs and refuse to connect. Pass the same --token-file to all ranks."
         )
 
 
@@ -121,15 +132,15 @@ def _proof(token: bytes, secret: bytes, rank: int) -> bytes:
 
 
 def shut_down(connections: Sequence[socket.socket | None]) -> None:
-    """End connections that another thread waits on: it raises PeerLost. It closes them itself, since it knows them by
-    numbers that other files may have once they are closed."""
+    """Shut down connections on which another thread waits, so that it raises PeerLost. That thread must close them: it
+    uses descriptors, which other files could reuse after a close here."""
     for each in filter(None, connections):
-        with suppress(OSError):  # it was ended before
+        with suppress(OSError):  # already shut down
             each.shutdown(socket.SHUT_RDWR)
 
 
 def settle(connection: socket.socket) -> None:
-    """From now on nobody waits on it: it is asked whether there is something."""
+    """Make a connection non-blocking, with keep-alive probes."""
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", IDLE_SECONDS), ("TCP_KEEPINTVL", PROBE_SECONDS), ("TCP_KEEPCNT", PROBES)):

@@ -1,6 +1,6 @@
-"""Device transport: collectives of tensors on devices, by the engine (NCCL) or by the mesh, whichever is faster there.
+"""Device transport: runs collectives of device tensors on the engine (NCCL) or the mesh, whichever is faster.
 
-So a mean within a node may go by the engine, and one between nodes by the mesh. Tensors of processors go by the mesh.
+For example, a mean within a node may use the engine, and one between nodes the mesh. CPU tensors use the mesh.
 The engine's part has not run on GPUs.
 """
 
@@ -26,32 +26,32 @@ from gossamer.comm.peer_watch import Peers
 
 @runtime_checkable
 class DeviceEngine(OperationsOnDevices, Protocol):
-    """An engine that says whether it moves tensors between devices itself, and how its operations hear of a loss."""
+    """An engine that reports whether it moves device tensors itself, and that can be notified of lost peers."""
 
     @property
     def takes_devices(self) -> bool: ...
 
     def serves(self, op: SimpleOp, whole: bool) -> bool:
-        """Whether it has this operation, of all ranks or of some: the same on all ranks."""
+        """Whether it supports this operation, on all ranks (`whole`) or a subgroup; equal on all ranks."""
 
     def watched_by(self, peers: Peers) -> None:
-        """From now on its operations end when one of these is gone."""
+        """From now on, end operations when one of these peers is gone."""
 
     def close(self) -> None: ...
 
 
 def chooses(wish: str, devices: Sequence[str]) -> bool:
-    """Whether a group takes an engine where that is faster. devices: by rank, the kinds of all."""
+    """Whether a group uses the engine when it is faster. devices: device types of all ranks."""
     return wish == AUTO and bool(devices) and "cpu" not in devices
 
 
 def device_engine(engine: object) -> DeviceEngine | None:
-    """An engine that moves tensors between devices itself, the same on all ranks; None for others."""
+    """Return the engine if it moves device tensors itself, else None; equal on all ranks."""
     return engine if isinstance(engine, DeviceEngine) and engine.takes_devices else None
 
 
 class StagingMesh(Transport, Protocol):
-    """A mesh transport, as far as there is a choice beside it."""
+    """The interface of a mesh transport that DeviceTransport needs."""
 
     @property
     def known_links(self) -> Links: ...
@@ -64,7 +64,13 @@ class StagingMesh(Transport, Protocol):
 
 
 class DeviceTransport:
-    """Of a group that all have a device. pick: whether the engine answers, by the mesh's links as they are now."""
+    """Transport of a group in which every rank has a device.
+
+    Args:
+        mesh: The mesh transport.
+        engine: The engine of the same group.
+        pick: Builds the selector from the mesh's current links.
+    """
 
     def __init__(self, mesh: StagingMesh, engine: DeviceEngine, pick: Callable[[Links], EngineSelector]) -> None:
         self._mesh, self._engine, self._pick, self._wish = mesh, engine, pick, AUTO
@@ -74,8 +80,7 @@ class DeviceTransport:
 
     @classmethod
     def of(cls, mesh: StagingMesh, engine: DeviceEngine, device: torch.device, nodes: Nodes) -> DeviceTransport:
-        """Of a mesh and an engine beside it; times both, unless the mesh's links say what that came to. All ranks call
-        it."""
+        """Combine a mesh and an engine. Times both, unless the mesh's links include the result. Collective call."""
         engine.watched_by(mesh.peers)
         if not mesh.known_links.ways:
             mesh.links = replace(mesh.known_links, ways=measured_ways(mesh, engine, device, nodes)).text
@@ -99,22 +104,22 @@ class DeviceTransport:
                 return self._choose(op, ranks)
 
     def _begin_run(self, ops: Sequence[SimpleOp | InGroup], ranks: Ranks, *, on_mesh: bool) -> Callable[[], list[Any]]:
-        """Begin what is asked side by side. The mesh is asked for its part at once: all is copied from the device
-        before the first copy is waited for."""
+        """Begin a run of operations. The mesh begins all of its operations at once, so that all device copies are
+        queued before the first is awaited."""
         if on_mesh:
             return self._mesh.begin(Coalesced(tuple(ops)))
         waiting = [self._begin(each, ranks) for each in ops]
         return lambda: [wait() for wait in waiting]
 
     def _stays_on_mesh(self, op: SimpleOp | InGroup, ranks: Ranks) -> bool:
-        """Of all ranks, so that these say alike."""
+        """Whether the mesh runs it among all ranks, so that all ranks decide equally."""
         return ranks == self._everyone and not isinstance(op, InGroup) and not self._by_engine(op, ranks)
 
     def _choose(self, op: SimpleOp, ranks: Ranks) -> Wait:
         whole = len(ranks) == self.world
         way: OperationsOnDevices = self._engine if self._by_engine(op, ranks) else self._mesh
         if way is self._engine and not whole and self._wish == AUTO:
-            self._mesh.pass_over()  # other sub-groups may go by the mesh
+            self._mesh.pass_over()  # other subgroups may use the mesh
         return way.begin(op if whole else InGroup(ranks, op))
 
     def _by_engine(self, op: SimpleOp, ranks: Ranks) -> bool:
@@ -148,16 +153,15 @@ class DeviceTransport:
     def links(self, text: str) -> None:
         ways = self._mesh.known_links.ways
         self._mesh.links = text
-        if not self._mesh.known_links.ways:  # of a run that had no such choice
+        if not self._mesh.known_links.ways:  # of a run without timings of both
             self._mesh.links = replace(self._mesh.known_links, ways=ways).text
 
     def prefer(self, wish: str) -> None:
-        """From now on take this collective, in this group and in its parts: between two operations, everywhere
-        alike."""
+        """Change the algorithm in this group and its subgroups, between two operations and equally on all ranks."""
         self._mesh.prefer(wish)
         self._wish = wish
 
     def close(self, why: str = "") -> None:
-        """Leave the group, by both ways, as MeshTransport.close does. The mesh first: others wait for this rank."""
+        """Leave the group, as MeshTransport.close. Closes the mesh first, because other ranks wait for this one."""
         self._mesh.close(why)
         self._engine.close()

@@ -1,8 +1,8 @@
-"""Encrypted mesh: a group's mesh transport with sealed connections, over which everything else of the group goes, too.
+"""Encrypted mesh: a mesh transport with encrypted connections that carry all traffic of the group.
 
-The engine only makes the group: by its channel ranks find each other. Texts, tensors on GPUs (staged) and formats that
-the loops do not sum go over the mesh. Between workers of one machine messages lie in memory that both see, as they are:
-who could read it there could read the workers themselves.
+The engine is only used to form the group: ranks find each other over its channel. Texts, staged GPU tensors and formats
+that the loops cannot sum use the mesh. Messages between workers on one machine are unencrypted in shared memory: a
+process that can read that memory can also read the memory of the workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gossamer.comm.mesh.standalone import MeshFallback
 from gossamer.comm.mesh.transport import MeshTransport, advice, check_same_wish, measured, staged_for
 from gossamer.errors import ConnectError
 
-SEALED = " over TLS"  # behind the wish, so that ranks notice where only some of them encrypt
+SEALED = " over TLS"  # suffix of the requested algorithm, so that ranks detect if only some of them encrypt
 
 
 def encrypted_mesh(
@@ -42,12 +42,22 @@ def encrypted_mesh(
     known: Links | None = None,
     device: torch.device = CPU,
 ) -> Transport:
-    """The engine's group over connections of its own that are sealed, from each rank's `address`; all ranks call it.
+    """Build a mesh with encrypted connections for the engine's group. All ranks call it.
 
-    tls: as mesh_tls says; known: the group's links, which are measured where it is None; device: where this rank
-    computes. Nothing falls back to what is plain: ConnectError where a rank asks for the engine or has no compiled
-    loops, where workers do not reach each other or come to no keys. MismatchError where they ask for different
-    collectives, only some encrypt, or tokens differ.
+    It never falls back to unencrypted transport.
+
+    Args:
+        engine: Transport of the group.
+        address: Local address to listen on.
+        tls: Contexts from mesh_tls.
+        wish: Requested all-reduce algorithm.
+        known: The group's links; measured if None.
+        device: Device of this rank.
+
+    Raises:
+        ConnectError: A rank requested the engine or lacks the compiled loops, or two workers cannot connect or agree
+            on keys.
+        MismatchError: Ranks requested different algorithms, only some encrypt, or tokens differ.
     """
     check_wish(wish)
     patience = requested_timeouts()
@@ -59,9 +69,9 @@ def encrypted_mesh(
     check_same_wish(wishes)
     if ENGINE + SEALED in wishes:
         raise ConnectError(
-            "this run was told to encrypt (--tls), and torch's own collectives do not: they were asked for, or the "
-            f"compiled loops, which encrypt, are not there. Leave out --collective {ENGINE} and build the loops "
-            "(python kernels-src/build.py kernels), or leave out --tls on a network that you trust."
+            "encryption was requested (--tls), but torch's own collectives do not encrypt: they were requested, or the "
+            f"compiled loops, which encrypt, are missing. Omit --collective {ENGINE} and build the loops "
+            "(python kernels-src/build.py kernels), or omit --tls on a trusted network."
         )
     token = run_token() or b""
     sockets = connect(rank, engine.world, address, engine.all_gather_text, token)
@@ -82,9 +92,9 @@ def encrypted_mesh(
 
 
 class EncryptedFallback:
-    """Fallback to the mesh itself. The engine, which encrypts nothing, only divides the group.
+    """Fallback to the mesh itself. The engine does not encrypt, so it is only used to split the group.
 
-    again: makes an encrypted mesh over a part of it, whose links are known.
+    again: builds an encrypted mesh over a part of the group with known links.
     """
 
     def __init__(self, mesh: MeshFallback, engine: Transport, again: Callable[..., Transport]) -> None:

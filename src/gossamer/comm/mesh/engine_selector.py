@@ -1,7 +1,7 @@
-"""Engine selection: whether an operation on devices goes by the engine (NCCL) or by the mesh, staged.
+"""Engine selection: whether an operation on device tensors uses the engine (NCCL) or the mesh with staging.
 
-Both are timed as the group begins, within a node and among all. One rule decides by these numbers and by how many bytes
-an operation has, which are the same on all ranks: so all decide alike, and none asks the others.
+Both are timed when the group is formed, within a node and among all ranks. The decision depends only on these timings
+and on the operation's size, which are equal on all ranks, so all ranks agree without communication.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gossamer.comm.mesh.operations import Wait
 from gossamer.comm.mesh.program import Ranks
 from gossamer.comm.staging.device_copies import copies_for
 
-SMALL_BYTES, LARGE_BYTES = 2**12, 2**20  # of the means that are timed
-TRIES = 3  # of which the fastest counts; the first may open connections
+SMALL_BYTES, LARGE_BYTES = 2**12, 2**20  # sizes of the timed means
+TRIES = 3  # the fastest counts; the first may include connection setup
 
 
 class OperationsOnDevices(Protocol):
-    """What answers operations of tensors on devices."""
+    """Runs operations on device tensors."""
 
     world: int
 
@@ -34,31 +34,36 @@ class OperationsOnDevices(Protocol):
     def answer(self, op: CollectiveOp) -> Any: ...
 
 
-Nodes = tuple[str, ...]  # by rank: the machine that it runs on
+Nodes = tuple[str, ...]  # by rank: its machine
 
 
 def nodes_of(processes: Sequence[str]) -> Nodes:
-    """processes: by rank, as link_statistics.process_name says: the host's name first."""
+    """Extract the host names. processes: by rank, from link_statistics.process_name, which begins with the host."""
     return tuple(process.split(" ")[0] for process in processes)
 
 
 @dataclass(frozen=True)
 class EngineSelector:
-    """Whether the engine answers. ways: seconds of a mean of SMALL_BYTES and of LARGE_BYTES, a row each for the engine
-    and for the mesh among all ranks, then for both within nodes where some have several ranks and some are apart."""
+    """Whether an operation uses the engine.
+
+    Attributes:
+        ways: Seconds of a mean of SMALL_BYTES and of LARGE_BYTES. Rows: engine and mesh among all ranks, then both
+            within nodes if there are several nodes and some have several ranks.
+        nodes: Machine of each rank.
+    """
 
     ways: Matrix
     nodes: Nodes
 
     def __call__(self, nbytes: int, ranks: Ranks) -> bool:
-        """nbytes: of the operation's tensors on any rank; ranks: those that take part."""
+        """Decide for an operation. nbytes: size of its tensors on one rank; ranks: its participants."""
         within = len(self.ways) > 2 and len({self.nodes[rank] for rank in ranks}) == 1
         engine, mesh = self.ways[2:4] if within else self.ways[:2]
         return seconds_of(nbytes, engine) <= seconds_of(nbytes, mesh)
 
 
 def seconds_of(nbytes: int, timed: Sequence[float]) -> float:
-    """On the line through what was timed; never less for more bytes. timed: of SMALL_BYTES and of LARGE_BYTES."""
+    """Interpolate linearly between the timings of SMALL_BYTES and LARGE_BYTES; non-decreasing in nbytes."""
     small, large = timed
     return small + max(0.0, large - small) * (nbytes - SMALL_BYTES) / (LARGE_BYTES - SMALL_BYTES)
 
@@ -70,7 +75,7 @@ def measured_ways(
     nodes: Nodes,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Matrix:
-    """EngineSelector's ways: the slowest rank's. All ranks call it at once, and come to the same answer."""
+    """Measure EngineSelector's `ways` as the maximum over ranks. Collective call with equal results on all ranks."""
     everyone = tuple(range(mesh.world))
     groups = [everyone]
     own = tuple(rank for rank in everyone if nodes[rank] == nodes[mesh.rank])

@@ -1,7 +1,7 @@
-"""Greeter: connects one member of a meeting to all others, in one thread; strangers are dropped and disturb nobody.
+"""Greeter: connects one member of a meeting to all others in one thread, and drops strangers.
 
-A member calls some of the others, and the rest call it. Whoever calls for a later meeting is put aside until that one
-is known; a connection that does not say who it is gets closed after seconds.
+A member dials some members, and the rest dial it. Connections for a later meeting are kept until that meeting begins.
+A connection that does not authenticate is closed after a few seconds.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from dataclasses import dataclass, field
 from gossamer.comm.handshake import Dialer, Handshake, Listener, WrongKeyError, keyed_hash
 from gossamer.errors import ConnectError, GossamerError, MalformedError
 
-STRANGER_SECONDS = 5.0  # for a hello, once its connection was accepted
-DIAL_SECONDS = 10.0  # of one connection: where packets are dropped, no waiting helps
-TURN_SECONDS = 0.05  # after which it is asked again whether the meeting is over
-AGAIN_SECONDS, MOST_AGAIN_SECONDS = 0.05, 1.0  # before a member is called again: at first, and at most
-MOST_VISITS, MOST_PARKED = 256, 256  # connections of unknown callers: here, and for later meetings
+STRANGER_SECONDS = 5.0  # time limit for an accepted connection to send its claims
+DIAL_SECONDS = 10.0  # time limit of one connection attempt: a longer wait does not help if packets are dropped
+TURN_SECONDS = 0.05  # interval between checks whether the meeting is over
+AGAIN_SECONDS, MOST_AGAIN_SECONDS = 0.05, 1.0  # first and longest pause before a member is dialed again
+MOST_VISITS, MOST_PARKED = 256, 256  # unauthenticated connections: for this meeting, and for later ones
 
 PURPOSE = b"mesh"
 CLAIMS = struct.Struct("!QQQ")  # meeting, caller, called
 
-Dial = Callable[[], socket.socket]  # a connection, or one that is on its way; raises OSError
+Dial = Callable[[], socket.socket]  # opens a connection, possibly still connecting; raises OSError
 
 
 def meeting_key(token: bytes, secret: bytes) -> bytes:
-    """The key of one meeting, from the run's token and a secret that only this meeting's members received."""
+    """Derive the key of a meeting from the run's token and a secret that only the meeting's members received."""
     return keyed_hash(token, PURPOSE, secret)
 
 
 class MembersUnreached(ConnectError):
-    """Some members of a meeting were not connected."""
+    """Some members of a meeting could not be connected."""
 
     def __init__(self, message: str, unreached: tuple[int, ...]) -> None:
         super().__init__(message)
-        self.unreached = unreached  # their numbers; none where the meeting was over before
+        self.unreached = unreached  # their numbers; empty if the meeting ended early
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshMeeting:
-    """What one member knows of a meeting."""
+    """One member's description of a meeting."""
 
-    number: int  # later meetings have higher ones
+    number: int  # later meetings have higher numbers
     key: bytes = field(repr=False)
     me: int
-    names: Mapping[int, str]  # of the other members, by their numbers, as the user is told of them
-    calls: Mapping[int, Dial]  # those whom this member calls; all others call it
-    insists: bool = True  # whether a call that failed is tried again
+    names: Mapping[int, str]  # names of the other members for messages, by number
+    calls: Mapping[int, Dial]  # members that this one dials; all others dial it
+    insists: bool = True  # whether a failed dial is repeated
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A connection whose end claims to be a member. meeting: the number of the one that it means."""
+    """A connection that claims to be from a member. meeting: the number of the meeting in its claims."""
 
     meeting: int
     caller: int
@@ -68,7 +68,7 @@ class Caller:
 
 
 class Greeter:
-    """Greets by one listening socket, in one meeting after the other."""
+    """Accepts and dials connections with one listening socket, for one meeting after another."""
 
     def __init__(self, listener: socket.socket) -> None:
         listener.setblocking(False)
@@ -78,9 +78,15 @@ class Greeter:
     def meet(
         self, meeting: MeshMeeting, seconds: float, over: Callable[[], bool] = lambda: False
     ) -> dict[int, socket.socket]:
-        """A connection to each of the others. Raises MembersUnreached.
+        """Connect to all other members, and return the sockets by number.
 
-        over: asked now and then; once it is true, nobody waits any longer.
+        Args:
+            meeting: The meeting.
+            seconds: Time limit.
+            over: Called repeatedly; the wait ends when it returns True.
+
+        Raises:
+            MembersUnreached: Some members could not be connected, or the meeting is over.
         """
         with selectors.DefaultSelector() as selector:
             attempt = _Attempt(self, meeting, selector)
@@ -104,7 +110,7 @@ class Greeter:
 
 
 class _Attempt:
-    """What one call of `meet` is at."""
+    """State of one call of `meet`."""
 
     def __init__(self, greeter: Greeter, meeting: MeshMeeting, selector: selectors.BaseSelector) -> None:
         self._greeter, self._meeting, self._selector = greeter, meeting, selector
@@ -112,7 +118,7 @@ class _Attempt:
         self._visits: deque[_Visit] = deque()
         self._calls: dict[int, _Call] = {}
         self._pauses = dict.fromkeys(meeting.calls, AGAIN_SECONDS)
-        self._due = dict.fromkeys(meeting.calls, -float("inf"))  # when a member is called
+        self._due = dict.fromkeys(meeting.calls, -float("inf"))  # time of the next dial
         self._problems: dict[int, str] = {}
 
     def run(self, end: float, over: Callable[[], bool]) -> dict[int, socket.socket]:
@@ -123,7 +129,7 @@ class _Attempt:
         while len(self._found) < len(self._meeting.names):
             now = time.monotonic()
             if over():
-                raise MembersUnreached(f"meeting {self._meeting.number} was over before all had met", ())
+                raise MembersUnreached(f"meeting {self._meeting.number} ended before all members were connected", ())
             if now >= end:
                 raise self._failure()
             self._call_all(now)
@@ -137,27 +143,27 @@ class _Attempt:
         missing = tuple(number for number in self._meeting.names if number not in self._found)
         said = [
             f"{self._meeting.names[number]} "
-            + (f"({self._problems.get(number, 'no answer')})" if number in self._meeting.calls else "(did not call)")
+            + (f"({self._problems.get(number, 'no answer')})" if number in self._meeting.calls else "(did not connect)")
             for number in missing
         ]
         return MembersUnreached(
             f"{len(missing)} of {len(self._meeting.names)} other workers were not reached: {', '.join(said)}. They "
-            "ended, are cut off, or hold another token than this run's; their own output says which.",
+            "ended, are unreachable, or have another token than this run's; check their output.",
             missing,
         )
 
-    # -- those who call ------------------------------------------------------------------------------
+    # -- accepted connections ------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        for _ in range(MOST_VISITS):  # and others have their turn, however many call
+        for _ in range(MOST_VISITS):  # bounded, so that other events are served
             try:
                 connection, _ = self._greeter.listener.accept()
             except BlockingIOError:
                 return
             except ConnectionError:
-                continue  # it was gone before
+                continue  # closed before it was accepted
             except OSError as problem:
-                raise MembersUnreached(f"this worker cannot take connections any more ({problem})", ()) from None
+                raise MembersUnreached(f"this worker can no longer accept connections ({problem})", ()) from None
             try:
                 visit = _Visit(connection)
             except OSError:
@@ -170,7 +176,7 @@ class _Attempt:
 
     def _hear(self, visit: _Visit) -> None:
         if visit not in self._visits:
-            return  # dismissed in this turn
+            return  # dismissed in this iteration
         try:
             caller = visit.hear()
         except (OSError, GossamerError):
@@ -182,7 +188,7 @@ class _Attempt:
             self._judge(caller)
 
     def _judge(self, caller: Caller) -> None:
-        """Take a member in, put aside who means a later meeting, and hang up on everybody else."""
+        """Accept a member, keep a connection for a later meeting, and close any other."""
         meeting = self._meeting
         if caller.meeting > meeting.number and caller.called == meeting.me:
             self._greeter.park(caller)
@@ -197,7 +203,7 @@ class _Attempt:
         caller.connection.close()
 
     def _take(self, number: int, connection: socket.socket) -> None:
-        """The newer one, where a member has called twice: it has given the other up."""
+        """Keep the newer connection if a member has dialed twice, because it has abandoned the older one."""
         if (before := self._found.pop(number, None)) is not None:
             before.close()
         self._found[number] = connection
@@ -207,7 +213,7 @@ class _Attempt:
         self._selector.unregister(visit.connection)
         visit.connection.close()
 
-    # -- those who are called ------------------------------------------------------------------------
+    # -- dialed connections --------------------------------------------------------------------------------------------
 
     def _call_all(self, now: float) -> None:
         for call in list(self._calls.values()):
@@ -250,14 +256,14 @@ class _Attempt:
         self._due[number] = time.monotonic() + self._pauses[number]
         self._pauses[number] = min(2 * self._pauses[number], MOST_AGAIN_SECONDS)
 
-    # -- the end -------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
         for connection in self._found.values():
             connection.close()
 
     def end(self) -> None:
-        """Nobody serves those any more who are not done; who belongs to a later meeting will call again."""
+        """Close unfinished connections. Members of a later meeting will dial again."""
         for visit in self._visits:
             visit.connection.close()
         for call in self._calls.values():
@@ -265,7 +271,7 @@ class _Attempt:
 
 
 class _Visit:
-    """A connection that was accepted."""
+    """An accepted connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.until = connection, time.monotonic() + STRANGER_SECONDS
@@ -274,18 +280,18 @@ class _Visit:
         _send(connection, self._handshake)
 
     def hear(self) -> Caller | None:
-        """The claims of its end, once all of them are here. Raises OSError, and GossamerError for other bytes."""
+        """Return the peer's claims once they are complete. Raises OSError, and GossamerError for invalid bytes."""
         _receive(self.connection, self._handshake)
         if (claims := self._handshake.claims) is None:
             return None
         if len(claims) != CLAIMS.size:
-            raise MalformedError("these are no claims of a mesh's member")
+            raise MalformedError("invalid claims of a mesh member")
         meeting, caller, called = CLAIMS.unpack(claims)
         return Caller(meeting, caller, called, self._handshake, self.connection)
 
 
 class _Call:
-    """A connection that this member asked for."""
+    """A connection that this member dialed."""
 
     def __init__(self, number: int, meeting: MeshMeeting, connection: socket.socket) -> None:
         self.number, self.connection = number, connection
@@ -295,30 +301,30 @@ class _Call:
         connection.setblocking(False)
 
     def connect(self) -> None:
-        """The connection is there, or has failed: then it raises OSError."""
+        """Complete the connection. Raises OSError if it has failed."""
         if problem := self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(problem, os.strerror(problem))
         if self.connection.getsockname() == self.connection.getpeername():
-            raise ConnectionError("it was connected to itself, as happens on loopback where nobody listens")
+            raise ConnectionError("it was connected to itself, which happens on loopback if nothing listens there")
         _prepare(self.connection)
         self.connected = True
 
     def hear(self) -> bool:
-        """Whether the other end has proven itself. Raises OSError where it has not."""
+        """Whether the peer has authenticated. Raises OSError if it fails to."""
         try:
             _receive(self.connection, self._handshake)
         except WrongKeyError:
-            raise ConnectionError("who listens there does not know this run's secrets") from None
+            raise ConnectionError("the peer failed authentication: it does not have this run's secrets") from None
         except GossamerError as problem:
             raise ConnectionError(str(problem)) from None
         if self._handshake.refused is not None:
-            raise ConnectionError("the other end refused this worker")
+            raise ConnectionError("the peer refused this worker")
         _send(self.connection, self._handshake)
         return self._handshake.accepted is not None
 
 
 def dial(host: str, port: int) -> socket.socket:
-    """A connection that is on its way. Raises OSError."""
+    """Begin to open a connection. Raises OSError."""
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     connection = socket.socket(family, kind, protocol)
     try:
@@ -337,19 +343,19 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _send(connection: socket.socket, handshake: Handshake) -> None:
-    """A few bytes, which a new connection always takes."""
+    """Send a few bytes, for which the buffer of a new connection always has room."""
     data = handshake.output()
     if data and connection.send(data) != len(data):
         raise ConnectionError("the peer stopped reading during the handshake")
 
 
 def _receive(connection: socket.socket, handshake: Handshake) -> None:
-    """Bytes of the handshake that are here: the bytes that follow it belong to others."""
+    """Receive available bytes of the handshake, but none of those that follow it."""
     while wanted := handshake.wanted_bytes:
         try:
             came = connection.recv(wanted)
         except BlockingIOError:
             return
         if not came:
-            raise ConnectionError("the other end hung up while it was greeted")
+            raise ConnectionError("the peer disconnected during the handshake")
         handshake.receive(came)

@@ -1,12 +1,12 @@
-"""Last words: why a rank hangs up, told on each of its connections, so that who is named is not the messenger.
+"""Last words: a disconnecting rank sends the reason on each connection, so that errors name the rank that failed first.
 
-A rank that loses another one hangs up at once, since others wait for it. They see that it hung up, and perhaps not yet
-who went first. So it says what it knows behind its last whole message, in a form that the compiled loops take for the
-header of an operation that is far ahead, and leave alone. Nothing can be said where a message was cut, or where nothing
-more goes into a connection; nor is it heard where the kernel threw it away with the rest of a connection.
+A rank that loses another disconnects at once, because other ranks wait for it. These see the disconnect, perhaps before
+they detect the original failure. The rank therefore sends its reason after its last complete message, in a form that
+the compiled loops interpret as the header of a far later operation and leave unread. This is impossible if a message
+was cut, or if the connection accepts no more data, and the words are lost if the kernel discards the receive buffer.
 
-Over a connection that is sealed the words are, too, apart from its messages, and once: where something does not open,
-they are looked for before it is called forged.
+On an encrypted connection the words are encrypted, separately from its messages and once. Data that fails to decrypt
+is searched for last words before it is reported as forged.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from functools import partial
 from gossamer.comm.environment.wait_progress import named_ranks
 
 HEADER = struct.Struct("=IIII")  # Header in kernels-src/mesh.hpp
-AHEAD = 2**30  # operations: more than anybody is ahead of another
+AHEAD = 2**30  # operations: more than one rank can be ahead of another
 TEXT_BYTES = 448
 MARK = b"gossamer hangs up, and this is why"[:32]
-WORDS_BYTES = TEXT_BYTES + len(MARK)  # what follows the header, and the tag of one that should have been encrypted
-TAG_BYTES = 16  # behind words that are sealed
+WORDS_BYTES = TEXT_BYTES + len(MARK)  # behind the header
+TAG_BYTES = 16  # behind encrypted words
 NBYTES = 32 + WORDS_BYTES
-TOLD = ", as was told by rank "
+TOLD = ", as reported by rank "
 COMING_MILLISECONDS = 200
-PIECE_BYTES, MOST_BYTES = 2**18, 2**26  # of what is read to find them: at a time, and at most
+PIECE_BYTES, MOST_BYTES = 2**18, 2**26  # of a read, and of all reads that search for the words
 
 
 Seal = Callable[[bytes], bytes]
-Open = Callable[[int, bytes], bytes]  # of a rank; empty where it has not sealed that
+Open = Callable[[int, bytes], bytes]  # decrypts words of a rank; empty if they are not from it
 
 
 def say(connection: socket.socket, words: str, next_operation: int, seal: Seal | None = None) -> None:
-    """Tell the other end, as far as its connection takes it. next_operation: the number of this rank's next one."""
+    """Send the words if the connection accepts them. next_operation: the number of this rank's next operation."""
     header = HEADER.pack((next_operation + AHEAD) % 2**32, 0, 0, 0)
     text = words.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
     said = header.ljust(32, b"\0") + text + MARK if seal is None else bytes(32) + seal(text + MARK)
@@ -46,7 +46,7 @@ def say(connection: socket.socket, words: str, next_operation: int, seal: Seal |
 
 
 def waiting(connections: Sequence[socket.socket | None], rank: int) -> str:
-    """A rank's last words, where they are next and all there is. Nothing is taken from its connection."""
+    """Return a rank's last words if they are the only unread data of its connection. The data remains unread."""
     connection = connections[rank]
     assert connection is not None
     with suppress(OSError):
@@ -56,7 +56,7 @@ def waiting(connections: Sequence[socket.socket | None], rank: int) -> str:
 
 
 def _come(connection: socket.socket, nbytes: int) -> None:
-    """Wait for so much: their header may have come in a packet before them."""
+    """Wait for this many bytes: the header may arrive in an earlier packet."""
     if hasattr(select, "poll"):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
         coming = select.poll()
@@ -67,10 +67,17 @@ def _come(connection: socket.socket, nbytes: int) -> None:
 def cause(
     connections: Sequence[socket.socket | None], gone: int, why: str, opens: Open | None = None, comes: bool = False
 ) -> str:
-    """Why the group broke, once a rank is gone: what it or another has said. The connections serve nothing else then.
+    """Return why the group broke after a rank disconnected: the words of that rank or of another one.
 
-    Where nobody has said anything, all are named who have hung up: which was the first cannot be known. opens: what is
-    sealed; comes: something has come of the one that is gone which may have been the beginning of its words.
+    Without any words, all ranks that have disconnected are named, because their order is unknown. The connections
+    cannot be used for operations afterwards.
+
+    Args:
+        connections: Sockets by rank; None at this rank.
+        gone: The rank that disconnected.
+        why: Description of the disconnect.
+        opens: Decrypts words.
+        comes: Whether the data of `gone` may have been the beginning of its words.
     """
     if comes and (connection := connections[gone]) is not None:
         with suppress(OSError):
@@ -92,7 +99,7 @@ def _told(rank: int, words: str) -> str:
 
 
 def found(connection: socket.socket, opens: Seal | None = None) -> tuple[str, bool]:
-    """The other end's last words, behind all that it has sent; and whether it has hung up."""
+    """Return the peer's last words, behind all that it has sent, and whether it has disconnected."""
     nbytes = WORDS_BYTES + (TAG_BYTES if opens else 0)
     tail, left, more = b"", MOST_BYTES, b"more"
     try:
@@ -107,7 +114,7 @@ def found(connection: socket.socket, opens: Seal | None = None) -> tuple[str, bo
 
 
 def _text(tail: bytes) -> str:
-    """For people to read: whoever can cut a connection that is not encrypted could have written it."""
+    """Return the printable characters only: on an unencrypted connection, an attacker could have written the text."""
     if len(tail) < WORDS_BYTES or not tail.endswith(MARK):
         return ""
     said = tail[-WORDS_BYTES : -len(MARK)].rstrip(b"\0").decode(errors="replace")

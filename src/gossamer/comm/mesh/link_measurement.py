@@ -1,4 +1,4 @@
-"""Link measurement: round trips, rates and losses between workers, by a few messages as the group begins."""
+"""Link measurement: measures round trips, bandwidths and losses between workers when the group is formed."""
 
 from __future__ import annotations
 
@@ -20,34 +20,42 @@ from gossamer.comm.network.site_detection import NOISE_SECONDS, measured, sites_
 from gossamer.comm.network.tcp_model import ETHERNET
 
 Matrix = tuple[tuple[float, ...], ...]
-LOST_ENOUGH = 5  # packets of a path, at least, to tell the share that it loses
-MOST_LOST = 0.5  # calls that were repeated are among what was sent again, and not among what was sent
+LOST_ENOUGH = 5  # retransmitted packets that a loss estimate of a path requires
+MOST_LOST = 0.5  # bound, because retransmissions include repeated SYNs, which are not counted as sent
 
 
 @dataclass(frozen=True)
 class Links:
-    """The links between ranks, the same on all ranks.
+    """The links between ranks, equal on all ranks.
 
-    The last bits of sums follow from them: a run that is resumed takes the links of the one that it continues.
+    They determine the all-reduce algorithm, and so the last bits of sums: a resumed run uses the links of the original.
+
+    Attributes:
+        round_trips: [i][j]: seconds between ranks i and j.
+        up: Upload bandwidth of each rank in bits per second, headers included.
+        down: Download bandwidth of each rank in bits per second, headers included.
+        losses: [i][j]: fraction of packets lost between i and j; 0 if too few were sent for an estimate.
+        shared: [i][j]: bandwidth in bits per second that the sites of i and j share between them; 0 if unknown.
+        ways: Seconds of means on devices, as engine_selector.measured_ways; empty if unknown.
     """
 
-    round_trips: Matrix  # [i][j]: seconds between ranks i and j
-    up: tuple[float, ...]  # bits per second that each rank sends at most, headers included
-    down: tuple[float, ...]  # likewise, receives
-    losses: Matrix  # [i][j]: the share of packets lost between i and j; 0 where too few were to tell
-    shared: Matrix = ()  # [i][j]: bits per second that the sites of i and j have together between them; 0 where unknown
-    ways: Matrix = ()  # seconds of means on devices, as engine_selector.measured_ways; empty where unknown
+    round_trips: Matrix
+    up: tuple[float, ...]
+    down: tuple[float, ...]
+    losses: Matrix
+    shared: Matrix = ()
+    ways: Matrix = ()
 
     @staticmethod
     def alike(round_trips: Matrix, bits_per_second: float) -> Links:
-        """All lines of one rate, both ways, that lose nothing."""
+        """Build lossless links with the same bandwidth in both directions."""
         world = len(round_trips)
         lines = (bits_per_second,) * world
         return Links(round_trips, lines, lines, ((0.0,) * world,) * world)
 
     @staticmethod
     def of(text: str) -> Links:
-        """The links of a `text`; also of one in the form in which all ranks have one rate."""
+        """Parse the result of `text`, also in the older form with one bandwidth for all ranks."""
         said = json.loads(text)
         if isinstance(said, list):
             return Links.alike(_matrix(said[0]), said[1])
@@ -69,7 +77,7 @@ class Links:
         return measured(self.round_trips, self.up, self.down, self.losses, self.shared)
 
     def among(self, ranks: Sequence[int]) -> Links:
-        """The links between some ranks."""
+        """Return the links between some ranks."""
 
         def some(row: Sequence[float]) -> tuple[float, ...]:
             return tuple(row[rank] for rank in ranks)
@@ -85,13 +93,18 @@ def _matrix(rows: Sequence[Sequence[float]]) -> Matrix:
     return tuple(map(tuple, rows))
 
 
-Packets = tuple[int, int]  # sent in all, and sent again
+Packets = tuple[int, int]  # (sent, retransmitted)
 
 
 def measure(transport: Transport, round_trips: list[float], packets: Callable[[], list[Packets]]) -> Links:
-    """All ranks call it at once, and come to the same answer. Within one machine they all have the same lines.
+    """Measure the links between all ranks. Collective call with equal results on all ranks.
 
-    transport: of this group's own connections. round_trips: seconds to each rank, 0 where unknown; packets: to each.
+    On a single machine, all ranks get the same bandwidth.
+
+    Args:
+        transport: Over this group's own connections.
+        round_trips: Seconds to each rank, 0 if unknown.
+        packets: Returns the packet counts to each rank.
     """
     seen = _symmetric(_told(transport, round_trips))
     sites = sites_of(seen)
@@ -105,7 +118,7 @@ def measure(transport: Transport, round_trips: list[float], packets: Callable[[]
 
 
 def shared(sites: Sequence[Sequence[int]], between: Mapping[tuple[int, int], float]) -> Matrix:
-    """Rates between sites, as a matrix of hosts; empty where no line is shared."""
+    """Expand bandwidths between sites to a matrix over hosts; empty if no line is shared."""
     site_of = {host: place for place, site in enumerate(sites) for host in site}
     both = {**between, **{(b, a): rate for (a, b), rate in between.items()}}
     hosts = range(len(site_of))
@@ -113,8 +126,8 @@ def shared(sites: Sequence[Sequence[int]], between: Mapping[tuple[int, int], flo
 
 
 def meet(transport: Transport, flows: Sequence[Flow], nbytes: int) -> Mapping[Flow, float]:
-    """bandwidth_probe.Meet over a group's own connections. There no operation makes another wait, so each rank waits
-    first for those in which it receives."""
+    """Implement bandwidth_probe.Meet over a group's own connections. Operations there do not block each other, so each
+    rank first waits for those in which it receives."""
     part, rank = (torch.zeros(nbytes, dtype=torch.uint8, device="cpu"),), transport.rank
     upwards, downwards = [flow for flow in flows if flow[0] < flow[1]], [flow for flow in flows if flow[0] > flow[1]]
     waiting = [(flow, transport.begin(_mix(part, flow, rank))) for flow in (upwards, downwards) * 2]
@@ -139,10 +152,10 @@ def _mix(part: tuple[torch.Tensor, ...], flows: Sequence[Flow], rank: int) -> Ne
 def losses(
     sites: Sequence[Sequence[int]], round_trips: Matrix, found: Rates, packets: Sequence[Sequence[Packets]]
 ) -> Matrix:
-    """The share of packets that each path lost, of all its pairs together; 0 where those were too few to tell.
+    """Estimate the fraction of packets lost on each path, over all its pairs; 0 if too few packets were sent.
 
-    A stream that fills a line loses packets, too: a path's loss counts as no more than lets a stream be as fast as one
-    was.
+    A stream that saturates a line also loses packets. A path's loss is therefore bounded by the loss at which a stream
+    could still reach the measured rate.
     """
     lost = [[0.0] * len(round_trips) for _ in round_trips]
     for here, there in combinations_with_replacement(range(len(sites)), 2):

@@ -1,7 +1,7 @@
-"""Link statistics: the kernel's counters of a mesh's connections, by peer, for whoever watches; training asks nothing.
+"""Link statistics: the kernel's counters of a mesh's connections, by peer, for observers; training does not use them.
 
-Peers are named by process, since ranks of a group are places: those of a part of it begin at 0 again, and those of an
-elastic run move with its views.
+Peers are identified by process, because ranks are not unique: those of a subgroup begin at 0, and those of an elastic
+run change with each view.
 """
 
 from __future__ import annotations
@@ -21,26 +21,30 @@ from gossamer.events import LinkCounters, LinksOpened
 
 
 def process_name(*, fixed: bool = True) -> str:
-    """This process as LinksOpened names it. fixed: whether its RANK means it on all machines, and for the whole run."""
+    """Return this process's name in LinksOpened. fixed: whether RANK is valid on all machines for the whole run."""
     rank = os.environ.get("RANK", "") if fixed else ""
     return f"{socket.gethostname()} {os.getpid()} {rank}".rstrip()
 
 
 def declared(wish: str, *, fixed: bool = True, device: torch.device | None = None) -> str:
-    """What a rank tells all others before a group stands: its wish for a collective, its process, and its device."""
+    """Encode a rank's announcement before the group is formed: requested algorithm, process and device type."""
     return json.dumps([wish, process_name(fixed=fixed), "cpu" if device is None else device.type])
 
 
 def heard(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Wishes, processes and kinds of devices, by rank."""
+    """Decode the announcements: algorithms, processes and device types, by rank."""
     wishes, processes, devices = zip(*map(json.loads, texts), strict=True)
     return list(wishes), list(processes), list(devices)
 
 
 class LinkStatistics:
-    """Reads the counters of open connections, and keeps the last ones when they are about to be closed.
+    """Reads the counters of open connections, and keeps the last values when they are about to close.
 
-    sockets: by rank, None at this one; processes: names by rank. About a microsecond a connection.
+    Takes about a microsecond per connection.
+
+    Args:
+        sockets: By rank; None at this one.
+        processes: Process names by rank.
     """
 
     def __init__(self, sockets: Sequence[socket.socket | None], processes: Sequence[str]) -> None:
@@ -49,15 +53,15 @@ class LinkStatistics:
         self._last: Mapping[str, LinkCounters] | None = None
 
     def read(self) -> Mapping[str, LinkCounters]:
-        """Any thread may. A connection that is closed meanwhile is left out: its number may be another file's, but a
-        Python socket that is closed knows that it is."""
+        """Return counters by process. Thread-safe. A connection that closes meanwhile is omitted: a closed socket no
+        longer exposes its descriptor, which another file could reuse."""
         if self._last is not None:
             return self._last
         found = {process: link_counters(each) for process, each in self._sockets.items()}
         return {process: counters for process, counters in found.items() if counters is not None}
 
     def end(self) -> None:
-        """Connections are about to be closed."""
+        """Store the last values; the connections are about to close."""
         if self._last is None:
             self._last = self.read()
             self._sockets = {}
@@ -67,7 +71,7 @@ class LinkStatistics:
 
 
 def tell_links(mesh: Mesh, sockets: Sequence[socket.socket | None], processes: Sequence[str], links: Links) -> None:
-    """Let observers know that a group's connections stand, and what was measured of them."""
+    """Notify observers that a group's connections are open, with the measured links."""
     peers = {name: rank for rank, name in enumerate(processes) if rank != mesh.rank}
     if peers:
         statistics = LinkStatistics(sockets, processes)

@@ -1,7 +1,7 @@
-"""Native mesh: programs of messages over connections between all workers, run by compiled loops.
+"""Native mesh: runs programs of messages over connections between all workers, in compiled loops.
 
-The loops are in kernels-src/mesh.hpp. A message leaves at once, whether its receiver waits for it or not. A peer that
-ends is noticed at once; one that issues another collective is named, and so is one that is silent.
+The loops are in kernels-src/mesh.hpp. A message is sent at once, whether or not its receiver waits for it. A peer that
+disconnects is detected at once; a peer that issues another collective, or is silent, is named in the error.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gossamer.comm.mesh.stall_watchdog import StallTimeouts, StallWatchdog
 from gossamer.comm.mesh.tcp_info import round_trip_seconds, unanswered_seconds
 from gossamer.errors import MismatchError, PeerLost
 
-# Linux tells of an end behind what is unread. Elsewhere it is seen where all is ended, both ways
+# Linux reports a shutdown behind unread data. Other systems only report it once both directions are shut down
 _ENDED = getattr(select, "POLLRDHUP", 0)
 _SEEN = _ENDED | getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0)
 
 
 def hung_up(connections: Sequence[socket.socket | None]) -> list[int]:
-    """Ranks. Nothing is taken from their connections, and nobody is waited for."""
+    """Return the ranks that have disconnected, without reading from their connections or blocking."""
     if not hasattr(select, "poll"):
         return []
     ranks = {each.fileno(): rank for rank, each in enumerate(connections) if each is not None}
@@ -47,13 +47,13 @@ def hung_up(connections: Sequence[socket.socket | None]) -> list[int]:
 FINISHED, NOT_YET, GONE, MISMATCH = 0, 1, -11, -12  # Ending in kernels-src/mesh.hpp
 CHANGED = -2  # of Gone in kernels-src/mesh.hpp
 NOT_ITS_OWN = (
-    "what came is not what it sealed: the traffic was changed on its way, or its end holds other keys; nothing of it "
-    "was used, and the connection is closed"
+    "the received data failed authentication: it was modified in transit, or the peer has other keys. The data was "
+    "discarded, and the connection is closed"
 )
 SHARED = SEALED = 0
 TAG_BYTES = 16
 TURN_MILLISECONDS = 500  # after which another thread may close, and silence is checked
-NEWS_SECONDS = 0.05  # for others to see themselves who is gone, where they cannot be told
+NEWS_SECONDS = 0.05  # time for the other ranks to detect the failure themselves if they cannot be notified
 MOMENT_MILLISECONDS = 1  # that an idle thread spends on pending operations at a time
 
 _OPEN = Function("gossamer_mesh_open", Count, Pointer, Count)
@@ -73,15 +73,22 @@ _open_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
 
 
 def available() -> bool:
-    """Whether the compiled loops are there."""
+    """Whether the compiled loops are installed."""
     return library() is not None
 
 
 class Mesh:
-    """One rank's end of all connections. Operations come from one thread at a time, in the same order on every rank.
+    """One rank's end of all connections.
 
-    Any thread may close it; an operation that is waited for then raises PeerLost, for the reason that was given.
-    keys: of all connections, which are encrypted with them; where it is None, everything travels as it is.
+    One thread at a time issues operations, in the same order on every rank. Any thread may close the mesh; a pending
+    `wait` then raises PeerLost with the given reason.
+
+    Args:
+        rank: This rank.
+        sockets: By rank; None at `rank`.
+        patience: Timeouts for silent peers.
+        shared: Memory shared with other ranks.
+        keys: Encryption keys of all connections; None for unencrypted connections.
     """
 
     def __init__(
@@ -98,14 +105,14 @@ class Mesh:
         numbers = (ctypes.c_int32 * len(sockets))(*[-1 if each is None else each.fileno() for each in sockets])
         self._handle = _OPEN(rank, numbers, len(sockets))
         if not self._handle:
-            raise MemoryError("there is no memory left for the connections between workers")
+            raise MemoryError("out of memory for the connections between workers")
         self._peer, self._error = ctypes.c_int32(), ctypes.c_int32()
-        self._closed, self._running = False, threading.Lock()  # while the loops run, their memory may not be freed
-        self._closing = threading.Lock()  # or two threads at once would free it twice
+        self._closed, self._running = False, threading.Lock()  # held while the loops use their memory
+        self._closing = threading.Lock()  # prevents a double free by two threads
         self._before_leaving: Callable[[], object] = lambda: None
         self._kept: dict[int, object] = {}
-        self._next = 0  # the next operation's number
-        self._answered: set[int] = set()  # of those, what is done and was not waited for yet
+        self._next = 0  # number of the next operation
+        self._answered: set[int] = set()  # completed operations on which no thread has waited
         self._why = (
             f"this session was closed on rank {rank} while a collective was pending; call session.close() after the "
             "last backward()"
@@ -116,30 +123,33 @@ class Mesh:
             self._seal(keys)
 
     def share(self, memories: Memories) -> None:
-        """Let messages lie in memory that is shared with these ranks; they do the same before their next operation."""
+        """Send messages to these ranks through shared memory; they do the same before their next operation."""
         with self._running:
             self._refuse_closed()
             self._shared |= memories
             for peer, memory in memories.items():
                 start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
                 if _SHARE(self._handle, peer, start, len(memory)) != SHARED:
-                    raise AssertionError(f"memory shared with rank {peer} has {len(memory)} bytes, no size of it")
+                    raise AssertionError(f"memory shared with rank {peer} has an invalid size of {len(memory)} bytes")
 
     def _seal(self, keys: LinksKeys) -> None:
         missing = {peer for peer, each in enumerate(self._sockets) if each is not None} - keys.keys()
         if missing:
-            raise ValueError(f"there are no keys of the connections to ranks {sorted(missing)}, which would be plain")
+            raise ValueError(f"keys are missing for the connections to ranks {sorted(missing)}")
         for peer, link in keys.items():
             functions = cipher_functions(link.cipher)
             if _SEAL(self._handle, peer, functions, link.sends, link.hears) != SEALED:
-                raise AssertionError(f"libcrypto refuses {link.cipher}")
+                raise AssertionError(f"libcrypto rejected {link.cipher}")
 
     def begin(self, program: Program, places: Sequence[int], keep: object, sources: Sequence[int] | None = None) -> int:
-        """Begin to run a program on memory at these addresses; returns the operation's number.
+        """Begin to run a program, and return the operation's number.
 
-        sources: where the pieces' first contents are, if not at their places; what lies there is only read.
-        keep: the owner of this memory. It lives until the operation is answered or all is closed, since after a failure
-        elsewhere the loops go on with operations that are not waited for.
+        Args:
+            program: This rank's part of the operation.
+            places: Addresses of the pieces.
+            keep: Owner of this memory. It is kept alive until the operation is complete or the mesh is closed, because
+                after a failure of another operation the loops continue with those on which no thread waits.
+            sources: Addresses of the pieces' initial contents, if not `places`; only read.
         """
         where = (ctypes.c_void_p * len(places))(*places)
         given = where if sources is None else (ctypes.c_void_p * len(places))(*sources)
@@ -152,31 +162,31 @@ class Mesh:
         return op
 
     def wait(self, op: int) -> None:
-        """Return when the operation is done. Raises PeerLost, and MismatchError where a peer issues another one."""
+        """Wait for an operation. Raises PeerLost, and MismatchError if a peer issued another operation."""
         answer = FINISHED if op in self._answered else self._turn(op)
         if answer == NOT_YET:
             answer = self._wait_long(op)
         if answer == MISMATCH and not self.sealed and (told := last_words.waiting(self._sockets, self._peer.value)):
             raise PeerLost(told)
         if answer == MISMATCH:
-            self._refuse_closed()  # by another thread meanwhile, before the words could be read that had come
+            self._refuse_closed()  # closed by another thread before the last words were read
             raise MismatchError(
                 f"rank {self._peer.value} issued another collective than rank {self.rank} as operation {op}: other "
-                "tensors, other sizes, or another order. All ranks must run the same program with the same recipe: "
-                "look for what depends on the rank before attach, and for steps that only some make."
+                "tensors, other sizes, or another order. All ranks must run the same program with the same recipe. "
+                "Check for code before attach that depends on the rank, and for steps that only some ranks make."
             )
         if answer == GONE:
             self._refuse_closed()
             raise PeerLost(self._cause(self._peer.value, self._error.value))
         if answer != FINISHED:
-            raise AssertionError(f"operation {op} is not pending: it was waited for before")
+            raise AssertionError(f"operation {op} is not pending: it was awaited before")
         self._kept.pop(op, None)
         self._answered.discard(op)
 
     def make_progress(self) -> bool:
-        """Advance pending operations for a moment though none is waited for; False where that is no use.
+        """Advance pending operations for a moment without waiting; False if there is nothing to advance.
 
-        What goes wrong is raised by `wait`.
+        Errors are raised by `wait`.
         """
         op = next((each for each in list(self._kept) if each not in self._answered), None)
         if op is None:
@@ -199,7 +209,7 @@ class Mesh:
         return answer
 
     def _waits_for(self, op: int) -> tuple[list[int], list[int]]:
-        """Numbers that change with every byte of the peers that an operation needs; and whose part is next, by rank."""
+        """Return counters that change with every byte from peers that an operation needs, and the ranks needed next."""
         moved, following = (ctypes.c_int64 * self.world)(), (ctypes.c_int32 * self.world)()
         with self._running:
             self._refuse_closed()
@@ -220,14 +230,14 @@ class Mesh:
             raise PeerLost(self._why)
 
     def hung_up(self) -> list[int]:
-        """Ranks that have hung up, though no operation waits for them. Raises PeerLost where this one has."""
+        """Return the ranks that have disconnected, even if no operation needs them. Raises PeerLost if closed."""
         with self._running:  # or numbers of sockets could be another file's
             self._refuse_closed()
             return hung_up(self._sockets)
 
     def break_off(self, why: str) -> NoReturn:
-        """Raise PeerLost for a peer that has hung up, as an operation does that waits for it; else for `why`. Nothing
-        else may be heard afterwards."""
+        """Raise PeerLost: for a disconnected peer, as a pending operation would, else with `why`. The connections
+        cannot be used afterwards."""
         gone = self.hung_up()
         raise PeerLost(self._cause(gone[0], 0) if gone else why)
 
@@ -251,7 +261,7 @@ class Mesh:
 
     def _say(self, why: str) -> None:
         if not self._running.acquire(blocking=False):
-            return  # the loops run in another thread, so nobody knows where a message ends
+            return  # the loops run in another thread, so the message boundary is unknown
         try:
             peers = [(peer, each) for peer, each in enumerate(self._sockets) if each is not None]
             reached = [(peer, each) for peer, each in peers if _IS_BETWEEN_MESSAGES(self._handle, peer)]
@@ -260,10 +270,10 @@ class Mesh:
         finally:
             self._running.release()
         if len(reached) < len(peers):
-            time.sleep(NEWS_SECONDS)  # nothing could wake it: what is waited for happens on other machines
+            time.sleep(NEWS_SECONDS)  # no event to wait for: it happens on other machines
 
     def round_trips(self) -> list[float]:
-        """Seconds to each rank and back as the kernel has measured them, 0 where it does not say."""
+        """Seconds to each rank and back as estimated by the kernel; 0 if unknown."""
         return [0.0 if each is None else round_trip_seconds(each) for each in self._sockets]
 
     def _unanswered_seconds(self, peer: int) -> float:
@@ -271,9 +281,9 @@ class Mesh:
         return 0.0 if connection is None else unanswered_seconds(connection)
 
     def close(self, why: str = "") -> None:
-        """Hang up. why: what operations then raise, here and as far as it can be told to them at the peers.
+        """Disconnect. why: the reason with which pending operations fail, here and if possible at the peers.
 
-        Where it is not given, peers learn nothing, and operations here raise that a session was closed too early.
+        Without a reason, peers receive no words, and operations here raise that the session was closed too early.
         """
         with self._closing:
             if self._closed:
@@ -283,22 +293,22 @@ class Mesh:
         if why:
             self._say(why)
         for each in filter(None, self._sockets):
-            with suppress(OSError):  # the peer has hung up before
-                each.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in the loops
+            with suppress(OSError):  # the peer has disconnected before
+                each.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in the compiled loops
         with self._running:
             _CLOSE(self._handle)
         self._leave()
 
     def leave_in_child(self) -> None:
-        """A forked child must not keep its parent's connections: the peers would not notice that the parent ended.
+        """Close the inherited connections in a forked child; otherwise peers would not detect that the parent ended.
 
-        Nor may it run the loops, which know sockets by numbers that the child will give to other files.
+        The child must not run the loops either, because their descriptors may be reused for other files.
         """
-        self._closed, self._running = True, threading.Lock()  # a thread that is not here may hold the other one
+        self._closed, self._running = True, threading.Lock()  # a thread of the parent may hold the old lock
         self._leave()
 
     def call_before_leaving(self, call: Callable[[], object]) -> None:
-        """`call` is made once, while the connections' last numbers can still be read."""
+        """Register a call that is made once before the connections close, while their counters can still be read."""
         self._before_leaving = call
 
     def _leave(self) -> None:

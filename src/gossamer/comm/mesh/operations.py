@@ -1,4 +1,4 @@
-"""Mesh operations: the collectives that the compiled loops serve, each as a program over a mesh's connections."""
+"""Mesh operations: the collectives that the compiled loops support, each as a program over the mesh."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ from gossamer.comm.mesh.program import (
 from gossamer.comm.packing import join, split
 from gossamer.errors import PeerLost
 
-ALIGNED_BYTES = 64  # so that what is received may be viewed as wider numbers
+ALIGNED_BYTES = 64  # so that received bytes may be viewed as wider types
 
 Wait = Callable[[], Any]
 
 
 class MeshOperations:
-    """One rank's operations over a mesh. A failure closes it at once, so that those hear of it who wait for this rank.
+    """One rank's operations over a mesh. A failure closes the mesh at once, which notifies the ranks that wait for it.
 
-    pick: which table of hops a mean takes; advice: what the user may do where the group broke, after each PeerLost.
+    Args:
+        mesh: The connections.
+        pick: Selects the all-reduce algorithm of a mean.
+        advice: Remedy for a broken group, appended to each PeerLost.
     """
 
     def __init__(self, mesh: Mesh, pick: CollectiveSelector, advice: str = "") -> None:
@@ -43,11 +46,11 @@ class MeshOperations:
 
     @staticmethod
     def serves(op: SimpleOp) -> bool:
-        """Whether the compiled loops can answer it: formats that they know, in this machine's own memory."""
+        """Whether the compiled loops support it: tensors of a supported format in host memory."""
         return is_here(op.tensors()) and (not isinstance(op, AllReduceMean) or op.tensor.dtype in FORMATS)
 
     def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
-        """Begin an operation that is served, among some ranks of the whole group; its peers are places in `ranks`."""
+        """Begin a supported operation on a subgroup. Peers in `op` are indices into `ranks`."""
         match op:
             case AllReduceMean(tensor, out):
                 return self._mean(tensor, out, ranks)
@@ -59,8 +62,8 @@ class MeshOperations:
                 return self._mix(payload, op.told, op.hears, ranks)
 
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
-        """The mean appears in `out`, or in memory of its own, without a copy of `tensor` before; which stays as it is
-        where `out` is not `tensor` itself."""
+        """Write the mean to `out` or to new memory, without copying `tensor` first. `tensor` is unchanged unless it is
+        `out`."""
         source = tensor.contiguous()
         flat = scratch_for(source.numel(), source.dtype, source.device) if out is None else out.contiguous()
         if len(ranks) == 1:
@@ -97,20 +100,20 @@ class MeshOperations:
         return self._straight(told, dict.fromkeys(heard, joint.nbytes), form, [(peer, payload) for peer in heard])
 
     def begin_bytes(self, mine: Tensor, sizes: Sequence[int]) -> Wait:
-        """The bytes of all ranks, which differ in length. sizes: by rank, the same on every rank."""
+        """All-gather bytes of different lengths. sizes: by rank, equal on every rank."""
         told, heard = dict.fromkeys(self.everyone, mine), dict(enumerate(sizes))
         likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in heard.items()]
         return self._straight(told, heard, form_of("bytes", tuple(sizes)), likes)
 
     def begin_nothing(self) -> Wait:
-        """An operation in which this rank neither says nor hears anything."""
+        """Begin an operation in which this rank neither sends nor receives."""
         nothing = (0,) * self.world
         return self.run(
             straight_program(nothing, nothing, form_of("nothing")), (0,) * 2 * self.world, None, lambda: None
         )
 
     def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
-        """Bytes of their own for some ranks, told[j], and heard[j] bytes from some."""
+        """Send the bytes told[j] to rank j, and receive heard[j] bytes from rank j."""
         likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in heard.items()]
         came = self._straight(dict(told), dict(heard), form_of("deliver"), likes)()
         return {peer: theirs for peer, (theirs,) in zip(heard, came, strict=True)}
@@ -118,7 +121,7 @@ class MeshOperations:
     def _straight(
         self, told: dict[int, Tensor], heard: dict[int, int], form: int, answers: Sequence[tuple[int, Payload]]
     ) -> Wait:
-        """told: bytes for each rank; heard: how many come from each; answers: of which rank, and of what form."""
+        """told: bytes for each rank; heard: number of bytes from each; answers: sender and layout of each result."""
         to = tuple(told[peer].nbytes if peer in told and peer != self.rank else 0 for peer in self.everyone)
         of = tuple(heard.get(peer, 0) if peer != self.rank else 0 for peer in self.everyone)
         stride = -(-max(of) // ALIGNED_BYTES) * ALIGNED_BYTES
@@ -137,9 +140,9 @@ class MeshOperations:
         return self.run(straight_program(to, of, form), places, (told, room), answer)
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
-        """Fill `tensors`, of this machine's memory, at all ranks with those of one of them, bit for bit.
+        """Copy the tensors of rank `source` to all ranks, bit for bit. The tensors must be in host memory.
 
-        All as one operation: its latency is waited for once.
+        All of them are one operation, so its latency is paid once.
         """
         filled = [tensor.detach() for tensor in tensors if tensor.numel()]
         dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in filled]
@@ -159,7 +162,7 @@ class MeshOperations:
         answer: Wait,
         sources: Sequence[int] | None = None,
     ) -> Wait:
-        """Begin a program on memory at these addresses; what it returns waits, and gives what `answer` does. keep,
+        """Begin a program on memory at these addresses. The returned function waits, then returns answer(). keep,
         sources: as in Mesh.begin."""
         with self._translated():
             op = self.mesh.begin(program, places, keep, sources)
@@ -172,12 +175,12 @@ class MeshOperations:
         return wait
 
     def hung_up(self) -> bool:
-        """Whether a peer has hung up, though nothing here waits for it. Raises PeerLost where this rank has."""
+        """Whether a peer has disconnected, even if no operation needs it. Raises PeerLost if this rank has closed."""
         with self._translated():
             return bool(self.mesh.hung_up())
 
     def break_off(self, why: str) -> NoReturn:
-        """Hang up and raise PeerLost, as an operation does that finds a peer gone; where none is, for `why`."""
+        """Close and raise PeerLost: for a disconnected peer, as an operation would, else with `why`."""
         with self._translated():
             self.mesh.break_off(why)
 
@@ -193,5 +196,5 @@ class MeshOperations:
 
 
 def is_here(tensors: Sequence[Tensor]) -> bool:
-    """Whether all of them lie in this machine's own memory."""
+    """Whether all tensors are in host memory."""
     return all(tensor.device.type == "cpu" for tensor in tensors)

@@ -1,7 +1,7 @@
-"""Programs: what one rank does for an operation, message by message, as rows for the compiled mesh to run.
+"""Programs: one rank's part of an operation, message by message, as rows for the compiled mesh.
 
-A row sends a piece of memory to a peer, or takes what a peer sends, in the piece's place or added to it. Pure functions
-of integers; every rank makes the rows that fit the others'.
+A row sends a piece of memory to a peer, or receives one from it and stores or adds it. These are pure functions of
+integers; the rows of all ranks match each other.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ BYTES, FORMATS = 0, {torch.float32: 1, torch.float64: 2, torch.bfloat16: 3, torc
 CODES = {Does.SEND: 0, Does.ADD: 1, Does.KEEP: 2}  # Does in kernels-src/mesh.hpp
 
 Ranks = tuple[int, ...]
-Row = tuple[int, int, int, int, int]  # what it does, the peer, the piece, after how many changes of it, the tag
+Row = tuple[int, int, int, int, int]  # (action, peer, piece, required number of changes of the piece, tag)
 
 
 @dataclass(frozen=True)
 class Program:
-    """One rank's part in an operation."""
+    """One rank's part of an operation."""
 
     rows: ctypes.Array[ctypes.c_int32]  # five numbers each, as in Row
     sizes: ctypes.Array[ctypes.c_int64]  # of the pieces, in bytes
-    offsets: tuple[int, ...]  # where the pieces lie, one after another
-    form: int  # a hash of what is the same on all ranks, by which a rank that issues another operation is found out
-    format: int = BYTES  # of the numbers, in FORMATS
+    offsets: tuple[int, ...]  # of the pieces in one contiguous buffer, in bytes
+    form: int  # hash of the values that are equal on all ranks; detects a rank that issues another operation
+    format: int = BYTES  # of the elements, in FORMATS
     divisor: float = 1.0  # of sums
 
 
 @lru_cache(maxsize=1024)
 def mean_program(collective: Collective, numel: int, dtype: torch.dtype, rank: int, ranks: Ranks) -> Program:
-    """The mean of `numel` numbers of each of `ranks`, by a collective's table of hops. rank: this one's place there."""
+    """Program for the mean of `numel` elements over `ranks`. rank: index of this rank in `ranks`."""
     count = collective.pieces(len(ranks))
     lengths = [(numel // count + (piece < numel % count)) * dtype.itemsize for piece in range(count)]
     form = form_of("mean", collective, numel, dtype, ranks)
@@ -48,10 +48,10 @@ def mean_program(collective: Collective, numel: int, dtype: torch.dtype, rank: i
 
 
 def table_rows(collective: Collective, rank: int, ranks: Ranks) -> list[Row]:
-    """A table of hops, piece by piece. What is taken in one round makes one change of its piece."""
+    """Convert a table of hops to rows. All receives of a piece in one round count as one change."""
     world = len(ranks)
     pieces = collective.pieces(world)
-    changes = [0] * pieces  # in the rounds before this one
+    changes = [0] * pieces  # in earlier rounds
     rows: list[Row] = []
     now, changed = 0, set[int]()
     for hop in collective.hops(rank, world):
@@ -68,7 +68,7 @@ def table_rows(collective: Collective, rank: int, ranks: Ranks) -> list[Row]:
 
 @dataclass(frozen=True)
 class Segment:
-    """Bytes of one of several tensors: `nbytes` of number `tensor`, from `offset` on."""
+    """A range of bytes in one of several tensors: `nbytes` bytes of tensor `tensor` from `offset`."""
 
     tensor: int
     offset: int
@@ -77,9 +77,13 @@ class Segment:
 
 @lru_cache(maxsize=256)
 def broadcast_program(sizes: tuple[int, ...], source: int, rank: int, ranks: Ranks) -> tuple[Program, list[Segment]]:
-    """Tensors of `sizes` bytes from `source` to all of `ranks`; and the segments that are the program's pieces.
+    """Program that broadcasts tensors of `sizes` bytes, and the segments that are its pieces.
 
-    rank, source: their places among `ranks`.
+    Args:
+        sizes: Bytes of each tensor.
+        source: Index of the sender in `ranks`.
+        rank: Index of this rank in `ranks`.
+        ranks: The participants.
     """
     table = Broadcast(source=source)
     pieces = table.pieces(len(ranks))
@@ -96,7 +100,7 @@ def broadcast_program(sizes: tuple[int, ...], source: int, rank: int, ranks: Ran
 
 
 def segments(sizes: Sequence[int], pieces: int) -> list[list[Segment]]:
-    """The segments of each of equal pieces of tensors that follow one another in mind, `sizes` bytes each."""
+    """Split the concatenation of tensors of `sizes` bytes into equal pieces; return the segments of each piece."""
     at = bounds(sum(sizes), pieces)
     begins = list(accumulate(sizes, initial=0))
     found: list[list[Segment]] = [[] for _ in range(pieces)]
@@ -112,9 +116,14 @@ def segments(sizes: Sequence[int], pieces: int) -> list[list[Segment]]:
 
 @lru_cache(maxsize=1024)
 def straight_program(told: tuple[int, ...], heard: tuple[int, ...], form: int) -> Program:
-    """Bytes straight to their receivers. told[j], heard[j]: how many go to and come from rank j.
+    """Program that sends bytes directly to their receivers.
 
-    Pieces: what is told to every rank, then what is heard of every rank; places are given with each call.
+    The pieces are the messages to every rank, then the messages from every rank. Their addresses are given per call.
+
+    Args:
+        told: Bytes to send to each rank.
+        heard: Bytes to receive from each rank.
+        form: Hash of the operation.
     """
     world = len(told)
     rows = [(CODES[Does.SEND], peer, peer, 0, 0) for peer in range(world) if told[peer]]
@@ -124,7 +133,7 @@ def straight_program(told: tuple[int, ...], heard: tuple[int, ...], form: int) -
 
 @lru_cache(maxsize=4096)
 def form_of(*what: object) -> int:
-    """32 bits of what is the same on all ranks."""
+    """Hash values that are equal on all ranks to 32 bits."""
     return rng.address(repr(what)) & 0xFFFFFFFF
 
 

@@ -1,10 +1,10 @@
-"""Sealing: keys of a mesh's connections, agreed inside TLS 1.3, and the libcrypto by which the compiled loops encrypt.
+"""Sealing: keys of encrypted connections, agreed inside TLS 1.3, and the libcrypto that the compiled loops call.
 
-With `gossamer run --tls FOLDER` every two workers shake hands over the connection that they have, each with a
-certificate of the run's authority. Inside TLS each tells the other 32 random bytes; then TLS ends, and the loops go on
-over the bare connection with a key for each way, made of both and of the run's token: TLS brings forward secrecy and
-knows strangers, and who has a certificate, and not the token, comes to other keys. What is sealed, and how:
-kernels-src/mesh_sealing.hpp.
+With `gossamer run --tls FOLDER`, every two workers perform a TLS handshake over their existing connection, each with a
+certificate of the run's authority. Inside TLS each sends 32 random bytes. TLS is then shut down, and the loops use the
+bare connection with one key per direction, derived from both nonces and the run's token. TLS provides forward secrecy
+and rejects strangers; a worker with a certificate but without the token derives other keys. The encryption itself is
+described in kernels-src/mesh_sealing.hpp.
 
 sources: TLS 1.3 (Rescorla 2018, RFC 8446); HKDF (Krawczyk 2010, CRYPTO); AES-GCM (Dworkin 2007, NIST SP 800-38D);
 ChaCha20-Poly1305 (Nir & Langley 2018, RFC 8439)
@@ -36,10 +36,10 @@ from gossamer.errors import ConnectError
 AES, CHACHA = "AES-256-GCM", "ChaCha20-Poly1305"
 CIPHERS = {AES: "EVP_aes_256_gcm", CHACHA: "EVP_chacha20_poly1305"}
 KEY_BYTES, NONCE_BYTES = 32, 32
-TOLD = struct.Struct("!?32s")  # whether this processor has AES, and a nonce
-SECONDS = 30.0  # for one handshake's longest silence
+TOLD = struct.Struct("!?32s")  # whether this processor has AES instructions, and a nonce
+SECONDS = 30.0  # longest silence during a handshake
 
-# CipherFunctions in kernels-src/mesh_sealing.hpp, but for the cipher, which comes last
+# CipherFunctions in kernels-src/mesh_sealing.hpp, without the cipher, which comes last
 FUNCTIONS = (
     "EVP_CIPHER_CTX_new",
     "EVP_CIPHER_CTX_free",
@@ -57,7 +57,7 @@ Contexts = tuple[ssl.SSLContext, ssl.SSLContext]  # for dialing and for acceptin
 
 @dataclass(frozen=True)
 class LinkKeys:
-    """What seals one connection at one of its ends: the other end's two keys are the same ones, exchanged."""
+    """Keys of one connection at one of its ends. The other end has the same two keys in exchanged roles."""
 
     cipher: str  # of CIPHERS
     sends: bytes = field(repr=False)
@@ -67,15 +67,15 @@ class LinkKeys:
 LinksKeys = Mapping[int, LinkKeys]  # by rank
 
 
-# -- libcrypto ----------------------------------------------------------------------------------------
+# -- libcrypto ---------------------------------------------------------------------------------------------------------
 
 
 @cache
 def libcrypto() -> ctypes.CDLL:
-    """The libcrypto that this Python's own ssl calls. Raises ConnectError where there is none to call.
+    """Load the libcrypto that Python's ssl module uses. Raises ConnectError if none is accessible.
 
-    Looked for, in this order: what `_ssl` and `_hashlib` were linked with; the program itself, where Python was linked
-    with OpenSSL as a whole; and the system's library of that name, where Python hides its own.
+    Tried in this order: the library that `_ssl` and `_hashlib` are linked with; the program itself, if OpenSSL is
+    linked statically; and the system's library of that name, if Python hides its own.
     """
     for name in _candidates():
         try:
@@ -85,24 +85,23 @@ def libcrypto() -> ctypes.CDLL:
         except OSError:
             continue
     raise ConnectError(
-        "This run was told to encrypt (--tls), and this Python hides the OpenSSL that it was made with, so the "
-        "compiled loops cannot call it and what moves in lock step would travel for all to read. Use a Python with "
-        "OpenSSL as a shared library (the system's, conda's, pyenv's), or install libcrypto.so.3, or leave out --tls "
-        "on a network that you trust."
+        "encryption was requested (--tls), but the compiled loops cannot call this Python's OpenSSL, which is hidden, "
+        "so lock-step traffic would be unencrypted. Use a Python with OpenSSL as a shared library (the system's, "
+        "conda's, pyenv's), or install libcrypto.so.3, or omit --tls on a trusted network."
     )
 
 
 def _candidates() -> Iterator[str | None]:
     for name in ("_ssl", "_hashlib"):
         if file := getattr(importlib.import_module(name), "__file__", None):
-            yield file  # a name is looked up in what a library was linked with, too
+            yield file  # dlsym also searches the libraries that a library is linked with
     yield None
     yield "libcrypto.3.dylib" if sys.platform == "darwin" else "libcrypto.so.3"
 
 
 @cache
 def cipher_functions(cipher: str) -> ctypes.Array[ctypes.c_void_p]:
-    """What kernels-src/mesh_sealing.hpp calls. Raises ConnectError where there is no libcrypto."""
+    """Addresses of the functions that kernels-src/mesh_sealing.hpp calls. Raises ConnectError without a libcrypto."""
     library = libcrypto()
     found = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in (*FUNCTIONS, CIPHERS[cipher])]
     return (ctypes.c_void_p * len(found))(*[each.value for each in found])
@@ -110,7 +109,7 @@ def cipher_functions(cipher: str) -> ctypes.Array[ctypes.c_void_p]:
 
 @cache
 def has_aes() -> bool:
-    """Whether this processor has instructions for AES, as far as that is known: without them ChaCha20 is faster."""
+    """Whether this processor is known to have AES instructions. Without them ChaCha20 is faster."""
     if sys.platform == "darwin":
         return True
     try:
@@ -119,13 +118,13 @@ def has_aes() -> bool:
         return False
 
 
-# -- keys ---------------------------------------------------------------------------------------------
+# -- keys --------------------------------------------------------------------------------------------------------------
 
 
 def mesh_tls() -> Contexts | None:
-    """The run's TLS contexts, for TLS 1.3 alone; None where it was not told to encrypt.
+    """Return the run's TLS contexts, restricted to TLS 1.3; None if encryption was not requested.
 
-    Raises ConnectError for certificates that cannot be read, and where the loops could not encrypt.
+    Raises ConnectError if certificates cannot be read, or the loops cannot encrypt.
     """
     if (tls := run_tls()) is None:
         return None
@@ -138,10 +137,17 @@ def mesh_tls() -> Contexts | None:
 def agree_group(
     rank: int, sockets: list[socket.socket | None], tls: Contexts, token: bytes, all_gather_text: Gather
 ) -> LinksKeys:
-    """Keys of all connections of a group; `sockets`, by rank, are replaced in place. All ranks call it.
+    """Agree on keys for all connections of a group. Collective call.
 
-    all_gather_text: all ranks' texts, over the channel of the greeting. Raises ConnectError on every rank where any two
-    do not come to keys; all sockets are closed then.
+    Args:
+        rank: This rank.
+        sockets: By rank; replaced in place.
+        tls: Contexts for dialing and accepting.
+        token: The run's token.
+        all_gather_text: All-gathers texts over the channel of the rendezvous.
+
+    Raises:
+        ConnectError: Two ranks failed to agree on keys. On every rank; all sockets are closed.
     """
     context = "\n".join(all_gather_text(secrets.token_hex(NONCE_BYTES))).encode()
     problem, keys = "", dict[int, LinkKeys]()
@@ -164,12 +170,20 @@ def agree(
     seconds: float = SECONDS,
     over: Callable[[], bool] = lambda: False,
 ) -> dict[int, LinkKeys]:
-    """Keys of connections to other ranks, each agreed inside TLS; `sockets` are replaced in place. Lower ranks accept.
+    """Agree on keys with all connected ranks, each inside TLS. Lower ranks accept. The other ends call it, too.
 
-    token: the run's; context: what is the same at all ends and new for every group, such as its secret. over: asked now
-    and then, and once it is true nobody waits any longer. The other ends call it, too. Raises MembersUnreached, a
-    ConnectError, where one of them shows no certificate, or says nothing for so many seconds: `unreached` are their
-    ranks, and nobody's where it was over before. All sockets are closed then.
+    Args:
+        rank: This rank.
+        sockets: By rank; replaced in place.
+        tls: Contexts for dialing and accepting.
+        token: The run's token.
+        context: Equal at all ends and different for each group, such as the group's secret.
+        seconds: Longest silence of a peer.
+        over: Called repeatedly; the wait ends when it returns True.
+
+    Raises:
+        MembersUnreached: A peer presented no valid certificate, or was silent for `seconds`; `unreached` lists such
+            ranks, or none if `over` returned True. All sockets are closed.
     """
     peers = {peer: each for peer, each in enumerate(sockets) if each is not None}
     if not peers:
@@ -184,8 +198,8 @@ def agree(
     with (
         ExitStack() as open_handles,
         ThreadPoolExecutor(len(peers)) as pool,
-    ):  # in turns, far workers would wait for long
-        handles = [open_handles.enter_context(each.dup()) for each in peers.values()]  # TLS takes the sockets over
+    ):  # concurrently, because round trips to distant workers would add up
+        handles = [open_handles.enter_context(each.dup()) for each in peers.values()]  # TLS takes over the sockets
         tickets = {peer: pool.submit(one, peer, each) for peer, each in peers.items()}
         ended = _wait(list(tickets.values()), handles, over)
     problems = {peer: problem for peer, ticket in tickets.items() if (problem := ticket.exception())}
@@ -193,20 +207,20 @@ def agree(
         return {peer: ticket.result() for peer, ticket in tickets.items()}
     hang_up(sockets)
     if ended:
-        raise MembersUnreached(f"rank {rank} was told that the group is over before all had agreed on keys", ())
+        raise MembersUnreached(f"rank {rank} was notified that the group is over before all ranks agreed on keys", ())
     for problem in problems.values():
         if not isinstance(problem, OSError | ValueError):
             raise problem
     peer, problem = next(iter(problems.items()))
     raise MembersUnreached(
-        f"rank {rank} and rank {peer} came to no keys ({problem}), so nothing may travel between them in a run with "
-        "--tls. Each needs a certificate of the same authority: put cert.pem, key.pem and ca.pem into its folder.",
+        f"rank {rank} and rank {peer} could not agree on keys ({problem}), which a run with --tls requires. "
+        "Each needs a certificate of the same authority: put cert.pem, key.pem and ca.pem into its folder.",
         tuple(problems),
     )
 
 
 def _wait(tickets: Sequence[Future[LinkKeys]], handles: Sequence[socket.socket], over: Callable[[], bool]) -> bool:
-    """Until all have ended. Whether they were cut off, since it was over."""
+    """Wait for all handshakes. Returns True if `over` interrupted them."""
     left: Iterable[Future[LinkKeys]] = tickets
     while True:
         left = wait(left, TURN_SECONDS).not_done
@@ -214,7 +228,7 @@ def _wait(tickets: Sequence[Future[LinkKeys]], handles: Sequence[socket.socket],
             return False
         if over():
             for each in handles:
-                with suppress(OSError):  # the peer has hung up before
+                with suppress(OSError):  # the peer has disconnected before
                     each.shutdown(socket.SHUT_RDWR)
             return True
 
@@ -229,15 +243,27 @@ def shake_hands(
     calls: bool,
     seconds: float = SECONDS,
 ) -> tuple[socket.socket, LinkKeys]:
-    """One connection's keys, and a socket in its place, which does not block. `connection` may not be used any more.
+    """Agree on keys for one connection.
 
-    ends: the caller's number and the other one's; calls: whether this is the caller. seconds: of silence, at most.
-    Raises OSError, which ssl.SSLError is, too.
+    Args:
+        connection: The connected socket; unusable afterwards.
+        tls: Contexts for dialing and accepting.
+        token: The run's token.
+        context: Equal at both ends and different for each group.
+        ends: Numbers of the caller and of the called rank.
+        calls: Whether this end is the caller.
+        seconds: Longest silence of the peer.
+
+    Returns:
+        A non-blocking socket in place of `connection`, and its keys.
+
+    Raises:
+        OSError: The handshake failed (ssl.SSLError is a subclass).
     """
     dialing, accepting = tls
     connection.settimeout(seconds)
     if connection.family in (socket.AF_INET, socket.AF_INET6):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or the farewell waits for acknowledgments
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or close_notify waits for acknowledgments
     with (dialing if calls else accepting).wrap_socket(connection, server_side=not calls) as inside:
         if inside.version() != "TLSv1.3":
             raise ConnectionError(f"{inside.version()} is too old")
@@ -253,9 +279,9 @@ def shake_hands(
 
 
 def derive_key(token: bytes, nonces: bytes, context: bytes, ends: tuple[int, int], cipher: str, sender: bytes) -> bytes:
-    """The key of what one end of a connection sends: HKDF-SHA256 of what both told each other inside TLS.
+    """Derive the key for one direction: HKDF-SHA256 of the nonces that both ends exchanged inside TLS.
 
-    salt: the run's token; info: everything else by which two keys may differ, of fixed lengths but for the last.
+    salt: the run's token; info: all other values by which two keys may differ, of fixed lengths except for the last.
     """
     extracted = hmac.digest(token, nonces, hashlib.sha256)
     info = hashlib.sha256(context).digest() + struct.pack("!II", *ends) + sender + b" " + cipher.encode()
@@ -266,12 +292,12 @@ def _exactly(connection: ssl.SSLSocket, nbytes: int) -> bytes:
     heard = b""
     while len(heard) < nbytes:
         if not (more := connection.recv(nbytes - len(heard))):
-            raise ConnectionError("the other end hung up during the handshake")
+            raise ConnectionError("the peer disconnected during the handshake")
         heard += more
     return heard
 
 
 def hang_up(sockets: Iterable[socket.socket | None]) -> None:
-    """Close all that are there."""
+    """Close all sockets."""
     for each in filter(None, sockets):
         each.close()

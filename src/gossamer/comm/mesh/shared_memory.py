@@ -1,7 +1,7 @@
-"""Shared memory between two workers of one machine, so that messages between them need not pass through the kernel.
+"""Shared memory between two workers on one machine, so that their messages bypass the kernel's network stack.
 
-The lower rank of a pair makes it: a file without a name, sealed against shrinking. The higher one opens it as a file of
-that process. Where that is refused (other containers, other systems), the pair goes on with its socket alone.
+The lower rank of a pair creates an anonymous file, sealed against shrinking. The higher rank opens it through /proc of
+that process. If this is refused (other containers, other systems), the pair uses only its socket.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gossamer.errors import require
 if sys.platform == "linux":
     from fcntl import F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
 
-    SEALS = F_SEAL_SHRINK | F_SEAL_GROW  # or reading beyond its end would kill the reader
+    SEALS = F_SEAL_SHRINK | F_SEAL_GROW  # a read beyond a shrunk end would kill the reader
 
 NAME = "gossamer"
 MESSAGE_BYTES, TURNS_BYTES = 2**18, 4096  # kernels-src/shared_memory.hpp
-MOST_SLOTS, SLOTS_TO_ALL = 8, 64  # of one worker to another, and to all others: 16 MiB
+MOST_SLOTS, SLOTS_TO_ALL = 8, 64  # from one worker to another, and to all others: 16 MiB
 MARK_BYTES = 16  # at the end of the first page
 
 Memories = dict[int, mmap.mmap]  # by rank
@@ -34,18 +34,18 @@ Memories = dict[int, mmap.mmap]  # by rank
 
 @dataclass(frozen=True)
 class MemoryOffer:
-    """Where the other end finds the memory."""
+    """Location of the memory for the other worker."""
 
-    process: int  # by its id
-    number: int  # of the file in that process
+    process: int  # process id
+    number: int  # file descriptor in that process
     nbytes: int
-    mark: str  # in hexadecimal: MARK_BYTES that are written in the memory
+    mark: str  # MARK_BYTES in hexadecimal that the memory contains
 
 
 def share(rank: int, sockets: Sequence[socket.socket | None], all_gather_text: Gather) -> Memories:
-    """Memory between this worker and others of its machine. All ranks call it; all_gather_text: all ranks' texts.
+    """Create shared memory between this worker and the others on its machine. Collective call.
 
-    GOSSAMER_SHARED_MEMORY=0 on either of two workers has them do without.
+    all_gather_text: all-gathers texts. If GOSSAMER_SHARED_MEMORY=0 on either worker of a pair, it uses its socket.
     """
     near = [peer for peer, each in enumerate(sockets) if each is not None and _is_here(each)] if _wanted() else []
     with ExitStack() as files:
@@ -61,25 +61,25 @@ def _wanted() -> bool:
     asked = os.environ.get("GOSSAMER_SHARED_MEMORY") or "1"
     require(
         asked in ("0", "1"),
-        f"GOSSAMER_SHARED_MEMORY={asked}: that says neither yes nor no, so it is open whether workers of one machine "
-        "may share memory. Write GOSSAMER_SHARED_MEMORY=0 for sockets alone, or leave it unset.",
+        f"GOSSAMER_SHARED_MEMORY must be 0 or 1, got {asked}. Write GOSSAMER_SHARED_MEMORY=0 to use sockets between "
+        "workers on one machine, or leave it unset.",
     )
     return sys.platform == "linux" and asked == "1"
 
 
 def _is_here(connection: socket.socket) -> bool:
-    """Whether its other end is on this machine: no other machine has the same address."""
+    """Whether the peer is on this machine: no other machine has the same address."""
     named = connection.family in (socket.AF_INET, socket.AF_INET6)
     return named and bool(connection.getpeername()[0] == connection.getsockname()[0])
 
 
 def _slots(near: int) -> int:
-    """How many for each of so many others; none where they are too many."""
+    """Number of slots per peer; 0 if there are too many peers."""
     return min(MOST_SLOTS, SLOTS_TO_ALL // near) if near else 0
 
 
 def _make(peers: Sequence[int], slots: int, files: ExitStack) -> tuple[Memories, dict[int, tuple[int | str, ...]]]:
-    """Memory for each of these, as far as there is any, and an offer to each. files: closes what it is made of."""
+    """Create memory for each of these peers, as far as possible, and an offer to each. files: closes descriptors."""
     made: Memories = {}
     offers: dict[int, tuple[int | str, ...]] = {}
     nbytes = TURNS_BYTES + 2 * slots * MESSAGE_BYTES
@@ -97,11 +97,11 @@ def _make(peers: Sequence[int], slots: int, files: ExitStack) -> tuple[Memories,
 
 
 def _open(offer: MemoryOffer) -> mmap.mmap | None:
-    """The memory of another process; None where it may not be had, or is not what was offered."""
+    """Map the memory of another process; None if it is inaccessible, or differs from the offer."""
     path = f"/proc/{offer.process}/fd/{offer.number}"
     with suppress(OSError), ExitStack() as files:
         if not os.readlink(path).startswith(f"/memfd:{NAME} "):
-            return None  # of another process of that number
+            return None  # a different process with the same id
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         files.callback(os.close, file)
         if os.fstat(file).st_size != offer.nbytes or fcntl(file, F_GET_SEALS) & SEALS != SEALS:

@@ -1,7 +1,7 @@
-"""Staged operations: the mesh's collectives for tensors of a device, in chunks by way of this machine's memory.
+"""Staged operations: the mesh's collectives for device tensors, in chunks through host memory.
 
-What travels is what the loops know: parts of tables of hops and of messages, in memory of a staging area. Answers have
-the bits that the mesh gives on processors.
+The messages are those of the compiled loops, with their memory in a staging area. Results are bit-identical to those of
+the mesh with CPU tensors.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from gossamer.comm.staging.pinned_arena import ALIGNED_BYTES
 from gossamer.comm.staging.staged_op import Chunk, StagedOp
 from gossamer.comm.staging.staging_area import Move, StagingArea
 
-Parts = Mapping[int, tuple[int, int]]  # by rank: where a part lies in a slot, and how many bytes it has
+Parts = Mapping[int, tuple[int, int]]  # by rank: offset and length of a part in a slot, in bytes
 
 
 class StagedMessages:
-    """told: the message for each other rank, perhaps the same for several; heard: how many bytes come from each."""
+    """Messages of one operation. told: the message to each other rank; heard: number of bytes from each rank."""
 
     def __init__(self, operations: MeshOperations, told: Mapping[int, ByteViews], heard: Mapping[int, int]) -> None:
         self._operations, self._told, self._heard = operations, told, heard
         self._distinct = list({id(message): message for message in told.values()}.values())
 
     def chunk(self, begin: int, end: int, answers: Mapping[int, ByteViews]) -> Chunk:
-        """The bytes from `begin` on until before `end` of all of them. answers: where what is heard belongs."""
+        """Build the chunk with the bytes [begin, end) of all messages. answers: destinations of received messages."""
         layout = SlotLayout()
         inward: list[Move] = []
         told_at: dict[int, tuple[int, int]] = {}
@@ -52,20 +52,20 @@ class StagedMessages:
 
 
 class SlotLayout:
-    """Where parts lie in a slot, one after another, aligned."""
+    """Allocates aligned parts of a slot, one after another."""
 
     def __init__(self) -> None:
         self.nbytes = 0
 
     def add(self, length: int) -> int:
-        """The place of another part."""
+        """Return the offset of another part."""
         place = -(-self.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
         self.nbytes = place + length
         return place
 
 
 def straight(operations: MeshOperations, told: Parts, heard: Parts, slot: Tensor) -> Wait:
-    """Begin to send bytes of a slot to other ranks and to take others' there."""
+    """Begin to send bytes of a slot to other ranks, and to receive theirs into the slot."""
     to, of = ([parts.get(peer, (0, 0)) for peer in operations.everyone] for parts in (told, heard))
     sizes = tuple(length for _, length in to), tuple(length for _, length in of)
     program = straight_program(*sizes, form_of("staged", max(map(max, sizes))))
@@ -74,7 +74,7 @@ def straight(operations: MeshOperations, told: Parts, heard: Parts, slot: Tensor
 
 
 def summed_chunks(operations: MeshOperations, source: Tensor, flat: Tensor, ranks: Ranks) -> list[Chunk]:
-    """The mean of `source` in `flat`, both contiguous, of a format that the loops sum. ranks: those that take part."""
+    """Chunks for the mean of `source` in `flat`, both contiguous, of a format that the loops sum, over `ranks`."""
     table = operations.pick(source.nbytes, source.dtype.itemsize, ranks)
     whole = len(ranks) == operations.world
     cut = mean_chunks(source.numel(), table.pieces(len(ranks)), source.dtype.itemsize, whole=whole)
@@ -106,7 +106,7 @@ def _summed_chunk(
 
 
 def averaged_chunks(operations: MeshOperations, source: Tensor, flat: Tensor, ranks: Ranks) -> list[Chunk]:
-    """The mean of `source` in `flat`, both contiguous, of any format: the same bits at all ranks, whatever they are."""
+    """Chunks for the mean of `source` in `flat`, both contiguous, of any format; bit-identical on all ranks."""
     cut = byte_chunks(source.nbytes, len(ranks), whole=len(ranks) == operations.world)
     return [_averaged_chunk(operations, source, flat, ranks, *each) for each in cut]
 
@@ -139,10 +139,14 @@ CPU = torch.device("cpu")
 
 
 class StagedOperations:
-    """One rank's operations by way of a staging area.
+    """One rank's operations through a staging area.
 
-    home: the device of this rank; everything: whether all that the group asks is staged, as it must be where any rank
-    has a device, since a chunk is an operation of its own to all ranks.
+    Args:
+        operations: The mesh's operations.
+        area: The staging area.
+        home: Device of this rank.
+        everything: Whether all operations of the group are staged. Required if any rank has a device, because each
+            chunk is a separate operation on all ranks.
     """
 
     def __init__(
@@ -157,12 +161,12 @@ class StagedOperations:
         self._home, self._everything = home, everything
 
     def takes(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether an operation of these tensors is staged: the same on all ranks."""
+        """Whether an operation on these tensors is staged; equal on all ranks."""
         return self._everything or not is_here(tensors)
 
     def ready(self, op: SimpleOp, ranks: Ranks) -> Callable[[], Wait]:
-        """Copy what an operation among some ranks of the whole group sends, as far as there is memory; what it returns
-        begins it. Its peers are places in `ranks`."""
+        """Copy the data that an operation sends, as far as there is memory. The returned function begins the operation.
+        Peers in `op` are indices into `ranks`."""
         match op:
             case AllReduceMean(tensor, out):
                 return self._mean(tensor, out, ranks)
@@ -208,8 +212,8 @@ class StagedOperations:
         rows: int,
         ranks: Ranks,
     ) -> Callable[[], Wait]:
-        """told: by rank; what comes is like `own`, which this rank tells itself. longest: bytes of the longest message
-        of any rank; rows: how many a slot holds at most, at any rank."""
+        """told: messages by rank; own: this rank's payload, whose layout received ones share; longest: bytes of the
+        longest message of any rank; rows: most messages in a slot at any rank."""
         answers = {peer: _empty(own) for peer in hears if peer != self._operations.rank}
         due = {peer: ByteViews.of(payload) for peer, payload in answers.items()}
         messages = StagedMessages(self._operations, told, {peer: each.nbytes for peer, each in due.items()})
@@ -218,7 +222,7 @@ class StagedOperations:
         return partial(staged.begin, lambda: [answers.get(peer, own) for peer in hears])
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
-        """Fill `tensors` at all ranks with those of one of them, bit for bit."""
+        """Copy the tensors of rank `source` to all ranks, bit for bit."""
         filled = [tensor.detach() for tensor in tensors if tensor.numel()]
         copies = [dense(tensor) for tensor in filled]
         message = ByteViews.of(tuple(copies))
@@ -245,7 +249,7 @@ class StagedOperations:
 
 
 def _empty(like: Payload) -> Payload:
-    """Contiguous tensors of these shapes and formats where these lie, with arbitrary contents."""
+    """Return uninitialized contiguous tensors with the shapes, dtypes and devices of these."""
     return tuple(map(_like, like))
 
 

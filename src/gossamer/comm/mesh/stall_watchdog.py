@@ -1,4 +1,4 @@
-"""Stall watchdog: how long a worker waits for peers that are connected and silent (frozen, cut off, or busy)."""
+"""Stall watchdog: limits how long a worker waits for connected peers that are silent (frozen, unreachable, or busy)."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from gossamer.errors import PeerLost, require
 NOTICE_SECONDS = 60.0
 UNREACHABLE_SECONDS = 30.0
 
-Unanswered = Callable[[int], float]  # seconds that a rank's machine has owed an acknowledgment
+Unanswered = Callable[[int], float]  # seconds for which a rank's machine has not acknowledged data
 
 
 @dataclass(frozen=True, kw_only=True)
 class StallTimeouts:
-    """How long a silence may last. Any byte of the peers that are waited for ends it."""
+    """How long a silence may last. Any byte from an awaited peer ends it."""
 
-    notice_seconds: float = NOTICE_SECONDS  # after which the user is told
-    unreachable_seconds: float = UNREACHABLE_SECONDS  # without an acknowledgment: the machine is down, or cut off
+    notice_seconds: float = NOTICE_SECONDS  # after which the user is notified
+    unreachable_seconds: float = UNREACHABLE_SECONDS  # without an acknowledgment: the machine is down or unreachable
     timeout_seconds: float = USUAL_SECONDS  # after which the group counts as broken
     clock: Callable[[], float] = time.monotonic  # in seconds
 
     def __post_init__(self) -> None:
-        require(self.timeout_seconds > 0, f"timeout_seconds is a time to wait, more than 0, not {self.timeout_seconds}")
+        require(self.timeout_seconds > 0, f"timeout_seconds must be positive, got {self.timeout_seconds}")
 
 
 def requested_timeouts() -> StallTimeouts:
-    """As long as GOSSAMER_TIMEOUT says. Raises ValueError."""
+    """Return timeouts with GOSSAMER_TIMEOUT. Raises ValueError."""
     return StallTimeouts(timeout_seconds=timeout_seconds())
 
 
 class StallWatchdog:
-    """Watches the peers that one operation waits for; looked at now and then, until it is answered."""
+    """Watches the peers that one operation waits for. Call `look` repeatedly until the operation completes."""
 
     def __init__(self, rank: int, patience: StallTimeouts, unanswered: Unanswered = lambda rank: 0.0) -> None:
         self._rank, self._patience, self._unanswered = rank, patience, unanswered
@@ -45,10 +45,11 @@ class StallWatchdog:
         self._told = False
 
     def look(self, moved: Sequence[int], waited_for: Sequence[int]) -> None:
-        """Raises PeerLost where it has lasted too long.
+        """Check the silence. Raises PeerLost if it has lasted too long.
 
-        moved: by rank, numbers that change with every byte of the peers that the operation needs, -1 for the others;
-        waited_for: ranks to name.
+        Args:
+            moved: By rank, counters that change with every byte from peers that the operation needs; -1 for others.
+            waited_for: Ranks to name in messages.
         """
         now, patience = self._patience.clock(), self._patience
         if moved != self._moved:
@@ -58,22 +59,22 @@ class StallWatchdog:
         silent = now - self._since
         if silent >= patience.unreachable_seconds and (cut_off := self._cut_off()):
             raise PeerLost(
-                f"{named(cut_off)} cannot be reached: no machine there has acknowledged anything for {silent:.0f} s, "
-                "so it is down, or cut off from this one"
+                f"{named(cut_off)} cannot be reached: its machine has acknowledged no data for {silent:.0f} s, "
+                "so it is down or disconnected from this one"
             )
         if silent >= patience.timeout_seconds:
             raise PeerLost(
-                f"{named(waited_for)} said nothing for {silent:.0f} s, though connected, and without that nobody goes "
-                "on: frozen, cut off, or busy for too long. If that was meant, "
-                f"GOSSAMER_TIMEOUT={2 * patience.timeout_seconds:g} has all wait for twice as many seconds"
+                f"{named(waited_for)} sent nothing for {silent:.0f} s, though connected: frozen, unreachable, or busy "
+                "for too long. If such a pause is intended, set "
+                f"GOSSAMER_TIMEOUT={2 * patience.timeout_seconds:g} on all ranks to wait twice as long"
             )
         if silent >= patience.notice_seconds and not self._told:
             self._told = True
             events.emit(events.Stalled(rank=self._rank, seconds=silent, waits_for=tuple(waited_for)))
             events.notice(
                 f"rank {self._rank} has waited {silent:.0f} s for {named(waited_for)}: it may be busy (validating, "
-                "saving), frozen or cut off, or wait itself. "
-                f"GOSSAMER_TIMEOUT={patience.timeout_seconds:g} says how many seconds to wait at most"
+                "saving), frozen, unreachable, or waiting itself. The wait is limited to "
+                f"GOSSAMER_TIMEOUT={patience.timeout_seconds:g} seconds"
             )
 
     def _cut_off(self) -> list[int]:
@@ -81,8 +82,8 @@ class StallWatchdog:
         return [rank for rank in needed if self._unanswered(rank) >= self._patience.unreachable_seconds]
 
     def end(self) -> None:
-        """Something came."""
+        """Data has arrived."""
         if self._told:
             seconds = self._patience.clock() - self._since
-            events.notice(f"rank {self._rank} went on after {seconds:.0f} s")
+            events.notice(f"rank {self._rank} continued after {seconds:.0f} s")
         self._told = False

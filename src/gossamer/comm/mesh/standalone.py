@@ -1,4 +1,4 @@
-"""Standalone mesh: a mesh transport that has nothing but its connections, over which texts travel, too."""
+"""Standalone mesh: a mesh transport without a process group, whose connections also carry texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gossamer.comm.mesh.stall_watchdog import requested_timeouts
 from gossamer.comm.mesh.transport import MeshTransport, check_same_wish, measured, staged_for
 from gossamer.errors import GossamerError, MalformedError, require
 
-MOST_TEXT_BYTES = 2**26  # of one rank
+MOST_TEXT_BYTES = 2**26  # from one rank
 
 
 def standalone_mesh(
@@ -37,12 +37,20 @@ def standalone_mesh(
     keys: LinksKeys | None = None,
     device: torch.device = CPU,
 ) -> MeshTransport:
-    """A transport over connected sockets, by rank and None at `rank`; every rank of the group must call it.
+    """Build a transport over connected sockets. Every rank of the group must call it.
 
-    wish: the collective; known: the links, which are measured where it is None; says: whether this rank tells the user
-    where a mean cannot go as was asked; keys: of connections that are sealed (sealing.agree); device: where this rank
-    computes. The sockets belong to the transport from now on, also where this fails. Raises MismatchError where ranks
-    ask for different collectives, and PeerLost where one leaves meanwhile.
+    Args:
+        rank: This rank.
+        sockets: By rank; None at `rank`. The transport owns them, even if this call fails.
+        wish: Requested all-reduce algorithm.
+        known: The links; measured if None.
+        says: Whether this rank warns the user when a mean cannot use the requested algorithm.
+        keys: Encryption keys of the connections, from sealing.agree.
+        device: Device of this rank.
+
+    Raises:
+        MismatchError: Ranks requested different algorithms.
+        PeerLost: A rank left during the call.
     """
     mesh = None
     try:
@@ -68,12 +76,12 @@ def _check(wish: str) -> None:
     check_wish(wish)
     require(
         wish != ENGINE,
-        f"{ENGINE!r} is torch's process group, which cannot lose or gain workers: an elastic run uses its own "
-        "connections. Leave out --collective, or write --collective auto.",
+        f"{ENGINE!r} is torch's process group, which cannot lose or gain workers; an elastic run uses its own "
+        "connections. Omit --collective, or write --collective auto.",
     )
     if not available():
         raise GossamerError(
-            "the compiled loops are not there, and without them an elastic run has no collectives. Build them: "
+            "the compiled loops are missing, and an elastic run needs them for its collectives. Build them: "
             "python kernels-src/build.py kernels; or run a fixed number of workers: gossamer run --workers 4."
         )
 
@@ -83,13 +91,13 @@ def _unknown(world: int) -> Links:
 
 
 class MeshFallback:
-    """Fallback to the mesh itself: what the loops do not sum is gathered."""
+    """Fallback to the mesh itself: tensors that the loops cannot sum are gathered."""
 
     def __init__(self, operations: MeshOperations) -> None:
         self._operations = operations
 
     def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
-        assert isinstance(op, AllReduceMean)  # all others are bytes to the loops
+        assert isinstance(op, AllReduceMean)  # all other operations are bytes to the loops
         tensor, out = op.tensor, op.out
         wait = self._operations.begin(AllGather((tensor,)), ranks)
 
@@ -100,7 +108,7 @@ class MeshFallback:
         return answer
 
     def all_gather_text(self, text: str) -> list[str]:
-        """All ranks' texts, by rank. Raises MalformedError, on every rank, where one is longer than 64 MiB."""
+        """All-gather texts, by rank. Raises MalformedError, on every rank, if one is longer than 64 MiB."""
         mine = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
         length = torch.tensor([len(text.encode())], dtype=torch.int64, device=CPU)
         everyone = self._operations.everyone
@@ -108,24 +116,24 @@ class MeshFallback:
         for rank, size in enumerate(sizes):
             if not 0 <= size <= MOST_TEXT_BYTES:
                 raise MalformedError(
-                    f"rank {rank} announced a text of {size} bytes, and none has more than {MOST_TEXT_BYTES}: nothing "
-                    "was received. Large data belongs into tensors."
+                    f"rank {rank} announced a text of {size} bytes; the limit is {MOST_TEXT_BYTES}. Nothing was "
+                    "received. Send large data as tensors."
                 )
         heard = self._operations.begin_bytes(mine[: sizes[self._operations.rank]], sizes)()
         return [_text(rank, theirs) for rank, (theirs,) in enumerate(heard)]
 
     def part(self, size: int, known: Links) -> Transport:
         raise GossamerError(
-            "an elastic run has no sites: blocks of consecutive ranks would change with every worker that comes or "
-            "goes. Leave out Hierarchy(...) and sites, or run a fixed number of workers: gossamer run --workers 4."
+            "an elastic run has no sites, because blocks of consecutive ranks would change with every worker that "
+            "joins or leaves. Omit Hierarchy(...) and sites, or run a fixed number of workers: gossamer run --workers 4"
         )
 
     def close(self) -> None:
-        """There is nothing but the mesh."""
+        """Do nothing: the mesh is closed separately."""
 
 
 def _text(rank: int, data: Tensor) -> str:
     try:
         return bytes(data.numpy()).decode()
     except UnicodeDecodeError:
-        raise MalformedError(f"what rank {rank} sent as a text is none") from None
+        raise MalformedError(f"rank {rank} sent an invalid UTF-8 text") from None

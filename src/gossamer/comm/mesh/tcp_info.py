@@ -1,4 +1,4 @@
-"""TCP statistics of the kernel (Linux' struct tcp_info): round trips, packets sent and retransmitted, silence."""
+"""TCP statistics from the kernel (Linux' struct tcp_info): round trips, packets sent and retransmitted, silence."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import suppress
 from gossamer.events import LinkCounters
 
 NUMBER, LONG_NUMBER = struct.Struct("=I"), struct.Struct("=Q")
-RETRANSMISSIONS, PROBES = 2, 3  # bytes: tcpi_retransmits and tcpi_probes, in a row and unanswered
+RETRANSMISSIONS, PROBES = 2, 3  # bytes: tcpi_retransmits and tcpi_probes, consecutive and unanswered
 LIMITED = 7  # the byte whose lowest bit is tcpi_delivery_rate_app_limited
 TIMER_MICROSECONDS = 8  # tcpi_rto
 IN_FLIGHT = 24  # tcpi_unacked, in packets
 ACKNOWLEDGED_MILLISECONDS = 56  # tcpi_last_ack_recv
-ROUND_TRIP_MICROSECONDS = 68  # where tcpi_rtt lies in the struct; these numbers have 32 bits
+ROUND_TRIP_MICROSECONDS = 68  # offset of tcpi_rtt in the struct; these fields have 32 bits
 RETRANSMITTED = 100  # tcpi_total_retrans
 SENT = 156  # tcpi_data_segs_out, of Linux 4.6 and later
 ACKNOWLEDGED, RATE = 120, 160  # tcpi_bytes_acked of Linux 4.1, tcpi_delivery_rate of 4.9, with 64 bits
@@ -23,18 +23,18 @@ BUSY, NO_ROOM = 168, 176  # tcpi_busy_time and, of that, tcpi_rwnd_limited, in m
 
 
 def packets(sockets: Iterable[socket.socket | None]) -> list[tuple[int, int]]:
-    """(sent in all, retransmitted) of each; (0, 0) where there is no socket, and where the kernel does not say."""
+    """Return (packets sent, packets retransmitted) per socket; (0, 0) for None, or if they are not reported."""
     found = (None if each is None else _numbers(each, SENT, RETRANSMITTED) for each in sockets)
     return [(0, 0) if each is None else (each[0], each[1]) for each in found]
 
 
 def round_trip_seconds(connection: socket.socket) -> float:
-    """The kernel's own estimate; 0 where it does not say."""
+    """Return the kernel's estimate of the round trip; 0 if it reports none."""
     return _numbers(connection, ROUND_TRIP_MICROSECONDS)[0] / 1e6
 
 
 def link_counters(connection: socket.socket) -> LinkCounters | None:
-    """None where the kernel does not say, or the connection is closed."""
+    """Return the counters; None if the kernel does not report them, or the connection is closed."""
     info = _info(connection, NO_ROOM + LONG_NUMBER.size)
     if not any(info):
         return None
@@ -52,31 +52,31 @@ def link_counters(connection: socket.socket) -> LinkCounters | None:
 
 
 def unanswered_seconds(connection: socket.socket) -> float:
-    """How long the machine at the other end has owed an acknowledgment; 0 where it owes none, or nobody knows.
+    """Return how long the peer's machine has not acknowledged data; 0 if none is outstanding, or it is unknown.
 
-    It is the machine that acknowledges, not the process: one that is frozen, or busy with a full buffer, is not meant.
-    TCP_USER_TIMEOUT would end such a connection, too (Linux 5.11 and later: a closed window counts as silence).
+    The machine acknowledges, not the process, so a frozen process or a full receive buffer does not count.
+    TCP_USER_TIMEOUT would also end such connections (Linux 5.11 and later count a closed window as silence).
     """
     info = _info(connection, ACKNOWLEDGED_MILLISECONDS + NUMBER.size)
     timer, in_flight, silent = (
         NUMBER.unpack_from(info, place)[0] for place in (TIMER_MICROSECONDS, IN_FLIGHT, ACKNOWLEDGED_MILLISECONDS)
     )
-    # The timer doubles with each retransmission: silence outlasts it only where the last one was not answered.
+    # The timer doubles with each retransmission: silence exceeds it only if the last one was not acknowledged.
     retransmitted = in_flight > 0 and info[RETRANSMISSIONS] > 1 and silent / 1e3 > 1.25 * timer / 1e6 + 1.0
-    probed = info[PROBES] > 1  # of a closed window; an answer sets it back
+    probed = info[PROBES] > 1  # of a closed window; an answer resets it
     return silent / 1e3 if retransmitted or probed else 0.0
 
 
 def _numbers(connection: socket.socket, *places: int) -> tuple[int, ...]:
-    """The numbers that lie at these places of the struct; zeros where the kernel does not say."""
+    """Return the fields at these offsets of the struct; zeros if the kernel does not report them."""
     info = _info(connection, max(places) + NUMBER.size)
     return tuple(number for place in places for number in NUMBER.unpack_from(info, place))
 
 
 def _info(connection: socket.socket, nbytes: int) -> bytes:
-    """The beginning of the struct; zeros where the kernel does not say."""
+    """Return the beginning of the struct; zeros if the kernel does not report it."""
     if hasattr(socket, "TCP_INFO"):
-        with suppress(OSError):  # kernels that only imitate Linux do not all know it
+        with suppress(OSError):  # not supported by kernels that only imitate Linux
             answer = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, nbytes)
             if len(answer) == nbytes:
                 return answer

@@ -1,4 +1,4 @@
-"""Mesh transport: collectives over TCP connections of its own, by tables of hops; a fallback serves what is left."""
+"""Mesh transport: collectives over the mesh's own TCP connections; a fallback handles unsupported operations."""
 
 from __future__ import annotations
 
@@ -37,12 +37,20 @@ from gossamer.errors import ConnectError, MismatchError
 def mesh_transport(
     engine: Transport, address: str, wish: str = AUTO, known: Links | None = None, device: torch.device = CPU
 ) -> Transport:
-    """The engine's group over connections of its own, from each rank's `address`; every rank must call it.
+    """Build a mesh for the engine's group. Every rank must call it.
 
-    known: its links; they are measured where it is None. device: where this rank computes; where all have one, and the
-    engine takes tensors there, both are timed, and "auto" takes the faster.
-    The engine alone where any rank asks for it or has no compiled loops, and where workers do not reach each other.
-    Raises MismatchError where they ask for different collectives, or hold different tokens of the run.
+    The engine alone is returned if any rank requests it or lacks the compiled loops, or if workers cannot connect.
+
+    Args:
+        engine: Transport of the group.
+        address: Local address to listen on.
+        wish: Requested all-reduce algorithm.
+        known: The group's links; measured if None.
+        device: Device of this rank. If every rank has a GPU and the engine accepts its tensors, both are timed, and
+            "auto" uses the faster one.
+
+    Raises:
+        MismatchError: Ranks requested different algorithms, or have different tokens.
     """
     check_wish(wish)
     patience = requested_timeouts()
@@ -57,7 +65,7 @@ def mesh_transport(
         sockets = connect(engine.rank, engine.world, address, engine.all_gather_text, run_token() or b"")
     except ConnectError as error:
         if engine.rank == 0:
-            events.notice(f"{error}: the engine's own collectives are used, which take longer on slow links")
+            events.notice(f"{error}: using the engine's own collectives, which are slower on slow links")
         return engine
     mesh = Mesh(engine.rank, sockets, patience, share(engine.rank, sockets, engine.all_gather_text))
     fallback = EngineFallback(engine, partial(mesh_transport, address=address, wish=wish, device=device))
@@ -71,51 +79,51 @@ def mesh_transport(
 
 
 def staged_for(operations: MeshOperations, device: torch.device, devices: Sequence[str]) -> StagedOperations:
-    """How tensors of devices travel. device: this rank's; devices: by rank, the kinds of all."""
+    """Staging for device tensors. device: of this rank; devices: device types by rank."""
     return StagedOperations(operations, home=device, everything=set(devices) != {CPU.type})
 
 
 def advice(rank: int) -> str:
-    """What the user of a fixed group may do where it broke, as rank `rank` says it."""
+    """Remedy for the user of a fixed group that broke, from rank `rank`."""
     return (
-        f" That rank's own output says why. If it merely ended its session while rank {rank} went on, stop all ranks "
-        "together: session.request_stop(). Where ranks run out of data at different times, write `with "
+        f" Check that rank's output for the reason. If it only ended its session while rank {rank} continued, stop all "
+        "ranks together: session.request_stop(). If ranks run out of data at different times, write `with "
         "session.epoch():` around the loop over batches."
     )
 
 
 def check_same_wish(wishes: Sequence[str]) -> None:
-    """wishes: by rank. Raises MismatchError."""
+    """Raise MismatchError unless all ranks requested the same algorithm. wishes: by rank."""
     if len(set(wishes)) > 1:
         raise MismatchError(
-            f"the ranks ask for different collectives ({', '.join(wishes)}, by rank), and would wait for each other's "
-            "messages for ever. Give all of them the same --collective, or the same recipe."
+            f"the ranks requested different collectives ({', '.join(wishes)}, by rank), so they would wait for each "
+            "other's messages forever. Pass the same --collective, or the same recipe, to all of them."
         )
 
 
 def measured(mesh: Mesh, sockets: Sequence[socket.socket | None], fallback: Fallback) -> Links:
-    """The links between the ranks of a mesh; every rank must call it."""
+    """Measure the links between the ranks of a mesh; every rank must call it."""
     unknown = Links.alike(((0.0,) * mesh.world,) * mesh.world, 1.0)
     transport = MeshTransport(MeshOperations(mesh, CollectiveSelector(DirectAllReduce(), unknown)), fallback)
     return measure(transport, mesh.round_trips(), lambda: packets(sockets))
 
 
 class Fallback(Protocol):
-    """Serves a mesh's group where the compiled loops cannot: texts, other formats, parts of the group."""
+    """Serves a mesh's group where the compiled loops cannot: texts, other formats, subgroups."""
 
     def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
-        """Begin an operation among some ranks of the group; its peers are places in `ranks`."""
+        """Begin an operation on a subgroup. Peers in `op` are indices into `ranks`."""
 
     def all_gather_text(self, text: str) -> list[str]: ...
 
     def part(self, size: int, known: Links) -> Transport:
-        """This rank's block of `size` consecutive ranks. known: the links between them."""
+        """Return a transport of this rank's block of `size` consecutive ranks. known: the links between them."""
 
     def close(self) -> None: ...
 
 
 class EngineFallback:
-    """Fallback to the transport that made the group. again: makes a mesh over a part of it, whose links are known."""
+    """Fallback to the transport that formed the group. again: builds a mesh over a part of it with known links."""
 
     def __init__(self, engine: Transport, again: Callable[..., Transport]) -> None:
         self._engine, self._again = engine, again
@@ -134,9 +142,13 @@ class EngineFallback:
 
 
 class MeshTransport:
-    """Collective operations over a mesh, and by a fallback what its compiled loops do not serve.
+    """Collective operations over a mesh, with a fallback for those that its compiled loops do not support.
 
-    staged: for tensors of a device, where it is not as usual; devices: by rank, the kinds of all, where they are known.
+    Args:
+        operations: The mesh's operations.
+        fallback: Serves other operations.
+        staged: Staging for device tensors, if not the default.
+        devices: Device types by rank, if known.
     """
 
     def __init__(
@@ -159,8 +171,8 @@ class MeshTransport:
         return self._ready(op, self._operations.everyone)()
 
     def _ready(self, op: CollectiveOp, ranks: Ranks) -> Callable[[], Wait]:
-        """What begins an operation among some ranks of the whole group; its peers are places in `ranks`. Of several
-        together, what lies on a device is copied from there before the first of them begins."""
+        """Return a function that begins an operation. Peers in `op` are indices into `ranks`. For a group of
+        operations, all device tensors are copied before the first operation begins."""
         match op:
             case Coalesced(ops):
                 return partial(_all_begun, [self._ready(each, ranks) for each in ops])
@@ -173,7 +185,7 @@ class MeshTransport:
                 return partial(able.begin, op, ranks)
 
     def pass_over(self) -> None:
-        """Other sub-groups perform an operation here, and this rank's performs it elsewhere: count along."""
+        """Issue empty operations, so that operation numbers stay equal while other subgroups use the mesh."""
         for wait in [self._operations.begin_nothing() for _ in range(PART_CHUNKS)]:
             wait()
 
@@ -185,9 +197,9 @@ class MeshTransport:
         able.broadcast_(tensors, source)
 
     def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send told[j], (bytes,) of uint8, to rank j, and take heard[j] bytes from rank j, straight and all at once.
+        """Send the uint8 tensor told[j] to rank j, and receive heard[j] bytes from rank j, directly and concurrently.
 
-        Every rank calls it at the same point, and what two ranks say of each other fits together.
+        Every rank calls it at the same point, and the sizes of every pair of ranks must match.
         """
         return self._operations.deliver(told, heard)
 
@@ -202,12 +214,12 @@ class MeshTransport:
 
     @property
     def peers(self) -> Peers:
-        """All others, as the connections know of them without an operation."""
+        """All other ranks, for checks of their connections without an operation."""
         return self._operations
 
     @property
     def known_links(self) -> Links:
-        """What `links` says."""
+        """The links that `links` encodes."""
         return self._operations.pick.links
 
     @property
@@ -217,21 +229,20 @@ class MeshTransport:
     @links.setter
     def links(self, text: str) -> None:
         if not text or len((known := Links.of(text)).round_trips) != self.world:
-            return  # of another group
+            return  # links of another group
         self._operations.pick.links = known
         for part in self._parts:
             first = self.rank - part.rank
             part.links = known.among(range(first, first + part.world)).text
 
     def prefer(self, wish: str) -> None:
-        """From now on means take this collective, in this group and in its parts: between two operations, everywhere
-        alike."""
+        """Change the algorithm in this group and its subgroups, between two operations and equally on all ranks."""
         self._operations.pick.prefer(wish)
         for part in self._parts:
             prefer_collective(part, wish)
 
     def close(self, why: str = "") -> None:
-        """Leave the group. Any thread may: an operation that another one waits for then raises PeerLost, for `why`."""
+        """Leave the group. Thread-safe: an operation on which another thread waits raises PeerLost with `why`."""
         for part in self._parts:
             part.close()
         self._mesh.close(why)
@@ -239,6 +250,7 @@ class MeshTransport:
 
 
 def _all_begun(begins: Sequence[Callable[[], Wait]]) -> Wait:
-    """Begin operations in this order; what it returns waits for them in it, and gives all answers."""
+    """Begin operations in order. The returned function waits for all in that order, and returns their results."""
+
     waiting = [begin() for begin in begins]
     return lambda: [wait() for wait in waiting]
