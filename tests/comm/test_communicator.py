@@ -111,7 +111,7 @@ def test_errors_of_the_device_are_no_losses() -> None:
 
 def test_peers_that_say_nothing_are_not_waited_for_forever() -> None:
     scene = Scene()
-    with pytest.raises(PeerLost, match=r"not done within 60 s.*GOSSAMER_TIMEOUT=120"):
+    with pytest.raises(PeerLost, match=r"not complete within 60 s.*GOSSAMER_TIMEOUT=120"):
         scene.communicator.finish([scene.work()])
     assert scene.aborted == 1
 

@@ -268,7 +268,7 @@ def test_another_protocol_is_named_at_both_ends(end: Callable[[], Handshake]) ->
 )
 def test_other_programs_are_malformed_at_their_first_bytes(data: bytes) -> None:
     for end in (a_dialer(), a_listener()):
-        with pytest.raises(MalformedError, match="no handshake"):
+        with pytest.raises(MalformedError, match="not a handshake"):
             feed(end, data)
         assert end.wanted_bytes == 0
 

@@ -120,13 +120,15 @@ def test_a_barrier_counts_only_who_came_to_it(store: Store, time: Time) -> None:
 
 def test_who_never_comes_is_named_when_the_time_is_up(store: Store, time: Time) -> None:
     enter(store, 1)
-    with pytest.raises(ConnectError, match=r"ranks 0 and 3 did not come to gossamer\.attach\(\) within 30 min.*=7200"):
+    with pytest.raises(ConnectError, match=r"ranks 0 and 3 did not reach gossamer\.attach\(\) within 30 min.*=7200"):
         wait(store, time, 2)
     assert 1800 <= time.now < 1801
 
 
 def test_who_has_left_is_waited_for_no_longer(store: Store, time: Time) -> None:
-    with pytest.raises(PeerLost, match=r"rank 3 \(w3\) left while rank 0 waited for all to come to gossamer\.attach"):
+    with pytest.raises(
+        PeerLost, match=r"rank 3 \(w3\) left while rank 0 waited for all ranks to reach gossamer\.attach"
+    ):
         wait(store, time, 0, inf, lambda: "rank 3 (w3)" if time.now > 7 else "")
     assert time.now < 7.2
 

@@ -1,8 +1,8 @@
-"""Communicator: what an engine between devices (NCCL) has under way, finished on the device or aborted.
+"""Communicator: operations of a GPU engine (NCCL) in flight, which are completed on the device or aborted.
 
-Its kernels wait for a dead peer as long as their communicator is there. Once it is aborted they end as if all were
-well, with anything in their memory. So this machine waits until work is done on the device, looks meanwhile whether all
-peers are there, and hands out nothing of a communicator that was aborted. None of it has run on GPUs.
+Its kernels wait for a dead peer as long as their communicator exists. After an abort they end as if they had succeeded,
+with arbitrary results. The host therefore waits until work is complete on the device, checks meanwhile whether all
+peers are alive, and returns no result of an aborted communicator. None of this has run on GPUs.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from gossamer.comm.peer_watch import PeerWatch, first_line
 from gossamer.errors import PeerLost
 
 ABORTED = "the communicator between devices was aborted"
-AT_ONCE = timedelta(seconds=1)  # which wait() does not need; told a time, it raises what went wrong with what is done
+AT_ONCE = timedelta(seconds=1)  # with a timeout, wait() also raises errors of work that is already complete
 
 _Begun = TypeVar("_Begun")
 
 
 class EngineWork(Protocol):
-    """What torch's engines call Work."""
+    """The interface of torch's Work."""
 
     def is_completed(self) -> bool: ...
     def wait(self, timeout: timedelta) -> object: ...
 
 
 class Communicator:
-    """One incarnation of a group's communicator, from when it stands until it is aborted.
+    """One incarnation of a group's communicator, from its creation to its abort.
 
-    abort: torch's call for it; seconds: how long work may take while all peers are there.
+    Args:
+        abort: Aborts torch's communicator.
+        watch: Watches the peers.
+        seconds: Time limit for work while all peers are alive.
     """
 
     def __init__(self, abort: Callable[[], object], watch: PeerWatch, seconds: float) -> None:
@@ -47,30 +50,30 @@ class Communicator:
         return self._aborted
 
     def watched_by(self, watch: PeerWatch) -> None:
-        """From now on hear of the peers by this one."""
+        """Replace the watch."""
         self._watch = watch
 
     def begin(self, start: Callable[[], _Begun]) -> _Begun:
-        """What `start` comes to. Raises PeerLost."""
+        """Begin work, and return the result of `start`. Raises PeerLost."""
         with self._ending():
             self._refuse_aborted()
             return start()
 
     def finish(self, works: Sequence[EngineWork]) -> None:
-        """Return when all of them are done on the device. Raises PeerLost where that never happens."""
+        """Wait until all work is complete on the device. Raises PeerLost on a loss or a timeout."""
         with self._ending():
             if not self._watch.until(lambda: all(work.is_completed() for work in works), self._seconds):
                 self._watch.break_off(
-                    f"work between devices was not done within {duration(self._seconds)}, though all ranks are "
-                    f"connected: one is frozen, or busy for too long. {VARIABLE}={2 * self._seconds:g} has all wait "
-                    "for twice as many seconds"
+                    f"work between devices was not complete within {duration(self._seconds)}, although all ranks are "
+                    f"connected: one is frozen, or busy for too long. To wait twice as long, set "
+                    f"{VARIABLE}={2 * self._seconds:g} on all ranks"
                 )
-            self._refuse_aborted()  # after they were done: whoever aborts says so before
+            self._refuse_aborted()  # after completion, because `_aborted` is set before the abort completes work
             for work in works:
                 work.wait(AT_ONCE)
 
     def abort(self) -> None:
-        """Give up on what is under way on devices. Any thread may, and more than once; it is over when this returns."""
+        """Abort work on devices. Thread-safe and idempotent; blocks until the abort is complete."""
         self._aborted = True
         with self._ending_it:
             if not self._ended:

@@ -1,4 +1,4 @@
-"""Detached transport: of a worker whose group has gone on without it; collective operations are refused."""
+"""Detached transport: of a worker whose group continued without it; collective operations are rejected."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gossamer.errors import PeerLost
 
 
 class DetachedTransport:
-    """Rank `rank` of `world`, which was lost and came back. What ranks have in common comes from servers or a neighbor.
+    """Transport of a restarted worker, which receives the state from servers or a neighbor.
 
-    So texts are gathered as if all ranks gave this one's, and a broadcast leaves tensors as they are.
+    Gathered texts are therefore this rank's, repeated, and a broadcast leaves tensors unchanged.
     """
 
     def __init__(self, rank: int, world: int) -> None:
@@ -27,25 +27,25 @@ class DetachedTransport:
         raise self._gone()
 
     def make_progress(self) -> bool:
-        """There are no pending operations."""
+        """Return False: there are no pending operations."""
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """They come from the servers, or from a neighbor, instead."""
+        """Do nothing: the tensors come from the servers or a neighbor."""
 
     def all_gather_text(self, text: str) -> list[str]:
-        """Its own text, as if all ranks gave it."""
+        """Return this rank's text for every rank."""
         return [text] * self.world
 
     def part(self, size: int) -> NoReturn:
         raise self._gone()
 
     def close(self) -> None:
-        """There is nothing to leave."""
+        """Do nothing: there is no group."""
 
     def _gone(self) -> PeerLost:
         return PeerLost(
-            f"rank {self.rank} of {self.world} was lost and came back, and the group that it belonged to is gone, so "
-            "nobody answers it. Only parameter servers of their own, or single neighbours, take a worker back: "
+            f"rank {self.rank} of {self.world} was lost and restarted, and its group no longer exists, so collective "
+            "operations fail. Only separate parameter servers or pairwise gossip can readmit a worker: "
             "ParameterServer(), or Gossip('pairwise')."
         )

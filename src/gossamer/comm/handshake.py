@@ -1,27 +1,27 @@
 """Handshake: mutual challenge-response over a shared key, sans-IO. Every authenticated connection begins with it.
 
-    listener -> dialer     challenge   a fresh nonce
-    dialer   -> listener   hello       a fresh nonce, a proof, and claims
+    listener -> dialer     challenge   a random nonce
+    dialer   -> listener   hello       a random nonce, a proof, and claims
     listener -> dialer     accept      a proof, and claims; or
-                           refuse      claims alone, which nothing proves
+                           refuse      claims alone, which are unproven
 
     proof of the dialer   = HMAC-SHA256(key, protocol, purpose, side, challenge, nonce, claims of the dialer)
-    proof of the listener = the same of its side, and of its own claims in addition
+    proof of the listener = the same with its side, and also its own claims
 
-Both nonces make a recorded message worthless; the side makes a reflected one worthless; the purpose separates the
-protocols that use one token. The dialer proves itself first, so a stranger never gets a proof. The key never travels.
+The nonces prevent replay, the side prevents reflection, and the purpose separates the protocols that use one token. The
+dialer proves itself first, so an unauthenticated peer never receives a proof. The key is never sent.
 
-Claims are bytes that the user defines. Users and their claims:
+Claims are bytes that the caller defines. Users and their claims:
 
     rpc (servers, elastic coordinator, telemetry, federated devices): version, run, recipe, layout and peer, from both
-    ends, compared after the proofs; keys of the frames that follow are derived from the handshake
+    ends, compared after the proofs; keys of the following frames are derived from the handshake
     mesh (fixed runs and elastic views): number of the meeting, caller and called, from the dialer
     meeting (rendezvous of a run): run, world, rank and addresses, from the dialer; a refusal has the reason
 
     magic  protocol  kind  flags  length  body        little endian
     4 s    u8        u8    u16    u32
 
-A length is compared with a limit before its body is received. Timeouts belong to the users, which own the sockets.
+A length is checked against a limit before its body is received. Callers own the sockets and their timeouts.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from gossamer.errors import ConnectError, GossamerError, MalformedError, Mismatc
 MAGIC = b"GSMR"
 PROTOCOL = 3
 NONCE_BYTES = PROOF_BYTES = 32
-CLAIMS_BYTES = 2**16  # the limit of claims, unless the user has another one
+CLAIMS_BYTES = 2**16  # default limit of claims
 DIALER, LISTENER = b"dialer", b"listener"
-_SHOWN_BYTES = 20  # of bytes that are no handshake
+_SHOWN_BYTES = 20  # of an invalid handshake
 _HEADER = struct.Struct("<4sBBHI")
 HEADER_BYTES = _HEADER.size
 
@@ -53,7 +53,7 @@ class HandshakeStep(IntEnum):
     REFUSE = 4
 
 
-# Bytes of a body that are no claims
+# Bytes of a body in addition to claims
 _FIXED_BYTES = {
     HandshakeStep.CHALLENGE: NONCE_BYTES,
     HandshakeStep.HELLO: NONCE_BYTES + PROOF_BYTES,
@@ -63,15 +63,15 @@ _FIXED_BYTES = {
 
 
 class WrongKeyError(ConnectError):
-    """The other end did not prove that it holds the same key. claims: of that end, not proven."""
+    """The peer did not prove that it has the same key. claims: the peer's, unproven."""
 
     def __init__(self, claims: bytes) -> None:
-        super().__init__("The other end holds another token. Give all processes of a run the same token file.")
+        super().__init__("The peer has a different token. Give all processes of a run the same token file.")
         self.claims = claims
 
 
 def keyed_hash(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 of parts with their lengths, so that no two lists of parts are the same text."""
+    """HMAC-SHA256 of parts with their lengths, so that different lists of parts have different inputs."""
     text = b"".join(len(part).to_bytes(8, "little") + part for part in (b"gossamer", *parts))
     return hmac.digest(key, text, hashlib.sha256)
 
@@ -80,8 +80,8 @@ class Handshake:
     """One end. Send `output()` at the start and after each `receive`; read at most `wanted_bytes` more each time.
 
     Args:
-        purpose: name of the protocol that the connection will speak.
-        limit_bytes: the longest claims that are received.
+        purpose: Name of the protocol that follows on the connection.
+        limit_bytes: Maximum size of received claims.
     """
 
     def __init__(self, purpose: bytes, limit_bytes: int) -> None:
@@ -92,25 +92,25 @@ class Handshake:
 
     @property
     def wanted_bytes(self) -> int:
-        """Bytes that the current message still needs; 0 if no message is expected. Later bytes are not the
-        handshake's."""
+        """Bytes that the current message still needs; 0 if no message is expected. Later bytes are not part of the
+        handshake."""
         if not self._expected:
             return 0
         length = self._length if len(self._received) >= HEADER_BYTES else 0
         return HEADER_BYTES + length - len(self._received)
 
     def output(self) -> bytes:
-        """Bytes to send, each once; also after an error, before the connection is closed."""
+        """Return bytes to send, each once; also call it after an error, before closing the connection."""
         outgoing, self._outgoing = bytes(self._outgoing), bytearray()
         return outgoing
 
     def receive(self, data: bytes | memoryview) -> int:
-        """Take bytes up to the end of the current message; returns how many.
+        """Process bytes up to the end of the current message, and return their number.
 
         Raises:
-            MalformedError: for bytes that are no handshake, or a length beyond the limit.
-            MismatchError: if the other end has another protocol version.
-            WrongKeyError: if the other end proves another key.
+            MalformedError: The data is not a handshake, or a length exceeds the limit.
+            MismatchError: The peer has another protocol version.
+            WrongKeyError: The peer proves another key.
         """
         used = 0
         while used < len(data) and (wanted := self.wanted_bytes):
@@ -120,7 +120,7 @@ class Handshake:
             try:
                 self._check_header()
             except GossamerError:
-                self._expected = ()  # nothing more is read
+                self._expected = ()  # no more bytes are read
                 raise
             if not self.wanted_bytes:
                 step, body = HandshakeStep(self._received[5]), bytes(self._received[HEADER_BYTES:])
@@ -130,7 +130,7 @@ class Handshake:
         return used
 
     def derive_key(self, purpose: bytes, side: bytes) -> bytes:
-        """A secret of this connection for what `side` sends (HKDF's expansion step; Krawczyk 2010, CRYPTO)."""
+        """Derive a key of this connection for data from `side` (HKDF's expansion step; Krawczyk 2010, CRYPTO)."""
         return self._hash(purpose, side, self._dialer_claims, self._listener_claims)
 
     def _process(self, step: HandshakeStep, body: bytes) -> None:
@@ -144,8 +144,8 @@ class Handshake:
         start = bytes(self._received[: len(MAGIC)])
         if not MAGIC.startswith(start):
             raise MalformedError(
-                f"What arrived begins with {bytes(self._received[:_SHOWN_BYTES])!r}, so it is no handshake of "
-                "Gossamer's. Another program answers at this address, or calls here: give each its own port."
+                f"The received data begins with {bytes(self._received[:_SHOWN_BYTES])!r}, so it is not a handshake of "
+                "Gossamer. Another program uses this address: give each program its own port."
             )
         if len(self._received) < HEADER_BYTES:
             return
@@ -153,21 +153,20 @@ class Handshake:
         if protocol != PROTOCOL:
             self._send(HandshakeStep.REFUSE)  # its header has this end's version
             raise MismatchError(
-                f"The other side speaks protocol {protocol} and this one {PROTOCOL}, so neither can read the other. "
+                f"The peer uses protocol {protocol}, this process protocol {PROTOCOL}. "
                 "Install the same version of Gossamer everywhere."
             )
         if flags or step not in self._expected:
             expected = " or ".join(each.name for each in self._expected)
             raise MalformedError(
-                f"A handshake's message {step} with flags {flags} arrived where {expected} is expected. Is another "
-                "program calling?"
+                f"Received handshake message {step} with flags {flags}, expected {expected}. Check whether another "
+                "program uses this address."
             )
         fixed = _FIXED_BYTES[HandshakeStep(step)]
         most = fixed if step == HandshakeStep.CHALLENGE else fixed + self._limit_bytes
         if not fixed <= length <= most:
             raise MalformedError(
-                f"A handshake's message announces {length} bytes where {fixed} to {most} are agreed on, so it is not "
-                "read."
+                f"A handshake message announces {length} bytes, expected {fixed} to {most}, so it is not read."
             )
 
     def _send(self, step: HandshakeStep, body: bytes = b"") -> None:
@@ -182,9 +181,9 @@ class Handshake:
 
 
 class Dialer(Handshake):
-    """The end that dialed. It is done when `accepted` or `refused` is set: the claims of the listener.
+    """The end that dialed. It is complete when `accepted` or `refused` is set: the claims of the listener.
 
-    `accepted` claims are proven; `refused` ones are not.
+    `accepted` claims are proven; `refused` claims are not.
     """
 
     def __init__(self, purpose: bytes, key: bytes, claims: bytes, *, limit_bytes: int = CLAIMS_BYTES) -> None:
@@ -215,7 +214,7 @@ class Dialer(Handshake):
 class Listener(Handshake):
     """The end that accepted a connection. When `claims` is set, call `accept` or `refuse`, now or later.
 
-    The claims may say which key is to be proven, so the key is given to `accept`.
+    `accept` receives the key, because the claims may determine which key to use.
     """
 
     def __init__(self, purpose: bytes, *, limit_bytes: int = CLAIMS_BYTES) -> None:
@@ -224,7 +223,7 @@ class Listener(Handshake):
         self._send(HandshakeStep.CHALLENGE, self._challenge)
         self._expected = (HandshakeStep.HELLO,)
         self._received_proof = b""
-        self.claims: bytes | None = None  # of the dialer; not proven before `accept` or `is_proven`
+        self.claims: bytes | None = None  # of the dialer; unproven before `accept` or `is_proven`
 
     def _process(self, step: HandshakeStep, body: bytes) -> None:
         self._expected = ()
@@ -238,12 +237,12 @@ class Listener(Handshake):
         return self.claims is not None and hmac.compare_digest(self._received_proof, self._proof(DIALER, self.claims))
 
     def accept(self, key: bytes, claims: bytes = b"") -> None:
-        """Prove the key, and tell this end's claims. Raises WrongKeyError, without a proof, if the dialer has not."""
+        """Prove the key and send claims. Raises WrongKeyError, without a proof, if the dialer has another key."""
         if not self.is_proven(key):
             raise WrongKeyError(self.claims or b"")
         self._listener_claims = claims
         self._send(HandshakeStep.ACCEPT, self._proof(LISTENER, self._dialer_claims, claims) + claims)
 
     def refuse(self, claims: bytes = b"") -> None:
-        """Tell why this end refuses the dialer. It proves nothing."""
+        """Send the reason for refusing the dialer, without a proof."""
         self._send(HandshakeStep.REFUSE, claims)

@@ -1,4 +1,4 @@
-"""Packing: payloads as one buffer of bytes, and back."""
+"""Packing: payloads to and from one buffer of bytes."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from gossamer.base.ops import Payload
 
 
 def into(out: Tensor | None, tensor: Tensor) -> Tensor:
-    """`tensor`'s values where the answer belongs, without a copy where they are there already."""
+    """Copy the values of `tensor` to `out`, unless they are there already; to a new tensor if it is None."""
     if out is None:
         return tensor.clone(memory_format=torch.contiguous_format)
     return out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor)
 
 
 def _order(payload: Payload) -> list[int]:
-    """Widest elements first, so that every tensor is aligned in the joint buffer without padding."""
+    """Order tensors by element size, largest first, so that all are aligned in the joint buffer without padding."""
     return sorted(range(len(payload)), key=lambda place: -payload[place].element_size())
 
 
 def join(payload: Payload) -> Tensor:
-    """One buffer of bytes for the whole payload."""
+    """Concatenate the whole payload as bytes."""
     parts = [payload[place].reshape(-1).view(torch.uint8) for place in _order(payload)]
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
 
 
 def split(joint: Tensor, like: Payload) -> Payload:
-    """The payload again, as views into the buffer of bytes."""
+    """Return the tensors of a payload as views into the buffer of bytes."""
     heard: list[Tensor] = list(like)
     at = 0
     for place in _order(like):
         size = like[place].nbytes
         part = joint[at : at + size]
         if part.storage_offset() % like[place].element_size():
-            part = part.clone()  # a peer's row may begin anywhere, a view of wider elements may not
+            part = part.clone()  # a peer's row may be unaligned, which a view with larger elements does not allow
         heard[place] = part.view(like[place].dtype).view(like[place].shape)
         at += size
     return tuple(heard)

@@ -1,7 +1,6 @@
-"""Peer watch: waits for what is never done once a peer is gone, as a GPU's work is, and notices that one is.
+"""Peer watch: waits for work that never completes if a peer is lost, such as a GPU collective, and detects the loss.
 
-An engine between devices says nothing to this machine while it waits, so its work is asked for, and its peers are,
-by turns.
+A GPU engine does not notify the host while it waits. Its work and the peers are therefore polled alternately.
 """
 
 from __future__ import annotations
@@ -10,22 +9,22 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-GRACE_SECONDS = 1.0  # from when a peer has hung up: it may have done its part before, and ours is not done yet
-SHORTEST_SECONDS, LONGEST_SECONDS = 2e-5, 1e-3  # between two looks
+GRACE_SECONDS = 1.0  # after a peer has disconnected: it may have finished its part, and ours may still complete
+SHORTEST_SECONDS, LONGEST_SECONDS = 2e-5, 1e-3  # between two polls
 
 
 class Peers(Protocol):
-    """The other ranks of a group, as something knows of them that does not wait for them."""
+    """The other ranks of a group, as reported by a channel that does not block on them."""
 
     def hung_up(self) -> bool:
-        """Whether any has left. Raises PeerLost where this rank has left them, in another thread."""
+        """Whether any peer has left. Raises PeerLost if another thread of this rank has closed the group."""
 
     def break_off(self, why: str) -> NoReturn:
-        """Leave the group, and raise PeerLost: it names who has left; where nobody is known to have, it says why."""
+        """Leave the group, and raise PeerLost with the rank that has left, or `why` if none is known."""
 
 
 class PeerWatch:
-    """How one rank waits, as long as all peers are there."""
+    """Waits of one rank that end when a peer is lost."""
 
     def __init__(
         self,
@@ -36,7 +35,7 @@ class PeerWatch:
         self._peers, self._clock, self._sleep = peers, clock, sleep
 
     def until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Whether it was done in so many seconds. Raises PeerLost where it is not, GRACE_SECONDS after a peer left."""
+        """Poll until done; False after `seconds`. Raises PeerLost if it is not done GRACE_SECONDS after a peer left."""
         end, pause, noticed = self._clock() + seconds, SHORTEST_SECONDS, False
         while not done():
             if not noticed and self._peers.hung_up():
@@ -50,12 +49,12 @@ class PeerWatch:
         return True
 
     def break_off(self, why: str) -> NoReturn:
-        """Peers.break_off of those that are watched."""
+        """Call Peers.break_off of the watched peers."""
         self._peers.break_off(why)
 
     def blame(self, why: str) -> NoReturn:
-        """Raise PeerLost where the engine says that the group broke, which it may know before anybody's hanging up is
-        seen here: whoever does so within GRACE_SECONDS is named."""
+        """Raise PeerLost for an engine's error. The engine may detect a loss before the peers do, so wait up to
+        GRACE_SECONDS for a peer to disconnect, and name it."""
         end = self._clock() + GRACE_SECONDS
         while not self._peers.hung_up() and self._clock() < end:
             self._sleep(LONGEST_SECONDS)
@@ -63,5 +62,5 @@ class PeerWatch:
 
 
 def first_line(failure: BaseException) -> str:
-    """What an engine says went wrong, which may go on for pages."""
+    """Return the first line of an engine's error message, which may be long."""
     return (str(failure).splitlines() or [type(failure).__name__])[0]

@@ -1,6 +1,6 @@
-"""Process group transport: collective operations over torch.distributed, by Gloo on processors or NCCL on GPUs.
+"""Process group transport: collective operations over torch.distributed, by Gloo on CPUs or NCCL on GPUs.
 
-What NCCL has under way is waited for by communicator, so that a dead peer is noticed. None of its part has run on GPUs.
+NCCL's operations are awaited through communicator, which detects dead peers. The NCCL part has not run on GPUs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Begin = Callable[[Any], Callable[[], Any]]
 
 
 def through_host(op: SimpleOp, begin: Begin, place: int) -> Callable[[], Any]:
-    """Begin an operation by `begin`, which sees this machine's memory only. place: of this rank in its group."""
+    """Begin an operation with `begin`, which only accepts CPU tensors. place: index of this rank in its group."""
     wait = begin(op.map(Tensor.cpu))
     return lambda: _beside(op, wait(), place)
 
@@ -64,14 +64,14 @@ def _moved(payload: Payload, like: Payload) -> Payload:
 
 
 BUSY = (
-    "Such a rank still loads data or builds its model, has failed, or never calls it: look at its own output. Every "
-    "rank must call it, not only where world.is_first; a rank that trains in an earlier session waits for this one."
+    "Such a rank is still loading data or building its model, has failed, or never calls it: check its output. Every "
+    "rank must call it, not only if world.is_first; a rank that trains in an earlier session waits for this one."
 )
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.002, 0.1
 
 
 class KeyStore(Protocol):
-    """The store by which torch formed the group."""
+    """The store through which torch formed the group."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -81,7 +81,7 @@ class KeyStore(Protocol):
 
 
 class ArrivalRoll:
-    """Who has come to one barrier, as all ranks enter it into a store. name: the barrier's, the same on every rank."""
+    """The ranks that have reached one barrier, recorded in a store. name: the barrier's, equal on every rank."""
 
     def __init__(self, store: KeyStore, name: str, rank: int, world: int) -> None:
         self._store, self._name, self._rank, self._world = store, name, rank, world
@@ -93,7 +93,7 @@ class ArrivalRoll:
 
     @property
     def complete(self) -> bool:
-        """Whether all have entered: one question to the store, however many they are."""
+        """Whether all have entered; one request to the store, regardless of the number of ranks."""
         return self._has_entered("all")
 
     @property
@@ -102,7 +102,7 @@ class ArrivalRoll:
 
     @property
     def is_first_here(self) -> bool:
-        """Whether this is the lowest rank that has come, which speaks for all."""
+        """Whether this is the lowest rank that has arrived, which reports for all."""
         return not any(self._has_entered(rank) for rank in range(self._rank))
 
     def _has_entered(self, who: int | str) -> bool:
@@ -118,10 +118,19 @@ def monitored_barrier(
     gone: Callable[[], str] = lambda: "",
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return when all ranks have entered the roll. gone: names a rank that has left, if one has.
+    """Wait until all ranks have entered the roll.
 
-    Waits outside of torch, whose collectives neither name who is missing nor hear Ctrl-C. Raises PeerLost at once where
-    a rank has left, and ConnectError where ranks have not come in time.
+    Implemented outside of torch, whose barrier neither names missing ranks nor reacts to Ctrl-C.
+
+    Args:
+        roll: The ranks that have arrived.
+        progress: Reports the wait.
+        gone: Names a rank that has left, or returns an empty text.
+        sleep: Replaced in tests.
+
+    Raises:
+        PeerLost: A rank has left; raised at once.
+        ConnectError: Ranks did not arrive in time.
     """
 
     def missing() -> Missing | None:
@@ -130,14 +139,14 @@ def monitored_barrier(
     def check_gone() -> None:
         if who := gone():
             raise PeerLost(
-                f"{who} left while rank {progress.rank} waited for all to come to {progress.place}, so the group is "
-                "broken. Its own output says why: look there first."
+                f"{who} left while rank {progress.rank} waited for all ranks to reach {progress.place}, so the group "
+                "is broken. Check that rank's output for the cause."
             )
 
     def complete() -> bool:
         try:
             return roll.complete
-        except RuntimeError:  # the store ends with the process that holds it
+        except RuntimeError:  # the store ends with the process that hosts it
             check_gone()
             raise
 
@@ -148,47 +157,47 @@ def monitored_barrier(
         progress.look(missing)
         if progress.over and (ranks := roll.missing):
             raise ConnectError(
-                f"{named_ranks(ranks)} did not come to {progress.place} within {duration(progress.seconds)}, and "
-                f"without all ranks none can begin. {BUSY} Ranks that need longer are waited for with "
-                f"{VARIABLE}=7200, in seconds, for all of them."
+                f"{named_ranks(ranks)} did not reach {progress.place} within {duration(progress.seconds)}, but "
+                f"all ranks are required. {BUSY} To wait longer, set "
+                f"{VARIABLE}=7200 (seconds) for every worker."
             )
         sleep(pause)
         pause = min(2 * pause, LONGEST_POLL_SECONDS)
     progress.end()
 
 
-# torch 2.13 renamed it and warns about the old name; this is the one place that knows
+# torch 2.13 renamed it and warns about the old name
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_barriers = count()  # of this process; all ranks come to the same ones
-SMALL_BYTES = 2**20  # of a mean that goes straight to its owners: what it takes is mostly hops
+_barriers = count()  # of this process; equal on all ranks
+SMALL_BYTES = 2**20  # largest mean with a direct exchange, whose time is mostly latency
 
 
 class ProcessGroupTransport:
-    """Collective operations over a process group of its own, so that nothing of the user's comes between.
+    """Collective operations over a separate process group, so that the user's operations cannot interfere.
 
-    Every rank of the default group must make one, each for its own part of all ranks. Raises PeerLost when the group
-    breaks.
+    Every rank of the default group must create one, each for its own subgroup. Raises PeerLost when the group breaks.
     """
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
-        """ranks: of the default group, ascending, those that are a group with this one; None: all together.
+        """Create the process group; a collective call.
 
-        rank and world are those within them; `groups` has the ranks of all groups that are made at this place.
+        ranks: ranks of the default group, ascending, that form a group with this one; None for all. `rank` and `world`
+        refer to this group; `groups` has the ranks of all groups that are created in this call.
         """
         self._stand(range(dist.get_world_size()), dist.group.WORLD)
         self._await_all()
-        # A rank that failed before is missed here at once; new_group would wait for it
+        # Detects at once a rank that has failed before; new_group would block
         told = self.all_gather_text(json.dumps(list(self._ranks if ranks is None else ranks)))
         self.groups = sorted({tuple(json.loads(text)) for text in told})
-        # Every rank takes part in making all of them
+        # Every rank participates in the creation of all groups
         made = {each: dist.new_group(list(each), timeout=engine_timeout()) for each in self.groups}
         mine = tuple(json.loads(told[self.rank]))
         self._stand(mine, made[mine])
 
     def _stand(self, ranks: Sequence[int], group: Any) -> None:
-        """Use a group of these ranks of the default one."""
+        """Use a group of these ranks of the default group."""
         self._ranks, self._group = tuple(ranks), group
-        self.takes_devices = _is_nccl(group)  # whether the engine reaches between devices
+        self.takes_devices = _is_nccl(group)  # whether the engine accepts device tensors
         self.rank, self.world = self._ranks.index(dist.get_rank()), len(self._ranks)
         watch = PeerWatch(MeetingPeers(self.rank, self.world))
         self._communicator = Communicator(partial(_abort, group), watch, timeout_seconds())
@@ -196,11 +205,11 @@ class ProcessGroupTransport:
         self.links = ""
 
     def serves(self, op: SimpleOp, whole: bool) -> bool:
-        """Every operation, of all ranks and of some."""
+        """Whether the engine supports an operation: all of them, on all ranks or a subgroup."""
         return True
 
     def watched_by(self, peers: Peers) -> None:
-        """From now on what is under way on devices ends when one of these is gone, instead of who left the meeting."""
+        """From now on, abort device operations when one of these peers is lost, instead of ranks of the meeting."""
         self._communicator.watched_by(PeerWatch(peers))
 
     def _await_all(self) -> None:
@@ -238,7 +247,7 @@ class ProcessGroupTransport:
                 return self._here(op, self._of_all, self.rank)
 
     def _here(self, op: SimpleOp, begin: Callable[[Any], Callable[[], Any]], place: int) -> Callable[[], Any]:
-        """An operation where the engine takes its tensors: Gloo moves those of processors."""
+        """Begin an operation directly if the engine accepts its tensors, else through host memory."""
         if not any(tensor.is_cuda for tensor in op.tensors()) or self.takes_devices:
             return begin(op)
         return through_host(op, begin, place)
@@ -253,7 +262,7 @@ class ProcessGroupTransport:
                 return self._among(range(self.world), op)
 
     def _among(self, ranks: Sequence[int], op: CollectiveOp) -> Callable[[], Any]:
-        """An operation of some ranks, as point-to-point messages of the whole group of which most are empty."""
+        """Begin an operation of a subgroup, as point-to-point messages of the whole group, most of them empty."""
         match op:
             case AllReduceMean(tensor, out):
                 return self._direct_mean(into(out, tensor), ranks)
@@ -302,10 +311,10 @@ class ProcessGroupTransport:
         return wait
 
     def _direct_mean(self, mean: Tensor, ranks: Sequence[int]) -> Callable[[], Tensor]:
-        """Each part straight to its owner, which adds up in at least float32 and sends the mean to all ranks.
+        """Send each part directly to its owner, which sums in at least float32 and sends the mean to all ranks.
 
-        Two hops instead of a ring's many; and the engine's own half-precision sum rounds at every hop, and overflows in
-        float16. What travels is the same.
+        This takes two hops instead of a ring's many, with the same number of bytes. In half precision, the engine's own
+        sum would round at every hop, and overflow in float16.
         """
         cut = mean.view(-1).tensor_split(len(ranks))
         parts = {peer: part.view(torch.uint8) for peer, part in zip(ranks, cut, strict=True)}
@@ -335,7 +344,7 @@ class ProcessGroupTransport:
         return wait
 
     def _straight(self, told: Sequence[Tensor | None], heard: Sequence[Tensor | None]) -> Callable[[], None]:
-        """Bytes told[j] straight to rank j, its own into heard[j]: all at once, in one hop. None where nothing goes."""
+        """Send the bytes told[j] directly to rank j, and this rank's own to heard[j], concurrently in one hop."""
         mine, own = told[self.rank], heard[self.rank]
         if mine is not None and own is not None and own.data_ptr() != mine.data_ptr():
             own.copy_(mine)
@@ -349,7 +358,7 @@ class ProcessGroupTransport:
         return self._begun(moves[0].tensor, lambda: dist.batch_isend_irecv(moves)) if moves else lambda: None
 
     def _begun(self, tensor: Tensor, start: Callable[[], Sequence[Any]]) -> Callable[[], None]:
-        """Begin the engine's work on tensors that lie where this one does; what is returned waits until it is done."""
+        """Begin the engine's work on tensors on this tensor's device. The returned function waits for it."""
         if tensor.is_cuda:
             works = self._communicator.begin(start)
             return lambda: self._communicator.finish(works)
@@ -362,7 +371,7 @@ class ProcessGroupTransport:
         return wait
 
     def make_progress(self) -> bool:
-        """The process group's own threads do that."""
+        """Return False: the process group has its own threads."""
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
@@ -395,7 +404,7 @@ class ProcessGroupTransport:
         return heard
 
     def _device(self) -> torch.device:
-        """Where small control tensors must live for this group."""
+        """Device for small control tensors of this group."""
         only_cuda = "gloo" not in str(dist.get_backend_config(self._group))
         return torch.device("cuda", torch.cuda.current_device()) if only_cuda else torch.device("cpu")
 
@@ -404,8 +413,8 @@ class ProcessGroupTransport:
             part.close()
         if self._group is not None and not self._communicator.aborted and dist.is_initialized():
             dist.destroy_process_group(self._group)
-            # Freed here and now: as garbage it could be collected in a forked child, where its threads do not exist, or
-            # while the interpreter is taken down, where the engine has been seen to abort.
+            # Freed at once: garbage collection could run in a forked child without its threads, or during
+            # interpreter shutdown, where the engine has been observed to abort.
         self._group = None
 
     @contextmanager
@@ -419,7 +428,7 @@ class ProcessGroupTransport:
 
 
 class MeetingPeers:
-    """All ranks, as far as the meeting at which they joined hears who leaves."""
+    """All ranks, as far as the rendezvous meeting reports which ranks leave."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank, self._world = rank, world
@@ -434,14 +443,14 @@ class MeetingPeers:
 def _broke(rank: int, world: int, why: str) -> PeerLost:
     return PeerLost(
         f"the group broke while rank {rank} of {world} waited for an answer: another worker ended, "
-        "failed, or could not be reached. Its own output says why. Where it merely ended its session, stop all "
-        "ranks together: session.request_stop(). Ranks that ran out of data at different times need "
+        "failed, or could not be reached. Check its output for the reason. If it only ended its session, stop all "
+        "ranks together: session.request_stop(). If ranks run out of data at different times, use "
         f"`with session.epoch():` around the loop over batches. ({why})"
     )
 
 
 def _abort(group: Any) -> None:
-    """Never the default group, which is the user's; torch has no public name for it."""
+    """Abort a group, except the default group, which belongs to the user; torch has no public function for it."""
     if group is not dist.group.WORLD:
         dist.distributed_c10d._abort_process_group(group)
 
@@ -451,7 +460,7 @@ def _is_nccl(group: Any) -> bool:
 
 
 def _average(heard: Tensor, out: Tensor) -> None:
-    """The mean of rows by rank order, summed in at least float32 and rounded once. heard: (world, n); out: (n,)."""
+    """Mean of rows in rank order, summed in at least float32 and rounded once. heard: (world, n); out: (n,)."""
     if heard.is_cuda or heard.dtype.itemsize >= 4:
         out.copy_(rank_order_mean(heard.unbind()))
         return

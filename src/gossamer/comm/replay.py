@@ -1,4 +1,4 @@
-"""Replay transport: answers every collective operation at once, without a network, and times the computing between."""
+"""Replay transport: completes collective operations at once without a network, and times the computation between."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from gossamer.base.ops import (
     Payload,
 )
 
-WIDE_BYTES = 4  # of a number, from which on it is summed as it is
+WIDE_BYTES = 4  # element size from which on sums need no conversion
 
 
 @dataclass
 class ScriptSeconds:
-    """What one script took."""
+    """Times of one replayed script."""
 
     computing: list[float] = field(default_factory=list)  # before the first operation, between them, after the last
     engine: list[float] = field(default_factory=list)  # within each operation
 
 
 class ReplayTransport:
-    """Rank 0 of a group whose other ranks all say what this one says, or what `answer` says instead.
+    """Rank 0 of a group in which all other ranks send the same as this one, or the results come from `answer`.
 
-    Scripts advance one at a time, in one thread: seconds belong to whichever was resumed last.
+    Scripts advance one at a time, in one thread. Time is attributed to the script that was resumed last.
     """
 
     rank = 0
@@ -54,7 +54,7 @@ class ReplayTransport:
         self._since = time.perf_counter()
 
     def begin_script(self) -> ScriptSeconds:
-        """A script begins, or does so once more. What was computed since the last `pause` is its own."""
+        """Begin a script. The computation since the last `pause` is attributed to it."""
         if self._running is None or self._running.engine:
             self._end_turn()
             self._running = ScriptSeconds()
@@ -62,7 +62,7 @@ class ReplayTransport:
         return self._running
 
     def pause(self) -> None:
-        """What is computed from here on belongs to a script that is yet to begin."""
+        """End the current attribution. Computation from here on belongs to the next script."""
         self._end_turn()
         self._since = time.perf_counter()
 
@@ -93,11 +93,11 @@ class ReplayTransport:
         return wait
 
     def make_progress(self) -> bool:
-        """Everything is answered at once."""
+        """Return False: all operations are complete."""
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """They are alike."""
+        """Do nothing: the tensors are equal on all ranks."""
 
     def all_gather_text(self, text: str) -> list[str]:
         return [text] * self.world
@@ -106,13 +106,13 @@ class ReplayTransport:
         return ReplayTransport(size)
 
     def close(self) -> None:
-        """There is no group to leave."""
+        """Do nothing: there is no group."""
 
 
 class Echo:
-    """Answers as if all ranks said what this one says.
+    """Results as if all ranks sent the same as this one.
 
-    In an all-gather after an all-to-all it hears each rank's own part, as if made from what it has sent to that rank.
+    In an all-gather after an all-to-all, each rank's payload is the part that this rank has sent to it.
     """
 
     def __init__(self, world: int) -> None:
@@ -141,8 +141,8 @@ class Echo:
 
 
 def _half_mean(tensor: Tensor, out: Tensor | None, world: int) -> Tensor:
-    """The work of one rank: its own part is widened, summed and rounded, and what is sent and heard in both rounds is
-    copied once, as by sockets. Of equal numbers the mean is the number itself."""
+    """Perform one rank's work: its own part is converted, summed and rounded, and the data of both rounds is copied
+    once, as by sockets. The mean of equal numbers is the number itself."""
     mean = torch.empty_like(tensor) if out is None else out
     own, *others = tensor.reshape(-1).tensor_split(world)
     _, *places = mean.view(-1).tensor_split(world)
@@ -160,7 +160,7 @@ def _half_mean(tensor: Tensor, out: Tensor | None, world: int) -> Tensor:
 
 
 def _reduced(tensor: Tensor, world: int, out: Tensor | None) -> Tensor:
-    """The mean of equal tensors, for one rank's work: it adds up its own part, and takes the others as they come."""
+    """Mean of equal tensors, with one rank's work: it sums its own part, and copies the others."""
     part = tensor.reshape(-1)[: -(-tensor.numel() // world)]
     mean = tensor.clone() if out is None else out.copy_(tensor)
     mean.view(-1)[: len(part)] = rank_order_mean([part] * world)
@@ -171,14 +171,14 @@ def _shapes(payload: Payload) -> list[tuple[torch.Size, torch.dtype]]:
     return [(tensor.shape, tensor.dtype) for tensor in payload]
 
 
-@Compressor.register  # whatever it does not define, the compressor that it holds does
+@Compressor.register  # other attributes are those of the wrapped compressor
 @dataclass(frozen=True)
 class TimedCompressor:
-    """Tells a replay transport where the script of each bucket begins. Otherwise the compressor that it holds."""
+    """Wraps a compressor, to mark for a replay transport where the script of each bucket begins."""
 
     compressor: Compressor
     transport: ReplayTransport
-    scripts: list[ScriptSeconds] = field(default_factory=list)  # of buckets, in the order in which they began
+    scripts: list[ScriptSeconds] = field(default_factory=list)  # by bucket, in the order in which they began
 
     def init(self, x: FlatTensors, at: AggregationContext) -> State:
         return self.compressor.init(x, at)

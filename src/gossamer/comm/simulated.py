@@ -1,4 +1,4 @@
-"""Simulated transport: collective operations answered inside one process, for one thread per worker. No sockets."""
+"""Simulated transport: collective operations inside one process, with one thread per worker. No sockets."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from gossamer.base.ops import CollectiveOp
 from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.errors import MismatchError, PeerLost
 
-#: An error to be made anew for whoever meets it: one that was raised holds the frames that it came through
+#: Class and message of an error, raised as a new object per thread: a raised error references its frames
 Failure = tuple[type[MismatchError] | type[PeerLost], str]
 
 
 class SimulatedGroup:
-    """`world` transports that meet in this process, each to be used by a thread of its own.
+    """`world` connected transports in this process, each for a separate thread.
 
-    A worker for which the others wait for more than `patience_seconds` has left.
+    A worker for which the others have waited for more than `patience_seconds` counts as lost.
     """
 
     def __init__(self, world: int, patience_seconds: float = 60.0) -> None:
         self.world, self._patience_seconds = world, patience_seconds
-        self._said: dict[int, Any] = {}  # by rank, in this round
-        self._heard: list[Any] = []  # in the last one
-        self._answered = 0  # rounds
+        self._said: dict[int, Any] = {}  # inputs by rank, in this round
+        self._heard: list[Any] = []  # results of the last round
+        self._answered = 0  # completed rounds
         self._closed: set[int] = set()  # ranks that have left
-        self._failure: Failure | None = None  # what every later round raises
+        self._failure: Failure | None = None  # raised by every later round
         self._changed = threading.Condition()
         self._parts: dict[int, dict[int, SimulatedGroup]] = {}
         self.transports = [SimulatedTransport(self, rank) for rank in range(world)]
 
     def meet(self, rank: int, said: tuple[Callable[[list[Any]], list[Any]], Any]) -> Any:
-        """Wait until every rank has handed in something; all of them combine it in the same way."""
+        """Wait until every rank has passed an input, and return this rank's result. All ranks combine equally."""
         with current_worker().waiting(), self._changed:
             self._refuse_broken()
             self._said[rank], answered = said, self._answered
@@ -51,7 +51,7 @@ class SimulatedGroup:
             return self._answered > answered or self._failure is not None or bool(self._closed - self._said.keys())
 
         came = self._changed.wait_for(over, self._patience_seconds)
-        if self._answered > answered:  # whatever was after this round
+        if self._answered > answered:  # regardless of later failures
             return
         if self._failure is None:
             missing = sorted(self._closed - self._said.keys()) or sorted({*range(self.world)} - self._said.keys())
@@ -86,7 +86,7 @@ class SimulatedGroup:
         return block.transports[rank % size]
 
     def close(self, rank: int) -> None:
-        """This rank leaves: whoever waits for it is told."""
+        """Leave, and wake the ranks that wait for this one."""
         with self._changed:
             self._closed.add(rank)
             self._changed.notify_all()
@@ -97,7 +97,7 @@ class SimulatedGroup:
             block.close(place)
 
     def leave(self) -> None:
-        """The group breaks: all who wait, or will, are told."""
+        """Break the group: all current and later calls fail."""
         with self._changed:
             self._break((PeerLost, "the group was broken off"))
             blocks = [block for blocks in self._parts.values() for block in blocks.values()]
@@ -122,7 +122,7 @@ class SimulatedTransport:
         return lambda: answer
 
     def make_progress(self) -> bool:
-        """Operations are answered at once."""
+        """Return False: operations complete at once."""
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Throttled transport: answers as slowly as a network would, where none can be emulated; approximate."""
+"""Throttled transport: delays results as a network would, where network emulation is not available; approximate."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gossamer.comm.network.cost.op_cost import DEFAULT, Chosen, NetworkCost, sec
 
 
 class ThrottledTransport:
-    """Asks another transport, and keeps its answers back until `network` would have brought them.
+    """Wraps another transport, and delays its results until `network` would have delivered them.
 
-    Every operation is priced as if all workers began it at once over idle connections; what a worker waits for a slower
-    one is real. Concurrent operations share the line: their bytes leave one after the other, their latencies overlap.
+    Every operation has the cost for all workers beginning at once over idle connections; waits for slower workers are
+    real. Concurrent operations share the line: their bytes leave one after another, and their latencies overlap.
 
         leaves = max(begun, the operation before has left) + line        answered = leaves + way
 
-    Collectives of the user's script do not pass here and are not slowed.
+    Collectives of the user's script do not use this transport and are not delayed.
     """
 
     def __init__(self, inner: Transport, network: Network, collective: Chosen = DEFAULT) -> None:
-        """collective: which tables of hops means are priced by."""
+        """collective: the algorithm whose cost means have."""
         self._inner = inner
         self._network, self._collective = network, collective
         self._prices: dict[Hashable, Price] = {}
-        self._left = 0.0  # when all that was begun so far will have left
+        self._left = 0.0  # when all operations so far will have left
         self.rank, self.world = inner.rank, inner.world
 
     def answer(self, op: CollectiveOp) -> Any:
@@ -59,7 +59,7 @@ class ThrottledTransport:
         self._inner.links = text
 
     def prefer(self, wish: str) -> None:
-        """From now on means take this collective, and are priced by it."""
+        """Change the algorithm of means, and of their costs."""
         self._collective = wish
         self._prices.clear()
         prefer_collective(self._inner, wish)
@@ -89,8 +89,8 @@ class ThrottledTransport:
         self._inner.close()
 
     def _price(self, op: CollectiveOp) -> Price:
-        """The same operations come again step after step."""
-        form = op.map(_size)  # all that a price depends on
+        """Return the cost of an operation. Cached, because operations repeat in every step."""
+        form = op.map(_size)  # determines the cost
         if form not in self._prices:
             whole, way = (
                 seconds(each, self._network, collective=self._collective) for each in (op, op.map(_first_entry))
@@ -100,14 +100,14 @@ class ThrottledTransport:
 
 
 class Price(NamedTuple):
-    """What an operation takes alone.
+    """Cost of a single operation.
 
-    A line that a connection does not fill, because of loss or as it starts, counts as full. A large mean that takes
-    more hops than a small one would has their latency on the line, too.
+    A line counts as full even if a connection does not saturate it because of loss or slow start. If a large mean takes
+    more hops than a small one, their latency is attributed to the line, too.
     """
 
-    line_seconds: float  # in which nothing else can leave: what its bytes add
-    way_seconds: float  # which pass whatever else leaves: what it takes with one element of each tensor
+    line_seconds: float  # exclusive use of the line: the time that its bytes add
+    way_seconds: float  # overlaps with other operations: the time with one element of each tensor
 
 
 def _first_entry(tensor: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ def test_promise_14_a_port_that_is_taken_is_named() -> None:
         )
 
     with serve(0) as server:
-        with pytest.raises(ConnectError, match=f"Port {server.address[1]} of 127.0.0.1 is taken"):
+        with pytest.raises(ConnectError, match=f"Port {server.address[1]} of 127.0.0.1 is in use"):
             serve(server.address[1])
         port = server.address[1]
     with pytest.raises(ConnectError, match="no coordinator of an elastic run answered"):

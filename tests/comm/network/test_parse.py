@@ -60,24 +60,24 @@ def test_a_line_that_sites_share(tmp_path: File) -> None:
 @pytest.mark.parametrize(
     ("more", "ops"),
     [
-        ('[default]\nrate = "100mbit"', ["default path has no two ends", "[[paths]]"]),
+        ('[default]\nrate = "100mbit"', ["no two sites", "[[paths]]"]),
         (
             '[[paths]]\nbetween = ["north", "north"]\nrate = "1mbit"',
             ["['north']", "between two sites", "Give the hosts"],
         ),
         ('[[paths]]\nbetween = ["north"]\nrate = "1mbit"', ["['north']", "between two sites"]),
-        ('[[paths]]\nbetween = ["north", "south", "west"]', ["between two sites", "west"]),
-        ("[[paths]]\nbetween = []", ["between two sites"]),
-        ("[[paths]]\nbetween = 3", ["between two sites", "not 3"]),
-        ('[[paths]]\nbetween = "north"', ["between two sites", "not 'north'"]),
-        ('[[paths]]\nbetween = [["north"], ["south"]]', ["between two sites"]),
-        (BETWEEN + 'rate = "1mbit"\n[[paths]]\nbetween = ["south", "north"]', ["two paths", "Leave one out"]),
-        ("[paths]\nbetween = []", ["several paths", "[[paths]]"]),
-        ("[[default]]", ["[default] is a heading"]),
-        ('[[hosts]]\nrate = "1gbit"\ncount = "two"', ["count of at least 1", "'two'"]),
-        ('[[hosts]]\nrate = "1gbit"\ncount = 0', ["count of at least 1", "not 0"]),
+        ('[[paths]]\nbetween = ["north", "south", "west"]', ["a path must be between", "west"]),
+        ("[[paths]]\nbetween = []", ["a path"]),
+        ("[[paths]]\nbetween = 3", ["a path must be between", "got 3"]),
+        ('[[paths]]\nbetween = "north"', ["a path must be between", "got 'north'"]),
+        ('[[paths]]\nbetween = [["north"], ["south"]]', ["a path"]),
+        (BETWEEN + 'rate = "1mbit"\n[[paths]]\nbetween = ["south", "north"]', ["two paths", "Remove one"]),
+        ("[paths]\nbetween = []", ["list of tables", "[[paths]]"]),
+        ("[[default]]", ["[default] must be a table"]),
+        ('[[hosts]]\nrate = "1gbit"\ncount = "two"', ["from 1 to", "'two'"]),
+        ('[[hosts]]\nrate = "1gbit"\ncount = 0', ["from 1 to", "got 0"]),
         ("[default]\nloss = 2", ["[0, 1)"]),
-        (BETWEEN + 'rate = "0mbit"', ["positive number of bits", "leave it out"]),
+        (BETWEEN + 'rate = "0mbit"', ["positive number of bits", "omit it"]),
         (BETWEEN + 'rate = "fast"', ["'fast'", "100mbit"]),
         (BETWEEN + "rate = 100", ["100 is not a rate", "100mbit"]),
         (BETWEEN + 'bits = "1mbit"', ["bits", "rate"]),
@@ -96,7 +96,7 @@ def test_lines_that_nobody_shares_are_refused(tmp_path: File, more: str, ops: li
 def test_a_line_is_between_two_sites() -> None:
     with pytest.raises(ValueError, match="between two sites"):
         Network(hosts=(), paths={frozenset("a"): Path(bits_per_second=1e6)})
-    with pytest.raises(ValueError, match="no two ends"):
+    with pytest.raises(ValueError, match="no two sites"):
         Network(hosts=(), default=Path(bits_per_second=1e6))
     with pytest.raises(ValueError, match="positive number"):
         Path(bits_per_second=float("nan"))
@@ -117,7 +117,7 @@ def test_every_example_can_be_read(file: File) -> None:
         ("100mbit,colour=red", ["colour", "RATE[,ROUND_TRIP]"]),
         ("100 parsecs", ["'100 parsecs'", "mbit"]),
         ("missing.toml", ["missing.toml"]),
-        pytest.param(f"1mbit,{'9' * 400}s", ["more than any network has"], id="endless"),
+        pytest.param(f"1mbit,{'9' * 400}s", ["out of range"], id="endless"),
     ],
 )
 def test_what_cannot_be_read(text: str, ops: list[str]) -> None:
@@ -133,8 +133,8 @@ def test_what_cannot_be_read(text: str, ops: list[str]) -> None:
         (f"a={'9' * 5000}", "cannot be read as a network"),
         (f"a{'.b' * 5000} = 1", "more than 200 dots"),
         ("#" * (2**22 + 1), "more than 4194304 bytes"),
-        ('[[hosts]]\nrate="1mbit"\ncount=10000000000', "a count of at least 1, at most"),
-        ('[[hosts]]\nrate="1mbit"\ncount=true', "a count of at least 1, at most"),
+        ('[[hosts]]\nrate="1mbit"\ncount=10000000000', "from 1 to"),
+        ('[[hosts]]\nrate="1mbit"\ncount=true', "from 1 to"),
     ],
     ids=["deep", "long", "dotted", "large", "many", "true"],
 )

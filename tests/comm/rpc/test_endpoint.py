@@ -103,7 +103,7 @@ def test_a_script_hears_at_its_yield_that_nobody_answers_and_may_go_on(opened: O
         except PeerLost as lost:
             return str(lost)
 
-    assert "server 0 did not answer worker 1 within" in run_peer_script(patient(), worker)
+    assert "server 0 did not answer worker 1 in time" in run_peer_script(patient(), worker)
 
     def careless() -> PeerScript:
         yield AtOnce((Pull(of=THERE, key=""), Pull(of=OTHER, key="", within_seconds=0.02)))
@@ -135,9 +135,9 @@ def test_an_endpoint_that_is_closed_says_why() -> None:
 
 def test_what_cannot_be_said_is_refused_before_it_is_sent(opened: Open) -> None:
     worker = opened(HERE, largest_frame_bytes=1000)
-    with pytest.raises(ValueError, match=r"write largest_frame_bytes=\d+"):
+    with pytest.raises(ValueError, match=r"[Ss]et largest_frame_bytes=\d+"):
         worker.answer(push(0, torch.ones(1000)))
-    with pytest.raises(ValueError, match="asks itself"):
+    with pytest.raises(ValueError, match="a request to itself"):
         worker.answer(Pull(of=HERE, key=""))
     with pytest.raises(TypeError, match="no word of peers"):
         worker.answer("hello")  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def test_who_asks_too_much_at_once_is_cut_off(opened: Open, notices: list[str]) 
         each.meet({THERE: silent.address})
         for step in range(asks):
             each.start(asking_once(torch.full((1,), float(step))))
-    wait_until(lambda: any("asks again while 3 of its asks wait" in text for text in notices))
+    wait_until(lambda: any("exceeded the limit of 3" in text for text in notices))
     assert all(str(HERE) in text for text in notices)
     assert [len(peer.outstanding) for peer in modest._dispatcher._peer_states.values()] == [3]
 
@@ -249,12 +249,12 @@ def test_a_process_without_file_descriptors_serves_those_that_are_there(opened: 
 
 def test_promise_14_a_taken_port_is_said_at_once(opened: Open) -> None:
     first = opened(THERE)
-    with pytest.raises(ConnectError, match=r"Port \d+ of 127.0.0.1 is taken.*port=0"):
+    with pytest.raises(ConnectError, match=r"Port \d+ of 127.0.0.1 is in use.*port=0"):
         opened(OTHER, port=first.address[1])
 
 
 def test_nobody_listens_to_the_world_without_a_secret(opened: Open) -> None:
-    with pytest.raises(ConnectError, match="A token of 3 bytes keeps nobody out"):
+    with pytest.raises(ConnectError, match="A token of 3 bytes is too short"):
         opened(THERE, token=b"abc", address="0.0.0.0")
     opened(THERE, token=b"abc")
 

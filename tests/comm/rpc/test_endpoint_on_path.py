@@ -29,4 +29,4 @@ def test_a_push_that_is_changed_on_its_way_is_not_taken(opened: Open, caplog: py
         assert not [event for event in heard if isinstance(event, Arrived)]
         between.forge = lambda payload: payload
         assert worker.answer(push(0, torch.ones(10))).payload[0].item() == 10.0
-    assert "The connection to worker 1 is made anew. The payload of a frame does not match its tag" in (caplog.text)
+    assert "The connection to worker 1 is opened again. The payload of a frame does not match its tag" in (caplog.text)

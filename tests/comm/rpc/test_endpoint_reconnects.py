@@ -159,5 +159,5 @@ def test_names_are_looked_up_where_they_are_listened_to() -> None:
 
 
 def test_nobody_knows_where_it_is(opened: Open) -> None:
-    with pytest.raises(ConnectError, match=r"Nobody knows a machine named 'no-such-machine\.invalid'"):
+    with pytest.raises(ConnectError, match=r"'no-such-machine\.invalid' cannot be resolved"):
         opened(HERE).meet({THERE: ("no-such-machine.invalid", 1)})

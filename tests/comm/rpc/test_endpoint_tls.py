@@ -50,7 +50,7 @@ def test_a_certificate_nobody_vouches_for_is_refused(opened: Open, certificate: 
     server = opened(THERE, tls=encrypted(certificate, None))
     worker = opened(HERE, tls=encrypted(certificate, None))
     worker.meet({THERE: server.address})
-    with pytest.raises(ConnectError, match="certificate of whoever answers"):
+    with pytest.raises(ConnectError, match="peer's certificate cannot be verified"):
         worker.answer(push(0, torch.ones(1), within_seconds=None))
 
 

@@ -111,7 +111,7 @@ def test_what_was_put_in_last_is_not_waited_for() -> None:
 
 
 def test_a_window_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match="at least 1, got 0"):
         Pipeline(0)
 
 

@@ -134,7 +134,7 @@ def check_patience() -> None:
         trace = simulate_peers({SERVER: server(log), ONE: script}, VirtualNetwork(resend_seconds=100), 0)
     assert trace.seconds == 1.5 + 20.0 + 1.0
     lost, answer, moment = trace.result(ONE)
-    assert lost == "nobody answered the push of 'w' (step 1) of worker 0 to server 0 until 1.5"
+    assert lost == "no answer to the push of 'w' (step 1) of worker 0 to server 0 until 1.5"
     assert (answer, moment) == (Receipt(version=7), 22.5)
     assert arrivals(log) == [(1.0, ONE, 1), (21.5, ONE, 2)]
 
@@ -200,7 +200,7 @@ def check_who_writes_to_a_payload_under_way() -> None:
         if not written:
             simulate_peers(scripts, over(), 0, checks=True)
             continue
-        with pytest.raises(AssertionError, match=r"push of 'w' .* was written to while it was under way"):
+        with pytest.raises(AssertionError, match=r"push of 'w' .* was modified in transit"):
             simulate_peers(scripts, over(), 0, checks=True)
 
 

@@ -51,9 +51,9 @@ def test_a_conversation_that_is_stuck_says_who_waits_for_what() -> None:
     with pytest.raises(AssertionError) as stuck:
         simulate_peers({SERVER: deaf, ONE: saying(pull), TWO: deaf}, over(), 0)
     assert str(stuck.value) == (
-        "nothing can happen any more at 0.25 virtual seconds, and not all scripts have ended: server 0 waits to hear "
-        "something; worker 0 waits for the answer to the pull of 'w' (known 3, at_least 4) of worker 0 to server 0; "
-        "worker 1 waits to hear something. Who only answers is named in converse(..., servers=...)."
+        "no event is left at 0.25 virtual seconds, and not all scripts have ended: server 0 waits for an event; "
+        "worker 0 waits for the answer to the pull of 'w' (known 3, at_least 4) of worker 0 to server 0; "
+        "worker 1 waits for an event. Pass peers that only answer as simulate_peers(..., servers=...)."
     )
 
 
@@ -78,7 +78,7 @@ def test_a_conversation_without_end_is_stopped() -> None:
         while True:
             yield from compute(1.0)
 
-    with pytest.raises(AssertionError, match="too many words"):
+    with pytest.raises(AssertionError, match="number of ops"):
         simulate_peers({ONE: chatter}, over(), 0, most_words=1000)
     with pytest.raises(AssertionError, match="100 virtual seconds have passed"):
         simulate_peers({ONE: ticking}, over(), 0, most_seconds=100)
@@ -92,16 +92,16 @@ def test_wrong_words_are_refused_with_the_seed() -> None:
         yield Reply(token=heard.token, answer=Receipt(version=0))
         yield Reply(token=heard.token, answer=Receipt(version=0))
 
-    with pytest.raises(ValueError, match=r"server 0 replied to token 1, .* has used before"):
+    with pytest.raises(ValueError, match=r"server 0 replied to token 1, .* has already used"):
         simulate_peers({SERVER: twice, ONE: saying(push())}, over(), 0)
-    with pytest.raises(ValueError, match=r"server 0 has no script.* There are: worker 0\."):
+    with pytest.raises(ValueError, match=r"server 0 has no script.* Peers with scripts: worker 0\."):
         simulate_peers({ONE: saying(push())}, over(), 0)
     with pytest.raises(ValueError, match="worker 1 has no script"):
         simulate_peers({ONE: idle(1)}, over([Restart(TWO, 1)]), 0)
-    with pytest.raises(TypeError, match="no word of peers") as refused:
+    with pytest.raises(TypeError, match="not an op") as refused:
         simulate_peers({ONE: saying(AllReduceMean(torch.zeros(1)))}, over(), 17)
     assert refused.value.__notes__[0].startswith(
-        "It was in converse(..., seed=17), at 0.0 virtual seconds, when worker 0"
+        "It was in simulate_peers(..., seed=17), at 0.0 virtual seconds, after an op of worker 0"
     )
 
 
@@ -113,7 +113,7 @@ def test_a_script_that_speaks_when_it_is_closed_is_refused() -> None:
             except GeneratorExit:
                 yield Await()
 
-    with pytest.raises(RuntimeError, match="went on speaking"):
+    with pytest.raises(RuntimeError, match="after it was closed"):
         simulate_peers({SERVER: stubborn, ONE: idle(1.0)}, over(), 0)
 
 

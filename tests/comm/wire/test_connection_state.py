@@ -155,7 +155,7 @@ def test_records_that_stand_for_nothing_are_refused(kind: Kind, control: bytes) 
 def test_as_many_tensors_are_described_as_announced() -> None:
     dialer, listener = authenticated_pair()
     message = Message(kind=Kind.PING, control=PING.control, tensors=1)
-    refuses(listener, bytes_of(dialer, message), "announces 1 tensors and describes 0")
+    refuses(listener, bytes_of(dialer, message), "announces 1 tensors but describes 0")
 
 
 def test_another_protocol_in_the_middle_is_an_accident() -> None:

@@ -53,7 +53,7 @@ def test_an_unknown_kind_or_flag_is_malformed_though_its_tag_is_right() -> None:
         fields = bytearray(HEADER.pack())
         for place, value in change.items():
             fields[place] = value
-        with pytest.raises(MalformedError, match="is none that protocol"):
+        with pytest.raises(MalformedError, match="has no frame of kind"):
             parsed(tagged(fields))
 
 

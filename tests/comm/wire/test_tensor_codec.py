@@ -82,7 +82,7 @@ def test_descriptions_that_do_not_fit_the_bytes_are_malformed() -> None:
 
 def test_a_bool_is_zero_or_one_and_a_shape_one_that_can_be() -> None:
     data = np.array([2, 0, 0, 0, 0, 0, 0, 0], dtype=np.uint8)
-    with pytest.raises(MalformedError, match="neither 0 nor 1"):
+    with pytest.raises(MalformedError, match="other than 0 and 1"):
         decode_tensors((TensorSpec(0, (8,)),), torch.from_numpy(data))
-    with pytest.raises(MalformedError, match="No tensor has the shape"):
+    with pytest.raises(MalformedError, match="invalid shape"):
         decode_tensors((TensorSpec(8, (2**63, 0)),), torch.from_numpy(data[:0]))

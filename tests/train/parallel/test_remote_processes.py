@@ -54,7 +54,7 @@ def test_the_death_of_an_owner_is_told_and_others_serve_on(tmp_path):
         os.kill(ranks[2].pid, signal.SIGKILL)
         said, errors = ranks[0].communicate("go on\n", timeout=300)
         lost, shape = said.splitlines()
-        assert "worker 2 has left, or was not heard by worker 0 for 5 s" in lost
+        assert "worker 2 has left, or was silent towards worker 0 for 5 s" in lost
         assert shape == "torch.Size([2, 4])"
         assert ranks[0].returncode == 0, errors
         errors = ranks[1].communicate(timeout=300)[1]

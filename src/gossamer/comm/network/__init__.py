@@ -1,10 +1,10 @@
-"""Networks as numbers: hosts, rates and round trips, and how long messages take on them.
+"""Network models: hosts, bandwidths and round trips, and the time that messages take on them.
 
 model           Host, Path and Network
-parse           a network as a user writes it: SPEC or a TOML file
-site_detection  a network from measurements: hosts near each other are one site
+parse           user descriptions of a network: SPEC or a TOML file
+site_detection  a network from measurements: nearby hosts are one site
 tcp_model       headers, windows and loss of TCP
-cost/           how long collective operations take on a network, and which collective is the fastest
+cost/           time of collective operations on a network, and the fastest algorithm
 """
 
 from gossamer.comm.network.model import Host, Network, Path

@@ -1,4 +1,4 @@
-"""Network parser: `100mbit,20ms,loss=0.1%`, or a TOML file where hosts are not alike."""
+"""Network parser: `100mbit,20ms,loss=0.1%`, or a TOML file if hosts differ."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gossamer.errors import GossamerError
 
 BITS_PER_SECOND = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-MOST_HOSTS = 100_000  # with one description
-MOST_BYTES, MOST_DOTS = 2**22, 200  # of a file, and in a line of it
-SHOWN_CHARACTERS = 100  # of what cannot be read
+MOST_HOSTS = 100_000  # per description
+MOST_BYTES, MOST_DOTS = 2**22, 200  # of a file, and of one of its lines
+SHOWN_CHARACTERS = 100  # of invalid input in messages
 UNLIMITED_BITS_PER_SECOND = 100e9
 HOST_KEYS = {"count", "site", "rate", "up", "down"}
 DEFAULT_KEYS = {"round_trip", "jitter", "loss"}
@@ -26,19 +26,24 @@ PATH_KEYS = DEFAULT_KEYS | {"between", "rate"}
 
 
 class NetworkError(GossamerError, ValueError):
-    """A network that cannot be read, or has too few hosts."""
+    """A network description is invalid, or has too few hosts."""
 
 
 def read_network(text: str, workers: int) -> Network:
-    """The network that `text` describes, with a host for each of `workers`: a SPEC or the name of a TOML file.
+    """Parse a network with a host for each worker.
 
-    SPEC is RATE[,ROUND_TRIP][,jitter=TIME][,loss=SHARE], per host and direction; RATE may be `unlimited`.
-    Raises NetworkError, naming what could not be read.
+    Args:
+        text: A SPEC or the name of a TOML file. SPEC is RATE[,ROUND_TRIP][,jitter=TIME][,loss=SHARE], per host and
+            direction; RATE may be `unlimited`.
+        workers: Number of workers.
+
+    Raises:
+        NetworkError: The description is invalid, or has too few hosts.
     """
     network = _from_toml(File(text)) if text.endswith(".toml") else _from_spec(text, workers)
     if len(network.hosts) < workers:
         raise NetworkError(
-            f"{text} has {len(network.hosts)} hosts and {workers} workers need one each. Add hosts to it, or run "
+            f"{text} has {len(network.hosts)} hosts, but {workers} workers need one each. Add hosts to it, or run "
             f"--workers {len(network.hosts)}."
         )
     return Network(hosts=network.hosts[:workers], default=network.default, paths=network.paths, text=text)
@@ -64,35 +69,35 @@ def _from_spec(text: str, workers: int) -> Network:
 def _from_toml(file: File) -> Network:
     try:
         table = tomllib.loads(_read_text(file))
-    except (OSError, ValueError, MemoryError) as error:  # ValueError: of text, TOML and numbers
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: invalid text, TOML or numbers
         what = str(error)[:SHOWN_CHARACTERS] or type(error).__name__
         raise NetworkError(f"{str(file)[:SHOWN_CHARACTERS]} cannot be read as a network: {what}") from error
     if unknown := table.keys() - {"hosts", "paths", "default"}:
-        raise NetworkError(f"{file} has {sorted(unknown)}; a network has [[hosts]], [[paths]] and [default].")
+        raise NetworkError(f"{file} has unknown keys {sorted(unknown)}: use [[hosts]], [[paths]] and [default].")
     default = _table(table.get("default", {}), "[default]", file)
-    if unknown := default.keys() - DEFAULT_KEYS - {"rate"}:  # which Network refuses, with its reason
-        raise NetworkError(f"{file}: [default] has {sorted(DEFAULT_KEYS)}, not {sorted(unknown)}")
+    if unknown := default.keys() - DEFAULT_KEYS - {"rate"}:  # Network rejects `rate` with its reason
+        raise NetworkError(f"{file}: [default] has unknown keys {sorted(unknown)}: use {sorted(DEFAULT_KEYS)}")
     hosts = [host for entry in _tables(table, "hosts", file) for host in _hosts(entry, file)]
     sites, paths = {host.site for host in hosts}, dict[frozenset[str], Path]()
     for entry in _tables(table, "paths", file):
         ends, path = _between(entry, sites, file)
         if ends in paths:
-            raise NetworkError(f"{file}: {sorted(ends)} have two paths, and a pair of sites has one. Leave one out.")
+            raise NetworkError(f"{file}: {sorted(ends)} have two paths, but a pair of sites has one. Remove one.")
         paths[ends] = path
     network: Network = _checked(Network, hosts=tuple(hosts), default=_path(default), paths=paths)
     return network
 
 
 def _read_text(file: File) -> str:
-    """A file's text. What a TOML parser keeps of a key grows with the square of its dots."""
+    """Read a file's text. The memory of a TOML parser for a key grows with the square of its dots."""
     try:
         text = bounded_file.read_text(file, MOST_BYTES)
     except UnicodeDecodeError:
         raise
     except ValueError:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes. Say how many hosts are alike: count = 100") from None
+        raise ValueError(f"it has more than {MOST_BYTES} bytes. Give the number of equal hosts: count = 100") from None
     if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
-        raise ValueError(f"a line has more than {MOST_DOTS} dots. Write hosts and paths on lines of their own")
+        raise ValueError(f"a line has more than {MOST_DOTS} dots. Write hosts and paths on separate lines")
     if nesting(text) > DEEPEST_LEVELS:
         raise ValueError("its brackets nest too deeply. Write hosts and paths as tables: [[hosts]]")
     return text
@@ -101,19 +106,19 @@ def _read_text(file: File) -> str:
 def _tables(table: Mapping[str, Any], name: str, file: File) -> Sequence[Mapping[str, Any]]:
     entries = table.get(name, [])
     if not isinstance(entries, list):
-        raise NetworkError(f"{file}: there may be several {name}. Write [[{name}]], in two brackets.")
+        raise NetworkError(f"{file}: {name} must be a list of tables. Write [[{name}]], in double brackets.")
     return [_table(entry, f"[[{name}]]", file) for entry in entries]
 
 
 def _table(entry: object, heading: str, file: File) -> Mapping[str, Any]:
     if not isinstance(entry, dict):
-        raise NetworkError(f"{file}: {heading} is a heading, with lines such as `rate = ...` below it, not {entry!r}")
+        raise NetworkError(f"{file}: {heading} must be a table, with lines such as `rate = ...`, got {entry!r}")
     return entry
 
 
 def _hosts(entry: Mapping[str, Any], file: File) -> Sequence[Host]:
     if unknown := entry.keys() - HOST_KEYS:
-        raise NetworkError(f"{file}: hosts have {sorted(HOST_KEYS)}, not {sorted(unknown)}")
+        raise NetworkError(f"{file}: hosts have unknown keys {sorted(unknown)}: use {sorted(HOST_KEYS)}")
     up, down = entry.get("up", entry.get("rate")), entry.get("down", entry.get("rate"))
     if up is None or down is None:
         raise NetworkError(f'{file}: a host needs `rate = "1gbit"`, or `up` and `down`: {dict(entry)}')
@@ -122,19 +127,17 @@ def _hosts(entry: Mapping[str, Any], file: File) -> Sequence[Host]:
     )
     count = entry.get("count", 1)
     if type(count) is not int or not 1 <= count <= MOST_HOSTS:
-        raise NetworkError(
-            f"{file}: how many hosts are alike is a count of at least 1, at most {MOST_HOSTS}, not {count!r}"
-        )
+        raise NetworkError(f"{file}: count is the number of equal hosts, from 1 to {MOST_HOSTS}, got {count!r}")
     return (host,) * count
 
 
 def _between(entry: Mapping[str, Any], sites: set[str], file: File) -> tuple[frozenset[str], Path]:
     ends: Any = entry.get("between")
     if unknown := entry.keys() - PATH_KEYS:
-        raise NetworkError(f"{file}: paths have {sorted(PATH_KEYS)}, not {sorted(unknown)}")
+        raise NetworkError(f"{file}: paths have unknown keys {sorted(unknown)}: use {sorted(PATH_KEYS)}")
     named = isinstance(ends, list) and all(isinstance(end, str) and end in sites for end in ends)
     if not named or len(ends) not in (1, 2):
-        raise NetworkError(f"{file}: a path is between two sites of hosts, {sorted(sites)}, not {ends!r}")
+        raise NetworkError(f"{file}: a path must be between one or two of the sites {sorted(sites)}, got {ends!r}")
     return frozenset(ends), _path({key: value for key, value in entry.items() if key != "between"})
 
 
@@ -159,7 +162,7 @@ def _rate(text: str) -> float:
 def _share(text: str) -> float:
     number = str(text).removesuffix("%")
     if not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", number):
-        raise NetworkError(f"{_shown(text)} is no share of packets. Write loss=0.1%.")
+        raise NetworkError(f"{_shown(text)} is not a fraction of packets. Write loss=0.1%.")
     return float(number) / (100 if str(text).endswith("%") else 1)
 
 
@@ -171,12 +174,12 @@ def _quantity(text: str, units: Mapping[str, float], what: str, example: str) ->
         )
     quantity = float(found[1]) * units[found[2]]
     if not isfinite(quantity):
-        raise NetworkError(f"{_shown(text)} is more than any network has. Write {what} such as {example}.")
+        raise NetworkError(f"{_shown(text)} is out of range. Write {what} such as {example}.")
     return quantity
 
 
 def _shown(value: object) -> str:
-    """A value as it was written, in part where it is long."""
+    """Format a value, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 

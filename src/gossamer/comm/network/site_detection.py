@@ -1,4 +1,4 @@
-"""Site detection: a network from measured round trips and rates, in which hosts near each other are one site."""
+"""Site detection: builds a network from measured round trips and bandwidths; nearby hosts form one site."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from statistics import median
 from gossamer.comm.network.model import Host, Network, Path
 from gossamer.errors import require
 
-FAR_APART = 4.0  # times the longest round trip to the nearest neighbor: at least so far apart are sites
-NOISE_SECONDS = 1e-4  # round trips below are the machine's own doing, and tell no sites
+FAR_APART = 4.0  # least ratio between the distance of two sites and the longest link within a site
+NOISE_SECONDS = 1e-4  # shorter round trips are dominated by the machine and do not separate sites
 
 
 def measured(
@@ -21,12 +21,18 @@ def measured(
     losses: Sequence[Sequence[float]] | None = None,
     shared: Sequence[Sequence[float]] | None = None,
 ) -> Network:
-    """The network whose hosts see `round_trips[i][j]` seconds between i and j, and `losses[i][j]` of packets lost.
+    """Build a network from measurements.
 
-    up, down: bits per second that each host sends and receives. losses: None where nothing is lost. shared: bits per
-    second of the line between the sites of i and j, 0 where none is known; none are where it is empty.
-    Both directions of a pair are measurements of the same path, of which the shorter counts. A path takes the median
-    of its pairs.
+    Both directions of a pair measure the same path, so the shorter round trip is used. A path has the median of its
+    pairs.
+
+    Args:
+        round_trips: [i][j]: seconds between hosts i and j.
+        up: Upload bandwidth of each host in bits per second.
+        down: Download bandwidth of each host in bits per second.
+        losses: [i][j]: fraction of packets lost; None for no loss.
+        shared: [i][j]: bandwidth in bits per second of the line between the sites of i and j, 0 if unknown; None or
+            empty if all are unknown.
     """
     seconds = _symmetric(round_trips)
     sites = _sites(seconds)
@@ -53,16 +59,16 @@ def measured(
 
 
 def _of_shared_line(ends: frozenset[str], rates: Sequence[float]) -> float | None:
-    """Only two sites share a line: what hosts of one of them share is not known by its rate."""
+    """Return the bandwidth of the line between two sites; None within a site, where it is not measured."""
     known = [rate for rate in rates if rate > 0]
     return median(known) if known and len(ends) == 2 else None
 
 
 def sites_of(round_trips: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Hosts by site, ascending, in the order of their first.
+    """Group hosts by site; hosts ascending, and sites ordered by their first host.
 
-    Hosts are joined to their nearest ones until the next that would join is more than 4 times as far: what is joined
-    then is a site.
+    Hosts are joined to their nearest neighbors, until the next link is more than 4 times as long. The joined groups
+    are the sites.
     """
     return _sites(_symmetric(round_trips))
 
@@ -71,10 +77,10 @@ def _symmetric(round_trips: Sequence[Sequence[float]]) -> list[list[float]]:
     world = len(round_trips)
     require(
         world > 0 and all(len(row) == world for row in round_trips),
-        f"round trips are a matrix with a row and a column for every host, not rows of {list(map(len, round_trips))}",
+        f"round_trips must be a square matrix over all hosts, got rows of length {list(map(len, round_trips))}",
     )
     bad = [(a, b) for a in range(world) for b in range(world) if not _sound(round_trips[a][b]) and a != b]
-    require(not bad, f"round trips are seconds, 0 or more; those between {bad} are not. Measure them again")
+    require(not bad, f"round trips must be finite and at least 0 seconds; invalid between {bad}. Measure them again")
     return [[min(round_trips[a][b], round_trips[b][a]) for b in range(world)] for a in range(world)]
 
 
@@ -83,9 +89,9 @@ def _sound(seconds: float) -> bool:
 
 
 def _sites(seconds: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Single linkage, cut where distances grow most.
+    """Single linkage, cut at the largest ratio of consecutive distances.
 
-    source: Gower & Ross 1969, JRSS C (what joins is the edges of a minimum spanning tree, by length)
+    source: Gower & Ross 1969, JRSS C (single linkage follows the edges of a minimum spanning tree, by length)
     """
     edges = _spanning_tree(seconds)
     jumps = [(far / near, place) for place, (near, far) in enumerate(pairwise(length for length, _, _ in edges))]
@@ -101,7 +107,7 @@ def _sites(seconds: Sequence[Sequence[float]]) -> list[list[int]]:
 
 
 def _spanning_tree(seconds: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
-    """Its edges (length, host, host), shortest first. Prim 1957."""
+    """Return the edges (length, host, host) of a minimum spanning tree, shortest first. Prim 1957."""
     left, edges = set(range(1, len(seconds))), []
     inside = {0}
     while left:

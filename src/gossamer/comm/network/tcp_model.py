@@ -1,4 +1,4 @@
-"""TCP model: headers, slow start, and the rate that loss leaves a stream."""
+"""TCP model: headers, slow start, and the throughput of a stream under loss."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gossamer.comm.network.model import Path
 HEADER_BYTES = 20 + 20 + 12  # IPv4, TCP, timestamps
 INITIAL_WINDOW_SEGMENTS = 10
 LEAST_TIMEOUT_SECONDS = 0.2
-RENO = 1.22  # segments under way, times the root of the share of packets lost
-PARTS = 4  # of a window, each acknowledged by itself
+RENO = 1.22  # average window in segments, times the root of the loss rate
+PARTS = 4  # of a window, acknowledged separately
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tcp:
-    """Streams in packets of at most `mtu_bytes`, headers of IP included.
+    """Streams in packets of at most `mtu_bytes`, IP headers included.
 
-    Every second packet is acknowledged by one that is all header, on the line back: RFC 5681, section 4.2.
+    Every second packet is acknowledged by a packet without payload in the other direction: RFC 5681, section 4.2.
     """
 
     mtu_bytes: int = 1500
-    queue_bytes: int = 2**18  # that may wait before a line; a stream that is not held back keeps it full
+    queue_bytes: int = 2**18  # of the queue in front of a line, which an unlimited stream keeps full
 
     @property
     def segment_bytes(self) -> int:
@@ -32,19 +32,19 @@ class Tcp:
 
     @property
     def initial_window_bytes(self) -> float:
-        """RFC 6928: ten segments may be under way before anything was acknowledged."""
+        """RFC 6928: ten segments may be in flight before the first acknowledgment."""
         return float(INITIAL_WINDOW_SEGMENTS * self.segment_bytes)
 
     def wire_bytes(self, nbytes: float) -> float:
-        """Payload with its headers, and the acknowledgements of as much that comes the other way."""
+        """Return the bytes of a payload with headers, and of acknowledgments for an equal payload in return."""
         packets = ceil(nbytes / self.segment_bytes)
         return nbytes + packets * HEADER_BYTES + packets // 2 * HEADER_BYTES
 
     def most_bits_per_second(self, path: Path) -> float:
-        """The rate, headers included, that random loss leaves one stream, however fast the line.
+        """Return the throughput of one stream under random loss, headers included, on an infinitely fast line.
 
-        Reno's window is RENO / sqrt(p) segments on average: Mathis et al. 1997, CCR. CUBIC keeps up with it, and
-        holds 1.054 (round trip / p)^(3/4) where that is more: RFC 9438, section 5.1, with C = 0.4.
+        Reno's average window is RENO / sqrt(p) segments: Mathis et al. 1997, CCR. CUBIC is at least as fast, and has a
+        window of 1.054 (round trip / p)^(3/4) if that is larger: RFC 9438, section 5.1, with C = 0.4.
         """
         if not path.loss or not path.round_trip_seconds:
             return inf
@@ -53,9 +53,9 @@ class Tcp:
         return max(reno, cubic) * self.segment_bytes * 8 / path.round_trip_seconds
 
     def most_loss(self, round_trip_seconds: float, bits_per_second: float) -> float:
-        """The share of packets beyond which one stream would not reach a rate: the bound of Reno, the other way round.
+        """Return the loss rate above which one stream cannot reach a throughput: the inverse of Reno's bound.
 
-        1 where nothing is known.
+        1 if there is no bound.
         """
         segments = bits_per_second * round_trip_seconds / (8 * self.segment_bytes)
         return min(1.0, (RENO / segments) ** 2) if segments else 1.0
@@ -66,21 +66,21 @@ ETHERNET = Tcp()
 
 @dataclass
 class Stream:
-    """One direction of a connection: when it is free again, and how much it dares to have under way.
+    """One direction of a connection: when it is free again, and its congestion window.
 
-    Slow start: the window grows by what is acknowledged, while it is used, until the line is full (RFC 5681). Where
-    CUBIC leaves slow start before (RFC 9406), sending on for some seconds opens the window all the same (RFC 9438):
-    this is what a connection comes to that goes on being used.
+    Slow start: the window grows with acknowledgments while it is used, until the line is saturated (RFC 5681). If CUBIC
+    leaves slow start earlier (RFC 9406), sending for some seconds still opens the window (RFC 9438). The model has the
+    state that a connection in continued use reaches.
     """
 
     window_bytes: float
     free_seconds: float = 0.0
-    _unheard: deque[tuple[float, float]] = field(default_factory=deque)  # when it is acknowledged, bytes
+    _unheard: deque[tuple[float, float]] = field(default_factory=deque)  # (time of acknowledgment, bytes)
     _under_way_bytes: float = 0.0
-    _most_bytes: float = 0.0  # that were under way since nothing was
+    _most_bytes: float = 0.0  # most bytes in flight since none were
 
     def send(self, start: float, nbytes: float, line_bits_per_second: float, path: Path, tcp: Tcp) -> float:
-        """The moment at which the last of `nbytes` leaves, on a line that has nothing else to carry."""
+        """Return the time at which the last of `nbytes` leaves, on an otherwise idle line."""
         self._rest(start, path, tcp)
         rate = min(line_bits_per_second, tcp.most_bits_per_second(path)) / 8
         now, left = start, nbytes
@@ -99,20 +99,20 @@ class Stream:
         return self.free_seconds
 
     def copy(self) -> Stream:
-        """One that has carried the same."""
+        """Return a stream with the same state."""
         return replace(self, _unheard=self._unheard.copy())
 
     def delay(self, seconds: float) -> None:
-        """Move all that goes on by so many seconds."""
+        """Shift all times by `seconds`."""
         self.free_seconds += seconds
         self._unheard = deque((moment + seconds, nbytes) for moment, nbytes in self._unheard)
 
     def window(self) -> tuple[Hashable, ...]:
-        """All that the next bytes depend on, but when it is free again: two streams of equal windows are alike."""
+        """Return the state on which later sends depend, except for free_seconds."""
         return self.window_bytes, self._under_way_bytes, self._most_bytes, *self._unheard
 
     def hear(self, now: float) -> None:
-        """Take what is acknowledged by now. A window of which not even half was used does not grow: RFC 7661."""
+        """Process acknowledgments until now. A window that was less than half used does not grow: RFC 7661."""
         while self._unheard and self._unheard[0][0] <= now:
             _, heard = self._unheard.popleft()
             self._under_way_bytes -= heard
@@ -122,7 +122,7 @@ class Stream:
             self._under_way_bytes = self._most_bytes = 0.0
 
     def _rest(self, start: float, path: Path, tcp: Tcp) -> None:
-        """Halve the window once for each retransmission timeout of silence, down to the initial one: RFC 2861."""
+        """Halve the window once per retransmission timeout of silence, down to the initial window: RFC 2861."""
         timeout = LEAST_TIMEOUT_SECONDS + path.round_trip_seconds
         halvings = int((start - self.free_seconds) / timeout)
         if halvings > 0:

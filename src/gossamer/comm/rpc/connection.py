@@ -1,4 +1,4 @@
-"""Connection: the send queue of one socket, and the frames that arrive through it."""
+"""Connection: the send queue of one socket, and the frames received through it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gossamer.comm.rpc.sockets import Channel
 from gossamer.comm.wire.connection_state import ConnectionState, ReceivedFrame
 from gossamer.comm.wire.frames import Message
 
-READ_BUDGET_BYTES = 2**23  # then other connections have their turn
+READ_BUDGET_BYTES = 2**23  # per turn, before other connections are served
 WRITE_BUDGET_BYTES = 2**23
-_READY_BYTES = 2**19  # handed to the kernel at once; where fewer are ready, further chunks are summed
+_READY_BYTES = 2**19  # passed to the kernel at once; if fewer are ready, further chunks are encoded
 _MOST_IN_TRANSIT = 16
 
 
 class ConnectionClosed(Exception):
-    """The other end has closed the connection, or the network broke it."""
+    """The peer has closed the connection, or the network broke it."""
 
 
 @dataclass(eq=False)
@@ -29,16 +29,16 @@ class OutgoingMessage:
     """A message in the send queue of one connection."""
 
     message: Message
-    ready: deque[memoryview] = field(default_factory=deque)  # what the kernel may take
-    upcoming: Iterator[memoryview] = iter(())  # what follows that
-    left_bytes: int = 0  # of both
+    ready: deque[memoryview] = field(default_factory=deque)  # encoded bytes
+    upcoming: Iterator[memoryview] = iter(())  # encodes the bytes that follow
+    left_bytes: int = 0  # unsent bytes of both
     begun: bool = False
 
     def begin(self, buffers: Iterator[memoryview]) -> None:
         self.upcoming, self.left_bytes, self.begun = buffers, self.message.frame_bytes, True
 
     def make_ready(self, nbytes: int) -> int:
-        """Have `nbytes` ready, or all. Returns how many are missing."""
+        """Encode until `nbytes` bytes are ready, or all. Returns the number of missing bytes."""
         missing = nbytes - sum([each.nbytes for each in self.ready])
         while missing > 0 and (buffer := next(self.upcoming, None)) is not None:
             self.ready.append(buffer)
@@ -46,17 +46,17 @@ class OutgoingMessage:
         return missing
 
     def give_back_memory(self) -> None:
-        """Continue from a copy of the rest, so that the tensors belong to their owner again."""
+        """Continue from a copy of the unsent bytes, so that the owner of the tensors may modify them."""
         self.ready = deque(memoryview(bytes(each)) for each in (*self.ready, *self.upcoming))
 
 
 class Connection:
-    """A socket, its protocol state, and a FIFO queue of outgoing messages. Moments are of time.monotonic."""
+    """A socket, its protocol state, and a FIFO queue of outgoing messages. Times are those of time.monotonic."""
 
     def __init__(self, sock: socket.socket, channel: Channel, state: ConnectionState, dialed_peer: Peer | None) -> None:
         self.sock, self.state = sock, state
         self.dialed_peer, self.is_outbound = dialed_peer, dialed_peer is not None
-        self.peer: Peer | None = None  # at the other end, once that is proven
+        self.peer: Peer | None = None  # the remote peer, once it has authenticated
         self.last_received_at = self.last_sent_at = self.opened_at = time.monotonic()
         self.queued_bytes = 0
         self.on_ready: OnReady = lambda ready: None
@@ -72,7 +72,7 @@ class Connection:
         return outgoing
 
     def withdraw(self, outgoing: OutgoingMessage) -> None:
-        """Cancel a message that was not begun; one that was goes on from a copy. Its memory is free then."""
+        """Cancel a message that has not begun, or continue it from a copy. Its memory is not read afterwards."""
         if outgoing.left_bytes:
             outgoing.give_back_memory()
         elif not outgoing.begun:
@@ -85,14 +85,14 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        """All queued bytes are in the kernel's hands."""
+        """Whether all queued bytes were passed to the kernel."""
         self._control_frames.extend(self.state.control_frames())
         return not (self._control_frames or self._in_transit or self._queue)
 
-    # -- in ----------------------------------------------------------------------------------------
+    # -- receiving -----------------------------------------------------------------------------------------------------
 
     def read(self) -> Iterator[ReceivedFrame | None]:
-        """Frames that have arrived, None for one of the handshake. Raises ConnectionClosed, or why reading ends."""
+        """Yield received frames, and None for one of the handshake. Raises ConnectionClosed or the protocol's error."""
         budget = READ_BUDGET_BYTES
         more = True
         while more and (budget > 0 or self._channel.has_buffered_bytes()):
@@ -110,10 +110,10 @@ class Connection:
             more = not self._channel.is_drained(nbytes, buffer)
             yield from self.state.receive_data(nbytes)
 
-    # -- out ---------------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------------------------------
 
     def write(self) -> list[OutgoingMessage]:
-        """Send what can be sent now; returns the messages that were sent completely."""
+        """Send as much as possible without blocking; return the messages that were sent completely."""
         self._control_frames.extend(self.state.control_frames())
         sent: list[OutgoingMessage] = []
         budget = WRITE_BUDGET_BYTES

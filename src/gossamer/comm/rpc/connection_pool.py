@@ -1,6 +1,6 @@
-"""Connection pool: dials, accepts and serves connections, sends heartbeats, and closes what was silent too long.
+"""Connection pool: dials, accepts and serves connections, sends heartbeats, and closes silent connections.
 
-The dispatcher knows whose connections they are.
+The dispatcher maps connections to peers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class ConnectionObserver(Protocol):
-    """Callbacks of a pool. `connection_lost` comes once for each connection, except those that were dropped."""
+    """Callbacks of a pool. `connection_lost` is called once per connection, except for dropped ones."""
 
     def connection_made(self, connection: Connection, authenticated: AuthenticatedPeer) -> None: ...
     def frame_received(self, connection: Connection, frame: ReceivedFrame) -> None: ...
@@ -48,14 +48,14 @@ OnDialed = Callable[[Connection | None], None]
 
 
 class Dialing(NamedTuple):
-    """A socket that is being connected."""
+    """A socket that is connecting."""
 
     until: float
     on_dialed: OnDialed
 
 
 class ConnectionPool:
-    """Every open socket of an endpoint but the listening one; lives in the loop's thread."""
+    """All open sockets of an endpoint except the listening one; used in the loop's thread only."""
 
     def __init__(
         self, loop: EventLoop, credentials: Credentials, options: EndpointOptions, observer: ConnectionObserver
@@ -64,15 +64,15 @@ class ConnectionPool:
         self._handshake_seconds = min(options.handshake_seconds, options.dead_after_seconds)
         self._dialing: dict[socket.socket, Dialing] = {}
         self.connections: set[Connection] = set()
-        self._unproven: dict[Connection, None] = {}  # accepted, without the token yet, in order
+        self._unproven: dict[Connection, None] = {}  # accepted and not yet authenticated, oldest first
 
-    # -- opening -----------------------------------------------------------------------------------
+    # -- opening -------------------------------------------------------------------------------------------------------
 
     def accept(self, listening: socket.socket) -> bool:
-        """Accept one; False where this process has no file descriptor left for it."""
+        """Accept one connection. Returns False if the process is out of file descriptors."""
         try:
             sock, _ = listening.accept()
-        except OSError as fault:  # or it has gone again
+        except OSError as fault:  # or the peer has closed it again
             return fault.errno not in _TOO_MANY_FILES
         if len(self._unproven) >= self._options.most_handshakes:
             self.drop(next(iter(self._unproven)))
@@ -83,7 +83,7 @@ class ConnectionPool:
         return True
 
     def dial(self, peer: Peer, resolved: ResolvedAddress, on_dialed: OnDialed) -> None:
-        """Call `on_dialed` with a connection to that address, or with None where none comes about in time."""
+        """Call `on_dialed` with a connection to that address, or with None if there is none in time."""
         try:
             sock = dial(resolved.address)
         except OSError:
@@ -103,7 +103,7 @@ class ConnectionPool:
             dialing.on_dialed(None)
             return
         dialing.on_dialed(connection)
-        self._read(connection)  # with TLS the end that dialed begins, though it sends nothing before the listener has
+        self._read(connection)  # with TLS the dialing end begins, although it sends no frame before the listener does
 
     def _open(self, sock: socket.socket, dialed_peer: Peer | None, host: str | None) -> Connection:
         tune(sock, self._options.dead_after_seconds)
@@ -121,10 +121,10 @@ class ConnectionPool:
         self._watch(connection)
         return connection
 
-    # -- serving -----------------------------------------------------------------------------------
+    # -- serving -------------------------------------------------------------------------------------------------------
 
     def write(self, connection: Connection) -> None:
-        """Send what can be sent now; the rest follows when the socket is ready."""
+        """Send as much as possible without blocking; the rest is sent when the socket is ready."""
         if connection not in self.connections:
             return
         try:
@@ -163,7 +163,7 @@ class ConnectionPool:
         if frame is not None:
             self._observer.frame_received(connection, frame)
             return
-        self.write(connection)  # the handshake's answer, also if it refuses
+        self.write(connection)  # the answer of the handshake, even if it is a refusal
         state = connection.state
         if state.refusal is not None:
             raise state.refusal
@@ -177,10 +177,10 @@ class ConnectionPool:
             connection.sock, EVENT_READ | (EVENT_WRITE if connection.wants_to_write else 0), connection.on_ready
         )
 
-    # -- closing -----------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------------
 
     def check_timeouts(self, now: float) -> None:
-        """Send heartbeats where nothing was sent for a while, and close connections that were silent for too long."""
+        """Send heartbeats on idle connections, and close connections that were silent for too long."""
         for sock, dialing in list(self._dialing.items()):
             if now >= dialing.until:
                 del self._dialing[sock]
@@ -198,7 +198,7 @@ class ConnectionPool:
                 self.write(connection)
 
     def drop(self, connection: Connection) -> None:
-        """Close a connection without telling the observer."""
+        """Close a connection without notifying the observer."""
         if connection in self.connections:
             self.connections.discard(connection)
             self._unproven.pop(connection, None)
@@ -214,7 +214,7 @@ class ConnectionPool:
             self.drop(connection)
 
     def abandon(self) -> None:
-        """Close the sockets that a forked child inherited; the parent's connections go on."""
+        """Close the sockets that a forked child inherited; the parent's connections remain open."""
         for sock in self._dialing:
             sock.close()
         for connection in self.connections:

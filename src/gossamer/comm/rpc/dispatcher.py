@@ -1,4 +1,4 @@
-"""Dispatcher: routes asks, answers and membership events between the mailbox and the connections of all peers."""
+"""Dispatcher: routes requests, answers and membership events between the mailbox and the connections of all peers."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from gossamer.comm.wire.messages import GOODBYE, PulledRecord, PullRecord, PushR
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError, PeerLost
 from gossamer.events import notice
 
-MOST_FAILED_DIALS = 3  # malformed answers to dials, one after the other, before the askers are told
+MOST_FAILED_DIALS = 3  # consecutive malformed answers to dials, before pending requests fail
 MOST_NOTICES = 100
 
 
 class Dispatcher:
-    """Serves all peers of one endpoint. Every method but `run` and `traffic` is to be run by `loop`.
+    """Serves all peers of one endpoint. `loop` must run every method except `run` and `traffic`.
 
-    At-least-once delivery: a connection that breaks is dialed again while asks wait for their answer, and as long as
-    its peer does not count as gone; unanswered asks are resent with identical bytes.
+    Delivery is at least once: a broken connection is dialed again while requests are unanswered and its peer does not
+    count as gone. Unanswered requests are resent with identical bytes.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Dispatcher:
         self._noticed: set[str] = set()
         self._tick_at, self._close_at = 0.0, inf
         self._queue_limit_bytes = options.queue_limit_bytes(credentials.largest_frame_bytes)
-        self._failure: GossamerError = endpoint_closed(credentials.me)  # of all asks, once it is closed
+        self._failure: GossamerError = endpoint_closed(credentials.me)  # raised by all requests after closing
         self.loop = EventLoop()
         self._connections = ConnectionPool(self.loop, credentials, options, self)
         self._listen()
@@ -54,10 +54,10 @@ class Dispatcher:
 
     def _accept(self, ready: int) -> None:
         if not self._connections.accept(self._listening):
-            self.loop.unwatch(self._listening)  # until the next tick: the socket stays ready
+            self.loop.unwatch(self._listening)  # until the next tick, because the socket stays ready
 
     def run(self) -> None:
-        """Serve until `close` was called and everything queued is sent."""
+        """Serve until `close` was called and all queued messages are sent."""
         try:
             while self._close_at == inf or (self._connections.connections and time.monotonic() < self._close_at):
                 self.loop.run_once(min(self._tick_at, self._close_at))
@@ -65,7 +65,7 @@ class Dispatcher:
                     self.loop.run_exclusively(self._tick)
         except BaseException as fault:
             self._failure = ConnectError(
-                f"The endpoint of {self._credentials.me} cannot go on: {fault!r}. Asks fail from now on; see "
+                f"The endpoint of {self._credentials.me} failed: {fault!r}. All requests fail from now on. See "
                 "the traceback of its thread in this process's log."
             )
             raise
@@ -73,13 +73,13 @@ class Dispatcher:
             self.loop.run_exclusively(self._shut_down)
 
     def traffic(self) -> dict[Peer, Traffic]:
-        """May be called by any thread."""
+        """Return the traffic by peer. Thread-safe."""
         return {peer: peer_state.traffic for peer, peer_state in list(self._peer_states.items())}
 
-    # -- asks and replies of scripts -------------------------------------------------------------------
+    # -- requests and replies of scripts -------------------------------------------------------------------------------
 
     def ask(self, pendings: Sequence[Pending]) -> None:
-        """Send asks as soon as there are connections with room in their queues, and resend until they are answered."""
+        """Send requests as soon as a connection has room in its queue, and resend them until they are answered."""
         if self._close_at < inf:
             for pending in pendings:
                 pending.settle(failure=self._failure)
@@ -94,25 +94,25 @@ class Dispatcher:
             self._dial_if_needed(peer_state)
 
     def give_up(self, pendings: Sequence[Pending], released: Event) -> None:
-        """Cancel asks; once `released` is set their tensors are not read again."""
+        """Cancel requests. Their tensors are not read after `released` is set."""
         for pending in pendings:
             self._peer_state(pending.peer).give_up(pending)
         released.set()
 
     def reply(self, asker: Asker, message: Message) -> None:
-        """Answer an ask, unless its process left or was started anew. Answers go past the limit of the queue."""
+        """Answer a request, unless its process has left or restarted. Answers ignore the queue limit."""
         peer_state = self._peer_state(asker.peer)
         if peer_state.connection is not None and peer_state.instance == asker.instance:
             peer_state.connection.send(message)
             self._connections.write(peer_state.connection)
 
     def set_address(self, peer: Peer, resolved: ResolvedAddress) -> None:
-        """Learn where a peer can be dialed."""
+        """Set the address at which a peer can be dialed."""
         self._peer_state(peer).resolved = resolved
         self._dial_if_needed(self._peer_state(peer))
 
     def close(self, why: GossamerError | None = None) -> None:
-        """Say goodbye to all peers, wait until that is sent, and end. why: what pending asks raise, if not PeerLost."""
+        """Send a goodbye to all peers, wait until it is sent, and end. why: the error of pending requests."""
         if self._close_at < inf:
             return
         self._failure = why or self._failure
@@ -130,7 +130,7 @@ class Dispatcher:
                 self._connections.write(connection)
 
     def abandon(self) -> None:
-        """In a forked child, which has the sockets but no thread that serves them: close its copies."""
+        """In a forked child, which has no serving thread: close its copies of the sockets."""
         self._mailbox.abandon(endpoint_closed(self._credentials.me))
         self._listening.close()
         self._connections.abandon()
@@ -138,7 +138,7 @@ class Dispatcher:
 
     def _shut_down(self) -> None:
         self._mailbox.fail(self._failure)
-        self._close_at = -inf  # further asks fail
+        self._close_at = -inf  # further requests fail
         for peer_state in self._peer_states.values():
             peer_state.fail(self._failure)
         self._connections.close()
@@ -146,7 +146,7 @@ class Dispatcher:
         self.loop.run_tasks()
         self.loop.close()
 
-    # -- membership and dialing ----------------------------------------------------------------------
+    # -- membership and dialing ----------------------------------------------------------------------------------------
 
     def _peer_state(self, peer: Peer) -> PeerState:
         found = self._peer_states.get(peer)
@@ -166,7 +166,7 @@ class Dispatcher:
         if time.monotonic() < peer_state.redial_at:
             if peer_state.redial_at < self._tick_at:
                 self._tick_at = peer_state.redial_at
-                self.loop.wake()  # which waits for a later moment
+                self.loop.wake()  # its current wait would end later
             return
         peer_state.is_dialing = True
         self._connections.dial(peer_state.peer, resolved, partial(self._on_dialed, peer_state))
@@ -198,12 +198,12 @@ class Dispatcher:
 
     def _peer_lost(self, peer: Peer) -> PeerLost:
         return PeerLost(
-            f"{peer} has left, or was not heard by {self._credentials.me} for "
-            f"{self._options.dead_after_seconds:g} s, so what was asked of it may or may not have been done. See its "
-            "own log for why it ended."
+            f"{peer} has left, or was silent towards {self._credentials.me} for "
+            f"{self._options.dead_after_seconds:g} s, so it is unknown whether it executed the request. Check its "
+            "log for why it ended."
         )
 
-    # -- callbacks of connections --------------------------------------------------------------------
+    # -- callbacks of connections --------------------------------------------------------------------------------------
 
     def connection_made(self, connection: Connection, met: AuthenticatedPeer) -> None:
         peer_state = self._peer_state(met.peer)
@@ -243,7 +243,7 @@ class Dispatcher:
     def _check_asks(self, peer: Peer) -> None:
         most = self._options.most_asks
         if most is not None and self._mailbox.unanswered(peer) >= most:
-            raise MalformedError(f"{peer} asks again while {most} of its asks wait for their answers.")
+            raise MalformedError(f"{peer} exceeded the limit of {most} unanswered requests.")
 
     def messages_sent(self, connection: Connection, sent: list[OutgoingMessage]) -> None:
         if connection.peer is None:
@@ -261,7 +261,7 @@ class Dispatcher:
             if peer_state.connection is connection:
                 peer_state.lose_connection(now)
             if isinstance(why, MalformedError):
-                self._notice(f"The connection to {connection.peer} is made anew. {why}")
+                self._notice(f"The connection to {connection.peer} is opened again. {why}")
                 peer_state.dial_later(now)
             is_silent = now - connection.last_received_at >= self._options.dead_after_seconds
             if is_silent or (self._options.gone_when_closed and peer_state.connection is None):
@@ -273,11 +273,11 @@ class Dispatcher:
             self._notice(f"{self._credentials.me} refused a connection. {why}")
 
     def _dial_failed(self, peer_state: PeerState, why: GossamerError, now: float) -> None:
-        """A dial that failed. A cause that will not pass by itself fails all asks to that peer."""
+        """Record a failed dial. A permanent cause fails all requests to that peer."""
         peer_state.dial_later(now)
         peer_state.failed_dials = peer_state.failed_dials + 1 if isinstance(why, MalformedError) else 0
         if peer_state.failed_dials >= MOST_FAILED_DIALS:
-            why = ConnectError(f"At {_where(peer_state)} somebody answers that is not {peer_state.peer}: {why}")
+            why = ConnectError(f"The program at {_where(peer_state)} is not {peer_state.peer}: {why}")
         if isinstance(why, (MismatchError, ConnectError)):
             peer_state.fail(why)
         self._dial_if_needed(peer_state)

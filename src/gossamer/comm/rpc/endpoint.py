@@ -1,4 +1,4 @@
-"""TCP endpoint: answers the ops of peers' scripts over connections that may break; peers come, go and come back."""
+"""TCP endpoint: executes the ops of a peer's scripts over connections that may break; peers join, leave and return."""
 
 from __future__ import annotations
 
@@ -25,28 +25,35 @@ from gossamer.comm.wire.frames import Message
 from gossamer.comm.wire.messages import encode_answer, encode_ask
 from gossamer.errors import ConnectError, GossamerError, PeerLost, require
 
-JOIN_SECONDS = 10.0  # for a script that computes; one that waits ends at once
+JOIN_SECONDS = 10.0  # for a script that computes; a waiting script ends at once
 
 
 class TcpEndpoint:
-    """Answers the ops of one peer, from any number of threads.
+    """Executes the ops of one peer, from any number of threads.
 
-    Asks are delivered at least once, with identical bytes: a connection that breaks is dialed again, and what was not
-    answered is resent. Tensors in an ask belong to the endpoint until its answer is there, those in a Reply for ever:
-    they must not be written to. Tensors that arrive share the memory of their frame.
+    Requests are delivered at least once, with identical bytes: a broken connection is dialed again, and unanswered
+    requests are resent. The tensors of a request must not be modified until it is answered, and those of a Reply never.
+    Received tensors share the memory of their frame.
 
-    Every frame carries a MAC by a key of its connection: who holds no token can neither join nor change what travels,
-    but can read it, where options.tls does not encrypt it.
+    Every frame carries a MAC with a key of its connection: a process without the token can neither join nor modify the
+    traffic. It can read the traffic, unless options.tls encrypts it.
+
+    Args:
+        credentials: Identity of this peer, the run's token and the largest frame.
+        options: Timeouts, limits and encryption.
+
+    Raises:
+        ConnectError: The address cannot be used, or is reachable from other machines while the token is too short.
     """
 
     def __init__(self, credentials: Credentials, options: EndpointOptions | None = None) -> None:
         options = options or EndpointOptions()
         self.me, self._largest_frame_bytes = credentials.me, credentials.largest_frame_bytes
-        require(self._largest_frame_bytes > 0, f"largest_frame_bytes is positive, not {self._largest_frame_bytes}")
+        require(self._largest_frame_bytes > 0, f"largest_frame_bytes must be positive, got {self._largest_frame_bytes}")
         if len(credentials.token) != TOKEN_BYTES and not is_loopback(options.address):
             raise ConnectError(
-                f"A token of {len(credentials.token)} bytes keeps nobody out, and {options.address} is reached from "
-                f"other machines. Give all processes one of secrets.token_bytes({TOKEN_BYTES}), or listen at 127.0.0.1."
+                f"A token of {len(credentials.token)} bytes is too short for {options.address}, which is reachable "
+                f"from other machines. Give all processes one secrets.token_bytes({TOKEN_BYTES}), or use 127.0.0.1"
             )
         listening = listen(options.address, options.port)
         host, port = listening.getsockname()[:2]
@@ -59,16 +66,16 @@ class TcpEndpoint:
         _open_endpoints.add(self)
 
     def meet(self, addresses: Mapping[Peer, Address]) -> None:
-        """Learn where peers listen; one is dialed once it is asked something. Call it again for a peer that has moved.
+        """Set the addresses of peers. A peer is dialed at the first request to it. Call again if a peer has moved.
 
-        Names are looked up here. Raises ConnectError for an unknown one.
+        Names are resolved here. Raises ConnectError for an unknown name.
         """
         for peer, address in addresses.items():
             if peer != self.me:
                 self._dispatcher.loop.post(partial(self._dispatcher.set_address, peer, resolve_address(address)))
 
     def answer(self, op: PeerOp) -> Any:
-        """Issue an op and wait for its answer. Raises PeerLost where none comes within_seconds, or once closed."""
+        """Execute an op and wait for its answer. Raises PeerLost after within_seconds, or if the endpoint is closed."""
         match op:
             case Push() | Pull():
                 return self._ask((op,))[0]
@@ -84,20 +91,20 @@ class TcpEndpoint:
                     )
                 return None
             case _:
-                raise TypeError(f"{self.me} said {op!r}, which is no word of peers that do not move in step")
+                raise TypeError(f"{self.me} issued {op!r}, which is not an op of asynchronous peers")
 
     def start(self, script: PeerScript) -> PeerThread:
-        """Run a script in a thread of its own."""
+        """Run a script in a separate thread."""
         handle = PeerThread(script, self, f"gossamer script of {self.me}")
         self._handles = [each for each in self._handles if not each.landed()] + [handle]
         return handle
 
     def statistics(self) -> dict[Peer, Traffic]:
-        """Traffic to and from each peer so far."""
+        """Return the traffic with each peer so far."""
         return self._dispatcher.traffic()
 
     def close(self, why: GossamerError | None = None) -> None:
-        """Say goodbye to all peers and free everything. Pending asks and scripts raise `why`, or else PeerLost."""
+        """Send a goodbye to all peers and close. Pending requests and scripts raise `why`, else PeerLost."""
         self._dispatcher.loop.post(partial(self._dispatcher.close, why))
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -106,7 +113,7 @@ class TcpEndpoint:
                 handle.thread.join(JOIN_SECONDS)
 
     def abandon(self) -> None:
-        """In a forked child: asks raise PeerLost from now on; the parent goes on as before."""
+        """In a forked child: requests raise PeerLost from now on. The parent is not affected."""
         if self._thread.ident is not None:
             self._dispatcher.abandon()
 
@@ -117,13 +124,13 @@ class TcpEndpoint:
         self.close()
 
     def _ask(self, ops: tuple[Ask, ...]) -> list[Answer]:
-        """Answers in the order of the ops. The first ask that fails fails all, and the rest is given up."""
+        """Return the answers in the order of the ops. The first failed request fails all, and cancels the rest."""
         self._mailbox.check_open()
         batch = Batch(len(ops))
         pendings = [self._pending(op, batch) for op in ops]
         try:
             self._dispatcher.loop.run_or_post(partial(self._dispatcher.ask, pendings))
-            self._mailbox.check_open()  # closed meanwhile: nothing would serve the asks
+            self._mailbox.check_open()  # if it was closed meanwhile, the requests would not be served
             while not batch.wait(_first_due(pendings)):
                 overdue = [pending for pending in pendings if pending.until <= time.monotonic() and not pending.settled]
                 if overdue:
@@ -137,19 +144,19 @@ class TcpEndpoint:
         request = self._mailbox.next_request()
         until = inf if op.within_seconds is None else time.monotonic() + op.within_seconds
         peer = op.to if isinstance(op, Push) else op.of
-        require(peer != self.me, f"{self.me} asks itself, and nobody else would answer: ask another peer.")
+        require(peer != self.me, f"{self.me} sent a request to itself, which has no answer. Send it to another peer.")
         return Pending(peer, request, self._checked_size(encode_ask(op, request)), until, batch)
 
     def _checked_size(self, message: Message) -> Message:
         require(
             message.frame_bytes <= self._largest_frame_bytes,
-            f"{self.me} has a message of {message.frame_bytes} bytes, above the largest frame agreed on: write "
-            f"largest_frame_bytes={message.frame_bytes} at both ends, or split it.",
+            f"a message of {self.me} has {message.frame_bytes} bytes, above the agreed largest frame. Set "
+            f"largest_frame_bytes={message.frame_bytes} at both ends, or split the message.",
         )
         return message
 
     def _give_up(self, pendings: list[Pending]) -> None:
-        """Cancel asks; returns once none of their tensors is read any more."""
+        """Cancel requests, and return once their tensors are no longer read."""
         released = threading.Event()
         self._dispatcher.loop.post(partial(self._dispatcher.give_up, pendings, released))
         while not released.wait(0.05) and self._thread.is_alive():
@@ -157,8 +164,8 @@ class TcpEndpoint:
 
     def _timed_out(self, pending: Pending) -> PeerLost:
         return PeerLost(
-            f"{pending.peer} did not answer {self.me} within the time it was given, so what was asked may or may not "
-            "have been done. Ask again under the same stamp, or ask somebody else."
+            f"{pending.peer} did not answer {self.me} in time, so it is unknown whether it executed the request. "
+            "Repeat the request with the same stamp, or send it to another peer."
         )
 
 
@@ -166,7 +173,7 @@ _open_endpoints: weakref.WeakSet[TcpEndpoint] = weakref.WeakSet()
 
 
 def _abandon_all() -> None:
-    """A forked child sends nothing for its parent, and does not keep its port and its connections open."""
+    """Close the copies of a forked child, which sends nothing, so that it does not keep the parent's port open."""
     for endpoint in list(_open_endpoints):
         endpoint.abandon()
 

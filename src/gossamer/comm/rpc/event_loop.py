@@ -1,7 +1,7 @@
 """Event loop: a thread that serves ready sockets and runs tasks of other threads, one at a time.
 
-An urgent task runs in the thread that has it, where the loop is free: handed over, it would wait for the loop's thread
-to wake up. A lock keeps everything that runs mutually exclusive.
+An urgent task runs in the calling thread if the loop is free, which saves the wake-up of the loop's thread. A lock
+keeps everything that runs mutually exclusive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OnReady = Callable[[int], None]
 
 
 class EventLoop:
-    """Watched sockets with their callbacks, and a queue of tasks."""
+    """Watched sockets with callbacks, and a queue of tasks."""
 
     def __init__(self) -> None:
         self._exclusive = threading.Lock()  # held by the thread that runs tasks or callbacks
@@ -34,36 +34,36 @@ class EventLoop:
         self.watch(self._wake_receiver, selectors.EVENT_READ, self._drain_wakeups)
 
     def post(self, task: Task) -> None:
-        """Queue a task for the loop's thread, in the order of the calls. May be called by any thread."""
+        """Queue a task for the loop's thread, in the order of the calls. Thread-safe."""
         self._tasks.append(task)
         self.wake()
 
     def run_or_post(self, task: Task) -> None:
-        """Run a task in the calling thread, which may be any; post it where the loop is busy or others are queued."""
+        """Run a task in the calling thread; post it if the loop is busy or tasks are queued. Thread-safe."""
         if self._tasks or self._exclusive.locked():
             self.post(task)
         else:
             self.run_exclusively(task)
 
     def run_exclusively(self, task: Task) -> None:
-        """Run a task in the calling thread, once the loop is free; not from within a task or callback."""
+        """Run a task in the calling thread once the loop is free. Not allowed within a task or callback."""
         with self._exclusive:
             task()
         self._run_deferred()
 
     def call_after(self, task: Task) -> None:
-        """Run `task`, which wakes another thread, once the loop is free again: that thread may need it at once."""
+        """Run `task`, which wakes another thread, after the lock is released, because that thread may need it."""
         self._deferred.append(task)
 
     def wake(self) -> None:
-        """Let the loop's thread look at the clock and at its tasks."""
+        """Make the loop's thread check the clock and its tasks."""
         if not self._awake:
             self._awake = True
             with suppress(OSError):
                 self._wake_sender.send(b"\0")
 
     def watch(self, sock: socket.socket, events: int, on_ready: OnReady) -> None:
-        """Call `on_ready` with the events that are ready; replaces the events of a socket that is watched already."""
+        """Call `on_ready` with the ready events. Replaces the events of a socket that is already watched."""
         before = self._watched.get(sock)
         if before == (events, on_ready):
             return
@@ -78,18 +78,18 @@ class EventLoop:
             self._selector.unregister(sock)
 
     def run_once(self, until: float) -> None:
-        """Serve ready sockets, then run tasks; wait no longer than until time.monotonic() is `until`."""
+        """Serve ready sockets, then run tasks. Blocks at most until time.monotonic() is `until`."""
         selected = self._selector.select(max(0.0, until - time.monotonic()))
         with self._exclusive:
             for key, ready in selected:
                 watched = self._watched.get(key.fileobj)
-                if watched is not None:  # or a callback before it closed this one
+                if watched is not None:  # an earlier callback may have closed it
                     watched[1](ready & watched[0])
             self.run_tasks()
         self._run_deferred()
 
     def run_tasks(self) -> None:
-        """Run what other threads have posted."""
+        """Run the tasks that other threads have posted."""
         self._awake = False
         while self._tasks:
             self._tasks.popleft()()
@@ -100,13 +100,13 @@ class EventLoop:
         self._wake_sender.close()
 
     def abandon(self) -> None:
-        """Close the sockets that a forked child inherited, without touching the selector, which the parent shares."""
+        """Close the sockets that a forked child inherited, without using the selector, which the parent shares."""
         self.post = self.run_or_post = lambda task: None  # type: ignore[method-assign]
         self._wake_receiver.close()
         self._wake_sender.close()
 
     def _run_deferred(self) -> None:
-        with suppress(IndexError):  # another thread may take the last
+        with suppress(IndexError):  # another thread may take the last one
             while self._deferred:
                 self._deferred.popleft()()
 

@@ -1,4 +1,4 @@
-"""Mailbox: hands events and answers from the thread that serves connections to the scripts' threads. Thread-safe."""
+"""Mailbox: passes events and answers from the serving thread to the script threads. Thread-safe."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gossamer.errors import GossamerError, PeerLost
 
 
 class Batch:
-    """Asks issued together by one thread, which waits until all are settled or one has failed."""
+    """Requests that one thread issued together. It waits until all are settled or one has failed."""
 
     def __init__(self, size: int) -> None:
         self._unsettled = size
         self._failure: GossamerError | None = None
-        self._all_settled = threading.Lock()  # released once there is nothing to wait for: the cheapest wake-up
+        self._all_settled = threading.Lock()  # released when the wait is over: the cheapest wake-up
         if size:
             self._all_settled.acquire()
 
     def wait(self, until: float) -> bool:
-        """Whether all are answered, by `until` on time.monotonic's clock. Raises the first failure."""
+        """Whether all are answered before `until` on time.monotonic's clock. Raises the first failure."""
         seconds = _seconds_until(until)
         if not self._all_settled.acquire(timeout=-1 if seconds is None else seconds):
             return False
@@ -35,7 +35,7 @@ class Batch:
         return True
 
     def settle(self, failure: GossamerError | None = None) -> None:
-        """To be called once for each ask, by one thread at a time."""
+        """Settle one request. Called once per request, by one thread at a time."""
         self._unsettled -= 1
         if self._failure is None and (failure or not self._unsettled):
             self._failure = failure
@@ -44,15 +44,15 @@ class Batch:
 
 @dataclass(eq=False)
 class Pending:
-    """An ask that waits for its answer."""
+    """A request that waits for its answer."""
 
     peer: Peer
-    request: int  # its number
+    request: int  # number of the request
     message: Message
     until: float  # on time.monotonic's clock
     batch: Batch
     answer: Answer | None = None
-    blocked_at: float = 0.0  # since when it waits for room in the send queue; 0 where it does not
+    blocked_at: float = 0.0  # since when it has waited for room in the send queue; 0 if it has not
     settled: bool = False
 
     def settle(self, answer: Answer | None = None, failure: GossamerError | None = None) -> None:
@@ -63,15 +63,15 @@ class Pending:
 
 @dataclass(frozen=True)
 class Asker:
-    """The sender of an ask, to whom its Reply goes."""
+    """The sender of a request, which receives the Reply."""
 
     peer: Peer
     instance: bytes  # of its process
-    request: int  # its own number for the ask
+    request: int  # the sender's number of the request
 
 
 class Mailbox:
-    """Events that no script has taken yet, and the asker behind each token."""
+    """Events that no script has taken yet, and the sender for each token."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -86,10 +86,10 @@ class Mailbox:
     def next_request(self) -> int:
         return next(self._requests)
 
-    # -- called by the thread that serves the connections -----------------------------------------
+    # -- called by the serving thread ----------------------------------------------------------------------------------
 
     def deliver(self, asker: Asker, op: Ask) -> None:
-        """Queue an ask as an event: `wake` is to follow. A duplicate is dropped while the first is still queued."""
+        """Queue a request as an event; call `wake` afterwards. A duplicate of a queued request is dropped."""
         with self._changed:
             if asker in self._undelivered:
                 return
@@ -100,7 +100,7 @@ class Mailbox:
             self._events.append(Arrived(moment=time.monotonic(), token=token, sender=asker.peer, op=op))
 
     def unanswered(self, peer: Peer) -> int:
-        """How many asks of a peer wait for their answers."""
+        """Return the number of unanswered requests of a peer."""
         return self._unanswered[peer]
 
     def wake(self) -> None:
@@ -117,7 +117,7 @@ class Mailbox:
             self._append(PeerLeft(moment=time.monotonic(), peer=peer))
 
     def forget(self, peer: Peer) -> None:
-        """Drop the asks of a peer that left."""
+        """Drop the requests of a peer that has left."""
         with self._changed:
             self._askers = {token: asker for token, asker in self._askers.items() if asker.peer != peer}
             self._undelivered = {asker for asker in self._undelivered if asker.peer != peer}
@@ -130,7 +130,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def abandon(self, failure: GossamerError) -> None:
-        """The same in a forked child, where the lock may be held by a thread that does not exist."""
+        """As `fail`, in a forked child, where a thread that does not exist may hold the lock."""
         self._changed = threading.Condition()
         self._failure = failure
 
@@ -138,14 +138,14 @@ class Mailbox:
         self._events.append(event)
         self._changed.notify()
 
-    # -- called by threads that run scripts --------------------------------------------------------
+    # -- called by script threads --------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def next_event(self, until: float | None) -> PeerEvent:
-        """The oldest queued event; Elapsed where there is none by `until`."""
+        """Return the oldest queued event, or Elapsed if there is none before `until`."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._events or self._failure, _seconds_until(inf if until is None else until)
@@ -159,7 +159,7 @@ class Mailbox:
             return event
 
     def take_asker(self, token: int) -> Asker | None:
-        """The sender behind a token, once."""
+        """Return the sender for a token, once."""
         with self._changed:
             asker = self._askers.pop(token, None)
             if asker is not None:
@@ -169,8 +169,7 @@ class Mailbox:
 
 def endpoint_closed(me: Peer) -> PeerLost:
     return PeerLost(
-        f"The endpoint of {me} was closed, so nobody hears it any more. Close a session after its last step, and an "
-        "endpoint after the last ask."
+        f"The endpoint of {me} was closed. Close a session after its last step, and an endpoint after its last request."
     )
 
 

@@ -12,24 +12,24 @@ QUEUED_FRAMES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
-    """How an endpoint listens, notices failures and limits its queues; the defaults suit a cluster's network."""
+    """Addresses, timeouts and limits of an endpoint. The defaults suit a cluster's network."""
 
-    address: str = "127.0.0.1"  # where to listen
-    port: int = 0  # 0 takes any that is free
-    dead_after_seconds: float = 5.0  # a peer silent, or disconnected, for so long counts as gone (PeerLeft)
-    gone_when_closed: bool = False  # PeerLeft comes at once where a connection is closed, also where the peer lives
-    asks_end_with_peer: bool = False  # asks of a peer that is gone raise PeerLost; else they wait until it is back
-    heartbeat_seconds: float | None = None  # the longest silence towards others; None: a tenth of dead_after_seconds
-    queue_bytes: int | None = None  # queued to one peer; further asks wait with their askers. None: 4 largest frames
-    most_asks: int | None = None  # of one peer that wait for answers; one with more is cut off. None: any number
-    handshake_seconds: float = 2.0  # from a connection to the proof of the token
-    most_handshakes: int = 256  # accepted connections that have not proven the token yet; then the oldest is closed
-    longest_backoff_seconds: float = 0.5  # between two dials of a peer that does not answer, at most; it doubles
-    goodbye_seconds: float | None = None  # for what is queued, once closed; None: dead_after_seconds
-    tls: Tls | None = None  # encrypts all connections: where nobody else may read what travels
+    address: str = "127.0.0.1"  # to listen on
+    port: int = 0  # 0 for any free port
+    dead_after_seconds: float = 5.0  # a peer that is silent or disconnected for this long counts as gone (PeerLeft)
+    gone_when_closed: bool = False  # PeerLeft follows a closed connection at once, even if the peer is alive
+    asks_end_with_peer: bool = False  # requests to a peer that is gone raise PeerLost; else they wait for its return
+    heartbeat_seconds: float | None = None  # longest silence towards peers; None: dead_after_seconds / 10
+    queue_bytes: int | None = None  # send queue per peer; at the limit, requests block. None: 4 largest frames
+    most_asks: int | None = None  # unanswered requests of one peer, before it is disconnected. None: no limit
+    handshake_seconds: float = 2.0  # from the connection to the authentication
+    most_handshakes: int = 256  # unauthenticated accepted connections; at the limit the oldest is closed
+    longest_backoff_seconds: float = 0.5  # limit of the exponential backoff between dials of an unreachable peer
+    goodbye_seconds: float | None = None  # to send queued messages on close; None: dead_after_seconds
+    tls: Tls | None = None  # encrypts all connections
 
     def __post_init__(self) -> None:
-        require(self.dead_after_seconds > 0, f"dead_after_seconds is positive, not {self.dead_after_seconds}")
+        require(self.dead_after_seconds > 0, f"dead_after_seconds must be positive, got {self.dead_after_seconds}")
 
     @property
     def beat_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Peer state: connection, unanswered asks, redial backoff and traffic of one other peer."""
+"""Peer state: connection, unanswered requests, redial backoff and traffic of one peer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gossamer.comm.wire.frames import Message
 from gossamer.errors import GossamerError
 
 FIRST_BACKOFF_SECONDS = 0.02
-_jitter = Random()  # the script's own generator stays as it is
+_jitter = Random()  # separate from the global generator, whose state belongs to the user's script
 
 
 @dataclass
 class Traffic:
-    """Bytes of frames that were sent and received completely, resends included; all but tensors is overhead."""
+    """Bytes of completely sent and received frames, including resends. All bytes except tensors are overhead."""
 
     payload_bytes_sent: int = 0
     overhead_bytes_sent: int = 0
     payload_bytes_received: int = 0
     overhead_bytes_received: int = 0
-    blocked_seconds: float = 0.0  # that asks waited, all together, for room in the send queue
+    blocked_seconds: float = 0.0  # total time that requests waited for room in the send queue
     reconnects: int = 0  # connections that replaced an earlier one
 
     def sent(self, message: Message) -> None:
@@ -43,33 +43,33 @@ class Traffic:
 
 @dataclass(eq=False)
 class PeerState:
-    """Another peer, as the thread that serves connections knows it. Moments are of time.monotonic."""
+    """A peer as the serving thread knows it. Times are those of time.monotonic."""
 
     peer: Peer
     longest_backoff_seconds: float = 0.5
-    resolved: ResolvedAddress | None = None  # where to dial it
-    connection: Connection | None = None  # the authenticated one in use
+    resolved: ResolvedAddress | None = None  # address to dial
+    connection: Connection | None = None  # the authenticated connection in use
     is_dialing: bool = False
-    dialing: Connection | None = None  # dialed, and not authenticated yet
-    instance: bytes = b""  # of its process, when it last authenticated
-    is_present: bool = False  # it has joined, and does not count as gone
-    disconnected_at: float = inf  # when its last connection broke; inf while it has one
+    dialing: Connection | None = None  # dialed and not yet authenticated
+    instance: bytes = b""  # identity of its process at the last authentication
+    is_present: bool = False  # it has joined and does not count as gone
+    disconnected_at: float = inf  # when its last connection broke; inf while connected
     redial_at: float = 0.0
-    failed_dials: int = 0  # malformed answers to dials, one after the other
+    failed_dials: int = 0  # consecutive malformed answers to dials
     traffic: Traffic = field(default_factory=Traffic)
-    outstanding: dict[int, Pending] = field(default_factory=dict)  # asks by number, until they are answered
-    waiting: deque[Pending] = field(default_factory=deque)  # of these, not queued on a connection yet, in order
+    outstanding: dict[int, Pending] = field(default_factory=dict)  # unanswered requests by number
+    waiting: deque[Pending] = field(default_factory=deque)  # those not yet queued on a connection, in order
     _backoff_seconds: float = FIRST_BACKOFF_SECONDS
     _outgoing: dict[int, OutgoingMessage] = field(default_factory=dict)
 
-    # -- asks ------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def ask(self, pending: Pending) -> None:
         self.outstanding[pending.request] = pending
         self.waiting.append(pending)
 
     def fill_queue(self, most_bytes: int) -> None:
-        """Queue waiting asks, up to `most_bytes` in the connection's send queue; a larger message goes alone."""
+        """Queue waiting requests up to `most_bytes` in the send queue. A larger message is queued alone."""
         connection = self.connection
         if connection is None:
             return
@@ -86,12 +86,12 @@ class PeerState:
             self._outgoing[pending.request] = connection.send(pending.message)
 
     def take_answered(self, request: int) -> Pending | None:
-        """The ask that an answer settles; None where it was given up."""
+        """Return the request that an answer settles; None if it was cancelled."""
         self._withdraw(request)
         return self.outstanding.pop(request, None)
 
     def give_up(self, pending: Pending) -> None:
-        """Do not send an ask, or not again; one that is half sent goes on from a copy."""
+        """Cancel a request. If it is partially sent, the rest is sent from a copy."""
         if self.outstanding.pop(pending.request, None) is None:
             return
         self._withdraw(pending.request)
@@ -99,24 +99,24 @@ class PeerState:
             self.waiting.remove(pending)
 
     def fail(self, failure: GossamerError) -> None:
-        """Fail all outstanding asks."""
+        """Fail all outstanding requests."""
         for pending in list(self.outstanding.values()):
             self.give_up(pending)
             pending.settle(failure=failure)
 
     def _withdraw(self, request: int) -> None:
-        """Return an ask's tensors to the asker: an answer may come while the ask is being resent."""
+        """Stop reading a request's tensors: an answer may arrive while the request is being resent."""
         outgoing = self._outgoing.pop(request, None)
         if outgoing is not None and self.connection is not None:
             self.connection.withdraw(outgoing)
 
-    # -- connections -----------------------------------------------------------------------------------
+    # -- connections ---------------------------------------------------------------------------------------------------
 
     def prefers(self, connection: Connection, instance: bytes, me: Peer) -> bool:
         """Whether a new connection replaces the one in use.
 
-        Of two that the same processes dialed at once, both ends keep the one that the smaller peer dialed. One that the
-        same end dialed later, or a process started anew, is there because the other is broken.
+        If both processes dialed at once, both keep the connection that the smaller peer dialed. A later connection
+        from the same end, or from a restarted process, means that the old connection is broken.
         """
         if (
             self.connection is None
@@ -134,7 +134,7 @@ class PeerState:
         self.resend_all()
 
     def resend_all(self) -> None:
-        """Queue all outstanding asks again: what went through the last connection may not have arrived."""
+        """Queue all outstanding requests again, because those sent on the last connection may not have arrived."""
         self.waiting = deque(self.outstanding.values())
         self._outgoing.clear()
 
@@ -145,17 +145,17 @@ class PeerState:
 
     @property
     def needs_connection(self) -> bool:
-        """Whether a connection is missing that nobody is dialing."""
+        """Whether a connection is missing and not being dialed."""
         return self.connection is None and not self.is_dialing and bool(self.outstanding or self.is_present)
 
     @property
     def has_left(self) -> bool:
-        """Whether it was here, and counts as gone."""
+        """Whether it was present and counts as gone."""
         return bool(self.instance) and not self.is_present
 
     def dial_later(self, now: float) -> None:
         self.is_dialing, self.dialing = False, None
-        # By chance, so that peers that lost the same server do not all come back at the same moment.
+        # Random, so that peers that lost the same server do not all reconnect at the same time.
         self.redial_at = now + self._backoff_seconds * _jitter.uniform(0.5, 1.0)
         self._backoff_seconds = min(2 * self._backoff_seconds, self.longest_backoff_seconds)
 

@@ -1,4 +1,4 @@
-"""Non-blocking sockets, plain or TLS: listening, dialing, keepalive, and errors that name the port or host."""
+"""Non-blocking sockets, plain or TLS: listening, dialing, keep-alive, and errors that name the port or host."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gossamer.errors import ConnectError
 
 Address = tuple[str, int]
 
-LOOPBACK_BUFFER_BYTES = 2**20  # fits a processor's cache; on networks the kernel tunes its own
+LOOPBACK_BUFFER_BYTES = 2**20  # fits a CPU cache; on networks the kernel tunes its own
 BACKLOG = 512
-SMALL_BUFFER_BYTES = 2**14  # a read that left room in one so small has drained the socket
+SMALL_BUFFER_BYTES = 2**14  # a read that does not fill a buffer of this size has drained the socket
 _BUFFERS_PER_CALL = 64
 
 
@@ -29,29 +29,29 @@ class Tls(NamedTuple):
 
 
 class ResolvedAddress(NamedTuple):
-    """Where to dial."""
+    """An address to dial."""
 
-    name: str  # as it was given, for certificates
+    name: str  # as the user gave it, for certificates
     address: Address
 
 
 class Channel(Protocol):
-    """A connected socket that never blocks: raises BlockingIOError for "not now", OSError for "never again"."""
+    """A connected non-blocking socket. Raises BlockingIOError if it is not ready, and OSError if it is broken."""
 
     def send(self, buffers: Sequence[memoryview]) -> int:
-        """Send the beginning of `buffers`; returns how many bytes of them."""
+        """Send the beginning of `buffers`, and return the number of bytes sent."""
 
     def receive(self, buffer: memoryview) -> int:
-        """Fill the beginning of `room`; 0 means that the other end has closed."""
+        """Fill the beginning of `buffer`, and return the number of bytes; 0 if the peer has closed."""
 
     def is_drained(self, nbytes: int, buffer: memoryview) -> bool:
-        """Whether nothing more is there, having received `nbytes` into `buffer`: the selector tells of what comes."""
+        """Whether the socket is empty after `nbytes` were received into `buffer`. The selector reports later data."""
 
     def needs_read_first(self) -> bool:
-        """Whether TLS must read before anything can be sent."""
+        """Whether TLS must receive before it can send."""
 
     def has_buffered_bytes(self) -> bool:
-        """Whether there is more to receive that the selector does not see."""
+        """Whether received data is buffered that the selector does not report."""
 
 
 class PlainChannel:
@@ -65,7 +65,7 @@ class PlainChannel:
         return self._sock.recv_into(buffer)
 
     def is_drained(self, nbytes: int, buffer: memoryview) -> bool:
-        # In the midst of a long message it is not: asking in vain lets the kernel tell the other end of its room.
+        # Within a long message, another read is useful although it may fail: it lets the kernel announce its window.
         return nbytes < buffer.nbytes <= SMALL_BUFFER_BYTES
 
     def needs_read_first(self) -> bool:
@@ -76,7 +76,7 @@ class PlainChannel:
 
 
 class TlsChannel:
-    """A TLS connection. Its handshake happens within the first sends and receives."""
+    """A TLS connection. Its handshake is part of the first sends and receives."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock
@@ -105,7 +105,7 @@ class TlsChannel:
             raise _unverified(fault) from None
 
     def is_drained(self, nbytes: int, buffer: memoryview) -> bool:
-        return False  # what came is one record, and the next may be there
+        return False  # a read returns one record, and the next may be buffered
 
     def needs_read_first(self) -> bool:
         return self._waits
@@ -116,13 +116,13 @@ class TlsChannel:
 
 def _unverified(fault: ssl.SSLCertVerificationError) -> ConnectError:
     return ConnectError(
-        f"The certificate of whoever answers is not to be trusted: {fault.verify_message}. Load the authority that "
-        "signed it into the dialing context, and name the address that is dialed in it."
+        f"The peer's certificate cannot be verified: {fault.verify_message}. Load the authority that "
+        "signed it into the dialing context, and make it out for the address that is dialed."
     )
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A non-blocking listening socket; port 0 takes any that is free. Raises ConnectError."""
+    """Open a non-blocking listening socket; port 0 for any free port. Raises ConnectError."""
     listener = socket.socket(_family(address), socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -138,14 +138,14 @@ def listen(address: str, port: int) -> socket.socket:
 def _why_not(fault: OSError, address: str, port: int) -> str:
     if fault.errno == errno.EADDRINUSE:
         return (
-            f"Port {port} of {address} is taken, by another job or by one that has not ended: nobody could connect. "
-            "Write port=0 to take any that is free, or another number."
+            f"Port {port} of {address} is in use by another job, or by one that has not ended. "
+            "Write port=0 for any free port, or another number."
         )
-    return f"Nothing can listen at {address}, port {port}: {fault.strerror}. Give an address of this machine."
+    return f"Cannot listen at {address}, port {port}: {fault.strerror}. Use an address of this machine."
 
 
 def resolve_address(address: Address) -> ResolvedAddress:
-    """Look a name up, which may take a while; IPv4 before IPv6, as `listen` takes names. Raises ConnectError."""
+    """Resolve a name, which may block; IPv4 takes precedence over IPv6, as in `listen`. Raises ConnectError."""
     name, port = address
     try:
         found = [
@@ -154,14 +154,14 @@ def resolve_address(address: Address) -> ResolvedAddress:
         ]
     except OSError as fault:
         raise ConnectError(
-            f"Nobody knows a machine named {name!r}: {fault.strerror}. Give its address instead."
+            f"The host name {name!r} cannot be resolved: {fault.strerror}. Use its IP address instead."
         ) from None
     _, host = min(found, key=lambda each: each[0] != socket.AF_INET)
     return ResolvedAddress(name, (host, port))
 
 
 def dial(address: Address) -> socket.socket:
-    """A socket that is being connected; writable once that is decided, see `check_connected`."""
+    """Begin to connect a socket. It becomes writable when the connection succeeds or fails; see `check_connected`."""
     sock = socket.socket(_family(address[0]), socket.SOCK_STREAM)
     sock.setblocking(False)
     fault = sock.connect_ex(address)
@@ -172,14 +172,14 @@ def dial(address: Address) -> socket.socket:
 
 
 def check_connected(sock: socket.socket) -> None:
-    """Raise what kept a dialed socket from being connected."""
+    """Raise the error if a dialed socket failed to connect."""
     fault = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if fault:
         raise OSError(fault, os.strerror(fault))
 
 
 def tune(sock: socket.socket, dead_after_seconds: float) -> None:
-    """No Nagle delay; keepalive and TCP_USER_TIMEOUT, so that a dead connection is noticed, also while idle."""
+    """Disable Nagle's algorithm; enable keep-alive and TCP_USER_TIMEOUT, which detect dead idle connections."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -192,7 +192,7 @@ def tune(sock: socket.socket, dead_after_seconds: float) -> None:
         "TCP_KEEPINTVL": seconds,
         "TCP_KEEPCNT": 3,
         "TCP_USER_TIMEOUT": round(1000 * dead_after_seconds),
-    }.items():  # not every system knows all of them
+    }.items():  # not all systems support all of them
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

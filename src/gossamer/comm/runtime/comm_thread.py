@@ -1,7 +1,7 @@
-"""Communication thread: a queue of jobs, executed by one thread in the order in which they were submitted.
+"""Communication thread: a queue of jobs, executed by one thread in the order of submission.
 
-Collectives must be issued in the same order on every rank. Completion callbacks and several threads give that up; one
-queue keeps it.
+Collectives must be issued in the same order on every rank. Completion callbacks and several threads would violate that;
+a single queue guarantees it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from gossamer.errors import LoopError
 T = TypeVar("T")
 PATIENCE_SECONDS = 1.0
 
-# Told of a job, and of when its streams will have done what it gave them
+# Receives a job, and the events after which its streams have completed the job's work
 Hold = Callable[[StreamMoment, Callable[[], object]], None]
 
 
 class Waiters:
-    """Who waits for a communication thread's jobs; lets that thread wait until somebody does."""
+    """Threads that wait for a communication thread's jobs. That thread can wait until there is one."""
 
     def __init__(self) -> None:
-        self._awaited: list[threading.Event] = []  # whether each is done
+        self._awaited: list[threading.Event] = []  # completion events of awaited jobs
         self._changed, self._closed = threading.Condition(), False
 
     @contextmanager
     def waiting(self, done: threading.Event) -> Iterator[None]:
-        """Within the block the caller waits for a job."""
+        """Context manager within which the caller waits for a job."""
         with self._changed:
             self._awaited.append(done)
             self._changed.notify_all()
@@ -50,22 +50,22 @@ class Waiters:
                 self._awaited.remove(done)
 
     def await_one(self) -> None:
-        """Wait until somebody waits for a job that is not done, and therefore changes nothing meanwhile. In the
-        communication thread, by which jobs get done. Raises LoopError where nobody will any more."""
+        """Block the communication thread until a thread waits for an unfinished job, and so modifies nothing meanwhile.
+        Raises LoopError after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or any(not done.is_set() for done in self._awaited))
             if self._closed:
                 raise LoopError("the session was closed while its group changed")
 
     def close(self) -> None:
-        """Nobody will wait any more."""
+        """End all waits, because no thread will wait for a job any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class Work(Generic[T]):
-    """A job's place in the queue; `wait` returns its result or raises what it raised."""
+    """A queued job. `wait` returns its result or raises its error."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Work(Generic[T]):
         self._finished: StreamMoment | None = None
 
     def run(self, hold: Hold = lambda finished, job: None) -> None:
-        """Do the job. hold: told of it before anyone hears that it is done, in the thread that runs it."""
+        """Run the job. hold: called in this thread before the job is marked as done."""
         assert self._job is not None
         try:
             if self._streams is None or self._ready is None:
@@ -107,7 +107,7 @@ class Work(Generic[T]):
 
     @property
     def is_done(self) -> bool:
-        """Whether `wait` returns, or raises, at once."""
+        """Whether `wait` returns or raises without blocking."""
         return self._done.is_set()
 
     def wait(self) -> T:
@@ -122,9 +122,14 @@ class Work(Generic[T]):
 
 
 class CommThread:
-    """Runs jobs one after another in a thread of its own; on CUDA devices, in a stream of its own on each as well.
+    """Runs jobs one after another in a separate thread, on CUDA devices also in a separate stream.
 
-    After a job has failed every later one fails at once with the same error: the ranks are out of step.
+    After a job has failed, every later one fails at once with the same error, because the ranks are out of step.
+
+    Args:
+        devices: Devices that jobs use; the first is their current device.
+        meanwhile: Called repeatedly while the queue is empty, for a moment each, until it returns False.
+        recovery: The group's recovery, if its members can change.
     """
 
     def __init__(
@@ -133,13 +138,11 @@ class CommThread:
         meanwhile: Callable[[], bool] = lambda: False,
         recovery: Recovery | None = None,
     ) -> None:
-        """devices: where jobs work; the first is their current one. meanwhile: called again and again while nothing is
-        queued, for a moment each, until it returns False. recovery: of the group, where it outlives its members."""
         self._devices, self._meanwhile, self.recovery = devices, meanwhile, recovery
-        self.is_fixed = recovery is None  # the group has the same members as long as it is there
+        self.is_fixed = recovery is None  # the group's members never change
         self.waiters = Waiters()
         streams = CommStreams(devices)
-        self._streams = streams if streams else None  # None on processors
+        self._streams = streams if streams else None  # None without CUDA devices
         self._queue: SimpleQueue[Work[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._closed = False
@@ -152,9 +155,9 @@ class CommThread:
         self._thread.start()
 
     def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
-        """Queue a job; `on_failure` is called in the thread with the reason why it failed or was never tried."""
+        """Queue a job. `on_failure` is called in the thread with the error if it failed or was never run."""
         if self._closed:
-            raise LoopError("the session is closed, so nothing can be sent any more. Call gossamer.attach(...) again.")
+            raise LoopError("the session is closed, so nothing can be sent. Call gossamer.attach(...) again.")
         self._thread_count.look()
         ticket = Work(job, self._streams, on_failure, None if self.is_fixed else self.waiters)
         self._queue.put(ticket)  # type: ignore[arg-type]
@@ -162,44 +165,44 @@ class CommThread:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether newcomers wait to be let in: alike on every rank."""
+        """Whether newcomers wait for admission; equal on every rank."""
         return self.recovery is not None and self.recovery.awaited
 
     def is_alone(self, world: int) -> bool:
-        """Whether no other worker is in the group of `world`, nor will come."""
+        """Whether the group of `world` has no other worker, now or later."""
         return world == 1 and self.is_fixed
 
     def members(self, world: int) -> Sequence[int]:
-        """By rank, numbers that mean the same workers while ranks change."""
+        """Return by rank the numbers that identify workers while ranks change."""
         return range(world) if self.recovery is None else self.recovery.members
 
     def transaction(self, *, admits: bool = False, prepare: Callable[[], object] = lambda: None) -> Transaction:
-        """Operations of several jobs that belong together."""
+        """Create a transaction, for the operations of several jobs that belong together."""
         return Transaction(self.recovery, admits=admits, prepare=prepare)
 
     def as_transaction(self, job: Callable[[], T], *, admits: bool = False) -> Callable[[], T]:
-        """The job, whose operations are a transaction of their own; a job for this thread."""
+        """Wrap a job, to run in this thread, so that its operations are a transaction."""
         return job if self.is_fixed else partial(self.transaction(admits=admits).run, job, last=True)
 
     def exchange(self, job: Callable[[], T], *, admits: bool = False) -> Work[T]:
-        """Queue a job whose operations are a transaction of their own."""
+        """Queue a job that is a transaction."""
         return self.submit(self.as_transaction(job, admits=admits))
 
     def _work(self) -> None:
-        torch.set_grad_enabled(False)  # of this thread: what is sent and remembered is part of no graph
+        torch.set_grad_enabled(False)  # in this thread: sent and stored tensors need no graph
         while (ticket := self._next()) is not None:
             self._thread_count.adopt()
             try:
                 if self._failure is not None:
                     raise self._failure
                 ticket.run(self._hold)
-            except BaseException as failure:  # raised by ticket.wait(), whatever it is
+            except BaseException as failure:  # re-raised by ticket.wait()
                 self._failure = failure
                 ticket.fail(failure)
 
     def _hold(self, finished: StreamMoment, job: Callable[[], object]) -> None:
-        """Hold a job as long as the streams read its tensors: the allocator would give their memory to whoever asks
-        next on the stream that made them. Nothing on processors."""
+        """Keep a job alive while streams read its tensors; otherwise the allocator could reuse their memory on the
+        stream that created them. Has no effect without CUDA devices."""
         self._held.append((finished, job))
         while self._held and self._held[0][0].is_past():
             self._held.popleft()
@@ -208,22 +211,22 @@ class CommThread:
         try:
             while self._queue.empty() and self._meanwhile():
                 pass
-        except BaseException as failure:  # without this thread, ticket.wait() would wait for ever
+        except BaseException as failure:  # must not end this thread, or ticket.wait() would block forever
             self._failure = failure
         return self._queue.get()
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs in this thread, or in that of one beside it."""
+        """Whether the caller runs in this thread or in that of a sibling."""
         return threading.current_thread() is self._thread or any(comm_thread.is_here for comm_thread in self._beside)
 
     def beside(self) -> CommThread:
-        """A sibling for a group of its own, which ends with this one at the latest."""
+        """Create a sibling for a separate group, which is closed together with this one."""
         self._beside.append(CommThread(self._devices))
         return self._beside[-1]
 
     def close(self) -> None:
-        """End the thread after what is queued; waits only a moment, since a peer may have left it waiting for ever."""
+        """End the thread after the queued jobs. Waits only a moment, because a lost peer may block it forever."""
         for comm_thread in self._beside:
             comm_thread.close()
         self._closed = True

@@ -1,4 +1,4 @@
-"""Interruption: Ctrl-C takes effect after the same step on every rank, so that they can save together."""
+"""Interruption: Ctrl-C takes effect after the same step on every rank, so that all ranks can save together."""
 
 from __future__ import annotations
 
@@ -16,31 +16,34 @@ Timer = Callable[[float, Callable[[], None]], threading.Timer]
 
 
 class Interruption:
-    """Handler of SIGINT, which workers get at the same time and in different steps.
+    """Handler of SIGINT, which workers receive at the same time but in different steps.
 
-    An open session is asked to stop, as all agree to, and raises KeyboardInterrupt where it would raise Stopped. Where
-    it has not within `patience_seconds`, because the script is not in its loop or a step takes longer, and where there
-    is no session, KeyboardInterrupt is raised where the script is.
+    An open session is requested to stop, on which all ranks agree, and raises KeyboardInterrupt instead of Stopped.
+    KeyboardInterrupt is raised at the current line if there is no session, or if the session does not stop within
+    `patience_seconds`, because the script is outside its loop or a step takes longer.
     """
 
     def __init__(self) -> None:
-        self.pending = False  # asked for, and not raised yet
-        self._foreseen = False  # raised, and the signal is still to come
+        self.pending = False  # requested and not raised yet
+        self._foreseen = False  # raised before the signal arrived
         self._asked: Callable[[], bool] = lambda: False
-        self._sessions: Sequence[OpenSession] = ()  # that were asked to stop
+        self._sessions: Sequence[OpenSession] = ()  # that were requested to stop
 
     def install(self, patience_seconds: float, asked: Callable[[], bool], timer: Timer = threading.Timer) -> None:
-        """Handle SIGINT from now on, unless it is ignored; call it in the main thread.
+        """Handle SIGINT from now on, unless it is ignored. Call it in the main thread.
 
-        asked: whether all workers are being sent the signal, so that one who learns of it from another need not wait
-        for its own.
+        Args:
+            patience_seconds: How long a session may take to stop.
+            asked: Whether all workers receive the signal, so that a worker that another one stops does not need to
+                wait for its own signal.
+            timer: Creates the timer; replaced in tests.
         """
         self._patience_seconds, self._asked, self._timer = patience_seconds, asked, timer
         if not is_ignored(signal.SIGINT):
             signal.signal(signal.SIGINT, self._on_signal)
 
     def error(self) -> BaseException:
-        """What a session raises after the step in which training was stopped."""
+        """Return the error that a session raises after the step in which training was stopped."""
         if not self.pending and not self._asked():
             return Stopped()
         self.pending, self._foreseen = False, not self.pending
@@ -63,7 +66,7 @@ class Interruption:
         timer.start()
 
     def _insist(self) -> None:
-        if self.pending and not all(session.should_stop for session in self._sessions):  # a loop that broke off goes on
+        if self.pending and not all(session.should_stop for session in self._sessions):  # the loop has not ended
             _thread.interrupt_main()
 
 

@@ -1,4 +1,4 @@
-"""Registry of open sessions: those of this worker that are not closed, so that a launcher can close them."""
+"""Registry of open sessions of this worker, so that a launcher can close them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 
 
 class OpenSession(Protocol):
-    """What the registry's users ask of a session."""
+    """The interface of a session that the registry's users need."""
 
     @property
     def model(self) -> nn.Module | None:
-        """None: a session of arrays."""
+        """The model; None for a session of arrays."""
 
     @property
     def optimizer(self) -> Optimizer | None: ...
@@ -31,15 +31,15 @@ _open: weakref.WeakKeyDictionary[OpenSession, WorkerScope] = weakref.WeakKeyDict
 
 
 def register(session: OpenSession) -> None:
-    """Add a session; it leaves by `unregister`, or when it is garbage."""
+    """Add a session, until `unregister` or its garbage collection."""
     _open[session] = current_worker()
 
 
 def unregister(session: OpenSession) -> bool:
-    """Take a session out; False where it was not there, since it was closed before."""
+    """Remove a session; False if it was closed before."""
     return _open.pop(session, None) is not None
 
 
 def open_sessions() -> list[OpenSession]:
-    """The sessions of this worker that were not closed."""
+    """Return the sessions of this worker that are not closed."""
     return [session for session, worker in list(_open.items()) if worker is current_worker()]

@@ -1,4 +1,4 @@
-"""Peer threads: each runs the script of a peer that does not move in step, over any endpoint."""
+"""Peer threads: each runs the script of an asynchronous peer over an endpoint."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from gossamer.errors import GossamerError
 
 class PeerAnswers(Protocol):
     def answer(self, op: PeerOp) -> Any:
-        """Perform one operation and wait for its answer. May be called by any thread."""
+        """Perform one operation and wait for its answer. Thread-safe."""
 
 
 class PeerTraffic(Protocol):
-    """What went from an endpoint to one peer."""
+    """Traffic from an endpoint to one peer."""
 
     @property
     def payload_bytes_sent(self) -> int: ...
 
 
 class PeerEndpoint(PeerAnswers, Protocol):
-    """One peer's place on the network: it runs scripts, and knows where other peers listen."""
+    """One peer's endpoint: it runs scripts, and has the addresses of other peers."""
 
     me: Peer
-    address: tuple[str, int]  # (host, port) at which it listens
+    address: tuple[str, int]  # (host, port) on which it listens
 
     def meet(self, addresses: Mapping[Peer, tuple[str, int]]) -> None:
-        """Learn where peers listen; connections are made with the first message to them."""
+        """Set the addresses of peers; each is dialed at the first message to it."""
 
     def start(self, script: PeerScript) -> PeerThread:
-        """Run a script in a thread of its own."""
+        """Run a script in a separate thread."""
 
     def statistics(self) -> Mapping[Peer, PeerTraffic]:
-        """What went to each peer so far."""
+        """Return the traffic to each peer so far."""
 
     def close(self, why: GossamerError | None = None) -> None:
-        """Leave; pending operations raise `why`."""
+        """Close; pending operations raise `why`."""
 
 
 class PeerThread:
-    """A script that runs in a thread of its own."""
+    """A script that runs in a separate thread."""
 
     def __init__(self, script: PeerScript, endpoint: PeerAnswers, name: str = "gossamer script") -> None:
         self._result: Any = None
@@ -59,7 +59,7 @@ class PeerThread:
         return self._landed.is_set()
 
     def wait(self, seconds: float | None = None) -> Any:
-        """What the script returned; raises what it raised, and TimeoutError where it has not ended in time."""
+        """Return the script's result or raise its error. Raises TimeoutError if it has not ended in time."""
         if not self._landed.wait(seconds):
             raise TimeoutError(f"the script has not ended within {seconds} s")
         if self._failure is not None:
@@ -78,7 +78,7 @@ class PeerThread:
 
 @dataclass(frozen=True)
 class _Following:
-    """Answers as the endpoint does; what the script does next keeps to the caller's intra-op threads."""
+    """Forwards operations to the endpoint, and keeps the script's intra-op thread count equal to the caller's."""
 
     endpoint: PeerAnswers
     thread_count: ThreadCount
@@ -91,7 +91,7 @@ class _Following:
 
 
 def run_peer_script(script: PeerScript, endpoint: PeerAnswers) -> Any:
-    """Run a script in the calling thread and return its result. A failing operation raises at its yield."""
+    """Run a script in the calling thread and return its result. A failed operation raises at its yield."""
     try:
         op = next(script)
         while True:
@@ -100,6 +100,6 @@ def run_peer_script(script: PeerScript, endpoint: PeerAnswers) -> Any:
             except GossamerError as failure:
                 op = script.throw(failure)
             else:
-                op, heard = script.send(heard), None  # the answer is the script's alone
+                op, heard = script.send(heard), None  # drops the last reference outside of the script
     except StopIteration as done:
         return done.value

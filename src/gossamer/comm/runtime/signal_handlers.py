@@ -1,4 +1,4 @@
-"""Signal handlers: installed for a block, and never over a signal that the process was started to ignore."""
+"""Signal handlers: installed for a block, except for signals that the process was started to ignore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def is_ignored(number: int) -> bool:
-    """Whether this process ignores the signal: `nohup` sets SIGHUP so, and a shell script SIGINT for `command &`."""
+    """Whether this process ignores the signal, as SIGHUP after `nohup`, or SIGINT after `command &` in a script."""
     return signal.getsignal(number) == signal.SIG_IGN
 
 
@@ -22,8 +22,8 @@ def handling(handler: Handler, *numbers: signal.Signals) -> Iterator[None]:
     """Handle signals until the block ends. Call it in the main thread.
 
     Args:
-        handler: called with the signal's number and the current frame.
-        numbers: the signals. A signal that is ignored stays ignored.
+        handler: Called with the signal's number and the current frame.
+        numbers: The signals. An ignored signal remains ignored.
     """
     before = {number: signal.signal(number, handler) for number in numbers if not is_ignored(number)}
     try:

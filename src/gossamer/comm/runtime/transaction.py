@@ -1,7 +1,7 @@
-"""Transaction: the operations of one exchange, finished or made again as a whole where the group changes in between.
+"""Transaction: the operations of one exchange, completed or repeated as a whole if the group changes in between.
 
-A transaction ends with an operation that hears of every rank. So ranks differ by at most one in how many they have
-completed, and a rank that has completed one can give the others every answer that they still miss.
+A transaction ends with an operation that depends on every rank. The numbers of completed transactions therefore differ
+by at most one, and a rank that has completed one can send the others every result that they miss.
 """
 
 from __future__ import annotations
@@ -13,32 +13,35 @@ T = TypeVar("T")
 
 
 class Regrouped(Exception):
-    """The group is another one, and nobody has completed the transaction under way: it is made again from its start."""
+    """The group has changed, and no rank has completed the current transaction, which is repeated from its start."""
 
 
 class Recovery(Protocol):
-    """A group that outlives its members. Its transactions follow each other, in the same order on every rank."""
+    """A group with changing members. Its transactions follow each other, in the same order on every rank."""
 
     @property
     def members(self) -> tuple[int, ...]:
-        """By rank, a number that no other member ever has."""
+        """By rank, a number that identifies the member uniquely."""
 
     @property
     def awaited(self) -> bool:
-        """Whether newcomers waited to be let in when the transaction under way was entered: alike on every rank."""
+        """Whether newcomers waited for admission when the current transaction was entered; equal on every rank."""
 
     def enter(self, *, admits: bool) -> None:
-        """A transaction begins, or begins again. admits: newcomers may be let in before it, where all ranks say so:
-        the training thread will wait for it, with parameters and optimizer between two steps. Raises PeerLost."""
+        """Begin or repeat a transaction. Raises PeerLost.
+
+        admits: newcomers may be admitted before it if all ranks agree. The training thread will then wait for it, with
+        parameters and optimizer between two steps.
+        """
 
     def complete(self) -> None:
-        """All of its operations were answered."""
+        """End the transaction: all of its operations have results."""
 
 
 class Transaction:
     """Operations in one or several parts, which the communication thread runs one after another.
 
-    prepare: called there before the first part, and again whenever all parts so far are made again.
+    prepare: called in that thread before the first part, and again before all parts are repeated.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Transaction:
         self._parts: list[Callable[[], Any]] = []
 
     def run(self, part: Callable[[], T], *, last: bool = False) -> T:
-        """The result of the next part. What earlier parts returned must not matter to anyone but later ones."""
+        """Return the result of the next part. Only later parts may use the results of earlier ones."""
         if self._recovery is None:
             return part()
         begins, again = not self._parts, False
@@ -65,6 +68,6 @@ class Transaction:
                 again = True
                 continue
             if last:
-                self._parts.clear()  # they know whose they are, and that knows this: a cycle for every exchange
+                self._parts.clear()  # breaks a reference cycle for every exchange
                 self._recovery.complete()
             return result

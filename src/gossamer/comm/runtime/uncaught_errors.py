@@ -1,4 +1,4 @@
-"""Uncaught errors: the traceback of an error that this library raised on purpose ends in the user's own line."""
+"""Uncaught errors: the traceback of an error that this library raised on purpose ends at the user's own line."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import torch
 
 from gossamer.errors import GossamerError
 
-TRACEBACK = "GOSSAMER_TRACEBACK"  # "full" shows all frames and causes
+TRACEBACK = "GOSSAMER_TRACEBACK"  # "full" prints all frames and causes
 STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 LIBRARIES = tuple(f"{package}{os.sep}" for package in (Path(__file__).parents[2], Path(torch.__file__).parent))
 
 
 def install() -> None:
-    """Let uncaught errors of this library be shown short, on every rank; calling it again changes nothing."""
+    """Shorten the tracebacks of this library's uncaught errors, on every rank. Idempotent."""
     before = sys.excepthook
     if getattr(before, "__module__", None) == __name__:
         return
 
     def show(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         shown = shortened(error, where)
-        before(kind, error.with_traceback(shown), shown)  # the interpreter's own hook goes by the error's
+        before(kind, error.with_traceback(shown), shown)  # the interpreter's own hook uses the error's traceback
 
     sys.excepthook = show
 
 
 def shortened(error: BaseException, where: TracebackType | None) -> TracebackType | None:
-    """The traceback of `error` from `where` on, up to the last line that is the user's, and no other error before it.
+    """Return the traceback of `error` from `where` up to the last line of the user's code, and remove its causes.
 
-    An error that says what to write instead needs no frames of the code that found it. All of them, and the causes,
-    where GOSSAMER_TRACEBACK is "full", where the error is none of ours, and where no frame is the user's.
+    An error with a remedy does not need the frames of the code that detected it. The full traceback is returned if
+    GOSSAMER_TRACEBACK is "full", if the error is not from this library, or if no frame is the user's.
     """
     frames = list(_frames(where))
     users = [place for place, frame in enumerate(frames) if is_users(frame)]
@@ -54,7 +54,7 @@ def _frames(where: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def is_users(frame: TracebackType) -> bool:
-    """Whether it is in neither this library, nor torch, nor the standard library, which has site-packages within."""
+    """Whether it is outside of this library, torch and the standard library, whose folder contains site-packages."""
     name = frame.tb_frame.f_code.co_filename
     standard = name.startswith(STANDARD_LIBRARY) and "site-packages" not in name
     return not (standard or name.startswith((*LIBRARIES, "<frozen ")))

@@ -1,7 +1,7 @@
-"""Worker scope: tells which worker of this process the running code belongs to; most processes are one worker.
+"""Worker scope: the worker of this process to which the running code belongs; most processes are one worker.
 
-Where several share a process, as in a simulated job, what a worker has once (its world, its open sessions) is kept by
-scope, and a thread that waits for other workers says so, that they may have the processor.
+In a process with several workers, such as a simulated job, per-worker objects (its world, its open sessions) are kept
+by scope. A thread that waits for other workers enters `waiting`, so that they can use the processor.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ from contextvars import ContextVar
 
 
 class WorkerScope:
-    """One worker of this process. By default its only one."""
+    """One worker of this process. The default is its only one."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Within the block the running thread waits for other workers."""
+        """Context manager within which the running thread waits for other workers."""
         return nullcontext()
 
     def now(self) -> float:
-        """Seconds on this worker's clock."""
+        """Return seconds on this worker's clock."""
         return time.perf_counter()
 
     def step_costs(self, measured: Mapping[str, float]) -> Mapping[str, float]:
-        """What a step that ends now took on this worker's clock, given what took how long in this process."""
+        """Return the durations in the step that ends now, on this worker's clock. measured: those in this process."""
         return measured
 
     def exchanged(self) -> None:
-        """All workers have told each other a short text, which takes time on a virtual clock."""
+        """Account for an exchange of a short text between all workers, which takes time on a virtual clock."""
 
 
 _current: ContextVar[WorkerScope] = ContextVar("gossamer_worker", default=WorkerScope())  # noqa: B039 - never changed
 
 
 def current_worker() -> WorkerScope:
-    """The worker that the running code belongs to. A communication thread belongs to who made it."""
+    """Return the worker of the running code. A communication thread belongs to the worker that created it."""
     return _current.get()
 
 
 def enter(worker: WorkerScope) -> None:
-    """From now on the running thread, and communication threads that it makes, belong to `worker`."""
+    """Assign the running thread, and communication threads that it creates later, to `worker`."""
+
     _current.set(worker)

@@ -1,4 +1,4 @@
-"""Actors: peers in a simulation, their pending asks, and what their scripts wait for."""
+"""Actors: peers in a simulation, their pending requests, and the conditions for which their scripts wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def text_of(op: Ask) -> str:
 
 
 def payload_checksum(payload: Payload) -> int:
-    """CRC-32 of the tensors' data; meta tensors have none."""
+    """CRC-32 of the tensors' data; meta tensors are skipped."""
     checksum = NO_CHECKSUM
     for tensor in payload:
         if tensor.device.type != "meta":
@@ -47,17 +47,17 @@ def payload_checksum(payload: Payload) -> int:
 
 @dataclass(slots=True, eq=False)
 class MessagePath:
-    """From one peer to another."""
+    """The path from one peer to another."""
 
     link: Link
-    cuts: int = 0  # faults that close it now
+    cuts: int = 0  # number of active faults that close it
     sent_bytes: int = 0
     received_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Actor:
-    """A peer: its script, its inbox, and the peers that it believes to be there."""
+    """A peer: its script, its inbox, and the peers that it considers present."""
 
     peer: Peer
     start: Callable[[], PeerScript]
@@ -66,12 +66,12 @@ class Actor:
     script: PeerScript | None = None
     ended: Ended | None = None
     inbox: deque[Callable[..., PeerEvent]] = field(default_factory=deque)
-    incarnation: int = 0  # the number of this start
+    incarnation: int = 0  # number of restarts so far
     deaths: list[float] = field(default_factory=list)  # when earlier incarnations were killed
-    restarts: int = 0  # still to come
+    restarts: int = 0  # number of scheduled restarts
     paused_until: float | None = None
     present: dict[Peer, int] = field(default_factory=dict)  # peers that joined, with their incarnation
-    silent: dict[Peer, float] = field(default_factory=dict)  # peers that cannot be heard, since when
+    silent: dict[Peer, float] = field(default_factory=dict)  # unreachable peers, and since when
 
     def die(self, moment: float) -> None:
         self.script, self.wait, self.paused_until = None, READY, None
@@ -93,12 +93,12 @@ class PendingAsk:
     sent: float
     checksum: int
     answer: Answer | None = None
-    settled: bool = False  # answered or given up
-    resend_due: bool = False  # it will be sent again
+    settled: bool = False  # answered or cancelled
+    resend_due: bool = False  # a resend is scheduled
 
     @property
     def connected(self) -> bool:
-        """Whether it could be received and answered. Asks of a paused peer are not resent."""
+        """Whether the peers can exchange messages. Requests of a paused peer are not resent."""
         if self.receiver.script is None or self.asker.paused_until is not None:
             return False
         return not self.asker.paths[self.receiver.peer].cuts and not self.receiver.paths[self.asker.peer].cuts
@@ -109,7 +109,7 @@ class PendingAsk:
 
 @dataclass(slots=True, eq=False)
 class QueuedMessage:
-    """An ask or an answer on its way between two incarnations."""
+    """A request or an answer in transit between two incarnations."""
 
     pending: PendingAsk
     answer: Answer | None
@@ -117,17 +117,17 @@ class QueuedMessage:
     sender_incarnation: int
     receiver_incarnation: int
     checksum: int
-    departed_at: float = 0.0  # when its last byte has left the sender
+    departed_at: float = 0.0  # when the sender finished sending it
 
     def check(self) -> None:
-        """Raise AssertionError where a payload on its way was written to."""
+        """Raise AssertionError if a payload was modified in transit."""
         answered = () if self.answer is None else self.answer.payload
         if payload_checksum(payload_of(self.pending.op)) != self.pending.checksum or (
             answered and payload_checksum(answered) != self.checksum
         ):
             raise AssertionError(
-                f"the payload of {self} was written to while it was under way, so what arrives is not what was said. "
-                "It belongs to the transport until the answer is there: write to a clone."
+                f"the payload of {self} was modified in transit. "
+                "It belongs to the transport until the answer arrives: modify a clone."
             )
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ Resumption = tuple[Callable[[Any], PeerOp], Any]
 
 
 class Wait(Protocol):
-    """What a script waits for: its pending asks, and how it resumes once it can."""
+    """The condition for which a script waits: its pending requests, and how it resumes."""
 
     @property
     def pending(self) -> tuple[PendingAsk, ...]: ...
@@ -146,7 +146,7 @@ class Wait(Protocol):
 
 
 class Ready:
-    """For nothing: its op was answered at once, by None."""
+    """No condition: the op is complete, with result None."""
 
     pending: tuple[PendingAsk, ...] = ()
 
@@ -161,7 +161,7 @@ READY = Ready()
 
 
 class Listening:
-    """For an event, or for the moment `until`."""
+    """An event, or the time `until`."""
 
     __slots__ = ("until",)
     pending: tuple[PendingAsk, ...] = ()
@@ -177,16 +177,16 @@ class Listening:
         return None
 
     def __str__(self) -> str:
-        return "to hear something" if self.until is None else f"for the moment {self.until}"
+        return "for an event" if self.until is None else f"for the time {self.until}"
 
 
 @dataclass(slots=True, eq=False)
 class Asking:
-    """For the answers to asks."""
+    """The answers to requests."""
 
     pending: tuple[PendingAsk, ...]
-    single: bool  # one ask, whose answer is not in a list
-    until: float  # when it gives up
+    single: bool  # a single request, with an answer that is not in a list
+    until: float  # timeout
 
     def resumption(self, actor: Actor, script: PeerScript, now: float) -> Resumption | None:
         answers = [pending.answer for pending in self.pending]
@@ -194,7 +194,7 @@ class Asking:
             return script.send, answers[0] if self.single else answers
         if self.until <= now:
             self._give_up()
-            return script.throw, PeerLost(f"nobody answered {self._missing()} until {self.until}")
+            return script.throw, PeerLost(f"no answer to {self._missing()} until {self.until}")
         return None
 
     def _give_up(self) -> None:

@@ -1,6 +1,6 @@
-"""Faulty network: links with latency, jitter, loss and duplicates, and faults at moments of virtual time.
+"""Faulty network: links with latency, jitter, loss and duplicates, and faults scheduled in virtual time.
 
-Everything here is a description and draws from the generator that it is given; the simulator runs peers over it.
+The classes here are descriptions, which draw from the given generator; the simulator executes them.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ class Link:
 
     round_trip_seconds: float = 0.0
     bits_per_second: float = inf
-    jitter_seconds: float = 0.0  # mean and deviation of an exponential draw by message: they overtake each other
-    loss: float = 0.0  # share of messages that never arrive
-    duplicate: float = 0.0  # share of messages that arrive twice
+    jitter_seconds: float = 0.0  # mean of an exponential delay per message, so messages can be reordered
+    loss: float = 0.0  # fraction of messages that are lost
+    duplicate: float = 0.0  # fraction of messages that arrive twice
 
     def __post_init__(self) -> None:
-        require(self.round_trip_seconds >= 0, f"a round trip takes at least 0 seconds, not {self.round_trip_seconds}")
-        require(self.bits_per_second > 0, f"a rate is a positive number of bits per second, not {self.bits_per_second}")
-        require(self.jitter_seconds >= 0, f"jitter is at least 0 seconds, not {self.jitter_seconds}")
+        require(self.round_trip_seconds >= 0, f"round_trip_seconds must be at least 0, got {self.round_trip_seconds}")
+        require(self.bits_per_second > 0, f"bits_per_second must be positive, got {self.bits_per_second}")
+        require(self.jitter_seconds >= 0, f"jitter_seconds must be at least 0, got {self.jitter_seconds}")
         require(
             0 <= self.loss < 1,
-            f"loss is a share of messages in [0, 1), not {self.loss}: where nothing arrives, write "
+            f"loss is a fraction of messages and must be in [0, 1), got {self.loss}. If no message arrives, use "
             "Cut(peers_a, peers_b, at=0)",
         )
-        require(0 <= self.duplicate <= 1, f"duplicate is a share of messages in [0, 1], not {self.duplicate}")
+        require(0 <= self.duplicate <= 1, f"duplicate must be in [0, 1], got {self.duplicate}")
 
     @property
     def latency_seconds(self) -> float:
         return self.round_trip_seconds / 2
 
     def sending_seconds(self, nbytes: int) -> float:
-        """Until the last of `nbytes` has left the sender."""
+        """Time until the sender has sent all of `nbytes`."""
         return 8 * nbytes / self.bits_per_second
 
     def delivery_delays(self, nbytes: int, late_seconds: float, random: Random) -> tuple[float, ...]:
-        """Seconds after which a message arrives: none where it is lost, two where it is duplicated.
+        """Return the delays of a message's arrivals in seconds: empty if it is lost, two if it is duplicated.
 
-        late_seconds: the most by which a duplicate comes later.
+        late_seconds: maximum additional delay of a duplicate.
         """
         if self.loss and random.random() < self.loss:
             return ()
@@ -65,7 +65,7 @@ class Link:
 
 
 class MessageTarget(Protocol):
-    """A simulation, as faults see it."""
+    """The interface of a simulation to faults."""
 
     def kill(self, peer: Peer) -> None: ...
     def restart(self, peer: Peer) -> None: ...
@@ -80,7 +80,7 @@ Effect = tuple[float, Callable[[MessageTarget], None]]
 
 @dataclass(frozen=True)
 class Kill:
-    """A process is killed at `at` seconds. Messages that it had not finished sending are lost, others perhaps."""
+    """Kill a process at `at` seconds. Partially sent messages are lost, others may be."""
 
     peer: Peer
     at: float
@@ -91,7 +91,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Restart:
-    """A killed process is started again at `at` seconds, from its factory; one that was not killed is left alone."""
+    """Restart a killed process at `at` seconds from its factory. No effect if it was not killed."""
 
     peer: Peer
     at: float
@@ -102,7 +102,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Pause:
-    """A process is stopped (SIGSTOP) at `at` for so many `seconds`; messages that arrive wait for it."""
+    """Stop a process (SIGSTOP) at `at` for `seconds`; messages that arrive wait."""
 
     peer: Peer
     at: float
@@ -121,7 +121,7 @@ class Cut:
     peers_b: tuple[Peer, ...]
     at: float
     heal_at: float = inf
-    one_way: bool = False  # only those from a to b
+    one_way: bool = False  # only messages from a to b
 
     @property
     def paths(self) -> tuple[tuple[Peer, Peer], ...]:
@@ -139,22 +139,22 @@ Fault = Kill | Restart | Pause | Cut
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualNetwork:
-    """Links between peers, timeouts, and the faults to come. The first five fields are every pair's Link."""
+    """Links between peers, timeouts, and scheduled faults. The first five fields are the default Link."""
 
     round_trip_seconds: float = 0.0
     bits_per_second: float = inf
     jitter_seconds: float = 0.0
     loss: float = 0.0
     duplicate: float = 0.0
-    dead_after_seconds: float = 5.0  # a peer silent for so long has left
-    resend_seconds: float = 1.0  # a lost message is resent so long after it was sent
+    dead_after_seconds: float = 5.0  # a peer that is silent for this long has left
+    resend_seconds: float = 1.0  # time from sending a lost message to its resend
     faults: tuple[Fault, ...] = ()
-    links: Mapping[tuple[Peer, Peer], Link] = field(default_factory=dict)  # [a, b]: from a to b; back, unless [b, a]
+    links: Mapping[tuple[Peer, Peer], Link] = field(default_factory=dict)  # [a, b]: a to b, and b to a without [b, a]
 
     def __post_init__(self) -> None:
-        require(self.dead_after_seconds > 0, f"dead_after_seconds is above 0, not {self.dead_after_seconds}")
-        require(self.resend_seconds > 0, f"resend_seconds is above 0, not {self.resend_seconds}")
-        _ = self.default  # its checks are ours
+        require(self.dead_after_seconds > 0, f"dead_after_seconds must be positive, got {self.dead_after_seconds}")
+        require(self.resend_seconds > 0, f"resend_seconds must be positive, got {self.resend_seconds}")
+        _ = self.default  # validates its fields
 
     @cached_property
     def default(self) -> Link:
@@ -178,9 +178,14 @@ class VirtualNetwork:
         mortal: Sequence[Peer] | None = None,
         **fields: Any,
     ) -> VirtualNetwork:
-        """A bad network: a quarter of all messages lost and doubled at worst, and faults that end by the horizon.
+        """Draw a bad network: at worst a quarter of all messages lost and duplicated. Faults end by the horizon.
 
-        mortal: peers that may be killed, and are then restarted; None: all. fields: those not to be drawn.
+        Args:
+            seed: Seed of all draws.
+            peers: All peers.
+            horizon_seconds: Time by which faults end.
+            mortal: Peers that may be killed and restarted; None: all.
+            fields: Values of fields that are not drawn.
         """
         random = Random(address("bad network", seed))
         slow = random.choice((0.0, 0.001, 0.01, 0.1)) * horizon_seconds
@@ -199,7 +204,7 @@ class VirtualNetwork:
 def random_faults(
     random: Random, peers: Sequence[Peer], horizon_seconds: float, mortal: Sequence[Peer], most: int = 3
 ) -> tuple[Fault, ...]:
-    """Up to `most` of each: kills with their restarts, cuts that heal, pauses; the last ends before the horizon."""
+    """Draw up to `most` each of kills with restarts, cuts that heal, and pauses. All end before the horizon."""
     found: list[Fault] = []
     for _ in range(random.randint(0, most) if mortal else 0):
         peer, (at, end) = random.choice(mortal), _span(random, horizon_seconds)
@@ -215,6 +220,6 @@ def random_faults(
 
 
 def _span(random: Random, horizon_seconds: float) -> tuple[float, float]:
-    """A moment, and a later one: mostly short, sometimes long."""
+    """Draw a time and a later one; mostly short intervals, sometimes long ones."""
     at = random.random() * horizon_seconds * 0.9
     return at, at + (horizon_seconds - at) * random.random() ** 2

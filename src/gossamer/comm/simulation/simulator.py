@@ -1,4 +1,4 @@
-"""Simulator: resumes peers' scripts in virtual time, delivers their asks and events, and applies faults."""
+"""Simulator: resumes peers' scripts in virtual time, delivers their messages and events, and applies faults."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ SURVIVES = 0.5  # probability that a message of a peer killed after sending it s
 
 
 class Delivery:
-    """Carries asks and answers between actors. wake(actor): resume its script, if it can.
+    """Delivers requests and answers between actors. wake(actor): resumes its script if possible.
 
-    The network knows what it lost, as TCP does, so only that is resent, resend_seconds after it was sent. Nothing is
-    sent to a peer that is down or behind a cut: such an ask is stranded until a fault ends.
+    Like TCP, the network knows which messages it lost, so only those are resent, resend_seconds after they were sent.
+    Nothing is sent to a peer that is down or behind a cut: such a request is stranded until a fault ends.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Delivery:
         self._stranded: list[PendingAsk] = []
 
     def ask(self, pending: PendingAsk) -> None:
-        """Send an ask, for the first time or again."""
+        """Send a request, for the first time or again."""
         asker, receiver = pending.asker, pending.receiver
         if receiver.script is None or asker.paths[receiver.peer].cuts:
             self._stranded.append(pending)
@@ -92,8 +92,8 @@ class Delivery:
         pending, *holder = self._delivered.pop(token, (None, actor, -1))
         if pending is None or holder != [actor, actor.incarnation]:
             raise ValueError(
-                f"{actor.peer} replied to token {token}, which it did not hear in this incarnation or has used before, "
-                "so no peer waits for it. Reply once to every ask that arrived."
+                f"{actor.peer} replied to token {token}, which this incarnation has not received or has already used, "
+                "so no peer waits for it. Reply once to every request."
             )
         if actor.paths[pending.asker.peer].cuts:
             self.ask_again(pending)
@@ -137,7 +137,7 @@ class Delivery:
             self._wake(receiver)
 
     def _is_lost(self, sender: Actor, receiver: Actor, message: QueuedMessage) -> bool:
-        """Whether it is lost with its receiver, or with a sender that had not finished sending it."""
+        """Whether it is lost because its receiver is down, or because its sender was killed."""
         if receiver.script is None or receiver.incarnation != message.receiver_incarnation:
             return True
         if sender.incarnation == message.sender_incarnation:
@@ -156,7 +156,7 @@ class Delivery:
         self.ask_again(message.pending)
 
     def ask_again(self, pending: PendingAsk) -> None:
-        """The ask or its answer was lost: resend it resend_seconds after it was sent, or after now if that is past."""
+        """Resend a lost request or answer resend_seconds after it was sent, or from now if that is past."""
         if not pending.settled and not pending.resend_due:
             pending.resend_due = True
             again, now = pending.sent + self._net.resend_seconds, self._clock.now
@@ -173,7 +173,7 @@ class Delivery:
         self.ask(pending)
 
     def retry(self) -> None:
-        """A fault began or ended: stranded asks may have an open path now."""
+        """Try stranded requests again after a fault began or ended."""
         stranded, self._stranded = self._stranded, []
         for pending in stranded:
             if pending.connected:
@@ -186,10 +186,10 @@ class Delivery:
 
 
 class Membership:
-    """Tells every actor of joins and leaves. wake(actor): resume its script, if it can.
+    """Notifies every actor of joins and leaves. wake(actor): resumes its script if possible.
 
-    PeerLeft comes dead_after_seconds after the silence began or, where a peer ends by itself, as fast as a message.
-    PeerJoined comes as fast as a message: at the start, after a PeerLeft, and after a restart.
+    PeerLeft is delivered dead_after_seconds after the silence began, or with a message's latency if a peer ends by
+    itself. PeerJoined has a message's latency: at the start, after a PeerLeft, and after a restart.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Membership:
         self._actors, self._dead_after_seconds, self._clock, self._wake = actors, dead_after_seconds, clock, wake
 
     def announce(self, actor: Actor) -> None:
-        """An incarnation begins: all others hear of it."""
+        """Notify all other actors that an incarnation begins."""
         for other in self._others(actor):
             other.silent.pop(actor.peer, None)
             if self._is_heard(actor, other):
@@ -209,7 +209,7 @@ class Membership:
                 other.silent[actor.peer] = self._clock.now
 
     def introduce(self, actor: Actor) -> None:
-        """An incarnation begins among others that are there: it knows none of them, and hears of each."""
+        """Notify a restarted incarnation, which knows no peers, of each peer that is present."""
         actor.present.clear()
         actor.silent.clear()
         for other in self._others(actor):
@@ -233,12 +233,12 @@ class Membership:
         self.check_all_paths(actor)
 
     def check_all_paths(self, actor: Actor) -> None:
-        """After a change of an actor: let the others notice where it is heard no more, or again."""
+        """After a change of an actor, update whether each other actor can reach it."""
         for other in self._others(actor):
             self.check_path(actor, other)
 
     def check_path(self, actor: Actor, other: Actor) -> None:
-        """After a change of `actor` or its path to `other`: let `other` notice whether it is heard."""
+        """After a change of `actor` or its path to `other`, update whether `other` can reach it."""
         is_heard = self._is_heard(actor, other)
         if is_heard and other.silent.pop(actor.peer, None) is not None:
             self._clock.after(actor.paths[other.peer].link.latency_seconds, self._join, actor, other, actor.incarnation)
@@ -274,9 +274,9 @@ Scripts = Mapping[Peer, Callable[[], PeerScript]]
 
 
 def compute(seconds: float) -> Generator[PeerOp, Any, float]:
-    """Be busy for `seconds`; returns the clock's moment afterwards. Events in between are dropped.
+    """Script that computes for `seconds`; returns the time afterwards. Events in between are dropped.
 
-    Awaiting a moment that has passed reads the clock without waiting.
+    Awaiting a past time reads the clock without waiting.
     """
     event: PeerEvent = yield Await(until=-inf)
     until = event.moment + seconds
@@ -296,15 +296,24 @@ def simulate_peers(
     most_words: int = 1_000_000,
     most_seconds: float = inf,
 ) -> Trace:
-    """Start every peer's script at moment 0 and run them until all but the servers have ended.
+    """Start every peer's script at time 0, and run until all except the servers have ended.
 
-    scripts: called for a script at the start, and again when a fault restarts the peer.
-    servers: peers that only answer (None: those of that kind). At the end their scripts are closed; one that catches
-    GeneratorExit may still return a result. A kill closes a script likewise, and ignores what it returns.
-    keep: record events. checks: raise AssertionError where a payload on its way was written to.
-    Raises AssertionError, with what each script waits for, in a deadlock, after `most_words` ops and after
-    `most_seconds` of virtual time. A GossamerError ends its script and is kept; any other error ends everything and
-    carries a note with the seed.
+    Args:
+        scripts: Called to create a peer's script at the start, and again when a fault restarts the peer.
+        net: The network and its faults.
+        seed: Seed of all draws.
+        servers: Peers that only answer (None: those of that kind). Their scripts are closed at the end; a script that
+            catches GeneratorExit may return a result. A kill also closes a script, but ignores its result.
+        keep: Whether to record events.
+        checks: Whether to raise AssertionError if a payload is modified in transit.
+        most_words: Maximum number of ops.
+        most_seconds: Maximum virtual time in seconds.
+
+    Raises:
+        AssertionError: A deadlock, or a limit is exceeded; the message lists the wait of each script.
+
+    A GossamerError ends its script and is stored in the trace. Any other error ends the simulation, with a note that
+    has the seed.
     """
     if servers is None:
         servers = [peer for peer in scripts if peer.kind == SERVER]
@@ -312,7 +321,7 @@ def simulate_peers(
     try:
         return simulation.run(most_words, most_seconds)
     except Exception as error:
-        error.add_note(f"It was in converse(..., seed={seed}), {simulation.where()}, over {net}.")
+        error.add_note(f"It was in simulate_peers(..., seed={seed}), {simulation.where()}, over {net}.")
         raise
 
 
@@ -330,7 +339,7 @@ class _Simulation(MessageTarget):
         self._everyone = tuple(self._actors.values())
         self._clock = VirtualClock()
         self._trace_writer = TraceWriter(self._clock, keep)
-        random = Random(address("converse", seed))  # this text decides all draws
+        random = Random(address("converse", seed))  # this text determines all draws
         self._delivery = Delivery(net, random, self._clock, self._trace_writer, checks, self._advance)
         self._membership = Membership(self._everyone, net.dead_after_seconds, self._clock, self._advance)
         self._ops_left = 0
@@ -345,7 +354,7 @@ class _Simulation(MessageTarget):
             self._clock.at(0.0, self._begin, actor)
         while self._unfinished:
             if not self._clock.run_next():
-                raise self._stuck("nothing can happen any more")
+                raise self._stuck("no event is left")
             if self._clock.now > most_seconds:
                 raise self._stuck(f"{most_seconds} virtual seconds have passed")
         for actor in self._everyone:
@@ -354,7 +363,7 @@ class _Simulation(MessageTarget):
         return self._trace()
 
     def where(self) -> str:
-        return f"at {self._clock.now} virtual seconds, when {self._last_resumed} spoke last"
+        return f"at {self._clock.now} virtual seconds, after an op of {self._last_resumed}"
 
     def _trace(self) -> Trace:
         paths = [(actor.peer, to, path) for actor in self._everyone for to, path in actor.paths.items()]
@@ -375,27 +384,27 @@ class _Simulation(MessageTarget):
         gone = [f"{actor.peer} {actor.ended}" for actor in self._everyone if actor.ended is not None]
         stuck = AssertionError(
             f"{why} at {self._clock.now} virtual seconds, and not all scripts have ended: {'; '.join(waits + gone)}. "
-            "Who only answers is named in converse(..., servers=...)."
+            "Pass peers that only answer as simulate_peers(..., servers=...)."
         )
         errors = (actor.ended.error for actor in self._everyone if actor.ended is not None)
         stuck.__cause__ = next((error for error in errors if error is not None), None)
         return stuck
 
-    # Scripts.
+    # -- scripts -------------------------------------------------------------------------------------------------------
 
     def _begin(self, actor: Actor) -> None:
         self._membership.announce(actor)
         self._advance(actor)
 
     def _advance(self, actor: Actor) -> None:
-        """Resume a script until it has to wait."""
+        """Resume a script until it must wait."""
         while actor.script is not None and actor.paused_until is None:
             resumption = actor.wait.resumption(actor, actor.script, self._clock.now)
             if resumption is None:
                 return
             self._ops_left, self._last_resumed = self._ops_left - 1, actor.peer
             if self._ops_left < 0:
-                raise self._stuck("too many words have been said")
+                raise self._stuck("the maximum number of ops is exceeded")
             self._resume(actor, resumption)
 
     def _resume(self, actor: Actor, resumption: Resumption) -> None:
@@ -418,7 +427,7 @@ class _Simulation(MessageTarget):
         else:
             self._membership.check_all_paths(actor)
 
-    # Ops.
+    # -- ops -----------------------------------------------------------------------------------------------------------
 
     def _issue(self, actor: Actor, op: PeerOp) -> None:
         match op:
@@ -434,7 +443,7 @@ class _Simulation(MessageTarget):
                 actor.wait = READY
                 self._delivery.reply(actor, token, answer)
             case _:
-                raise TypeError(f"{actor.peer} said {op!r}, which is no word of peers that do not move in step")
+                raise TypeError(f"{actor.peer} issued {op!r}, which is not an op of asynchronous peers")
 
     def _ask(self, actor: Actor, ops: Sequence[Ask], single: bool) -> None:
         pending = tuple(self._pending(actor, op) for op in ops)
@@ -453,12 +462,12 @@ class _Simulation(MessageTarget):
     def _actor(self, peer: Peer) -> Actor:
         if peer not in self._actors:
             raise ValueError(
-                f"{peer} has no script, so no ask or fault can reach it. There are: "
+                f"{peer} has no script, so it cannot receive a request or fault. Peers with scripts: "
                 f"{', '.join(map(str, self._actors))}."
             )
         return self._actors[peer]
 
-    # Faults.
+    # -- faults --------------------------------------------------------------------------------------------------------
 
     def _schedule_faults(self) -> None:
         for fault in self._net.faults:
@@ -491,7 +500,7 @@ class _Simulation(MessageTarget):
         actor = self._actor(peer)
         actor.restarts -= 1
         if actor.ended is not None and actor.ended.killed:
-            self._trace_writer.note(peer, "is started again")
+            self._trace_writer.note(peer, "is restarted")
             actor.script, actor.ended = actor.start(), None
             self._membership.introduce(actor)
             self._begin(actor)
@@ -506,7 +515,7 @@ class _Simulation(MessageTarget):
     def resume(self, peer: Peer) -> None:
         actor = self._actor(peer)
         if actor.paused_until is not None and actor.paused_until <= self._clock.now:
-            self._trace_writer.note(peer, "goes on")
+            self._trace_writer.note(peer, "continues")
             actor.paused_until = None
             self._membership.check_all_paths(actor)
             self._advance(actor)
@@ -515,7 +524,7 @@ class _Simulation(MessageTarget):
         self._change_cuts(paths, 1, "is cut off from")
 
     def heal(self, paths: Iterable[tuple[Peer, Peer]]) -> None:
-        self._change_cuts(paths, -1, "is heard again by")
+        self._change_cuts(paths, -1, "is connected again to")
 
     def _change_cuts(self, paths: Iterable[tuple[Peer, Peer]], cuts: int, what: str) -> None:
         for sender, receiver in paths:
@@ -526,11 +535,11 @@ class _Simulation(MessageTarget):
 
 
 def _close(script: PeerScript) -> Any:
-    """Close a script where it waits; returns its result."""
+    """Close a waiting script, and return its result."""
     try:
         script.throw(GeneratorExit())
     except StopIteration as stop:
         return stop.value
     except GeneratorExit:
         return None
-    raise RuntimeError(f"{script} went on speaking when it was closed: let GeneratorExit pass, or return")
+    raise RuntimeError(f"{script} yielded after it was closed: let GeneratorExit pass, or return")

@@ -18,7 +18,7 @@ class Ended:
 
     moment: float
     result: Any = None
-    error: GossamerError | None = None  # that the script raised
+    error: GossamerError | None = None  # raised by the script
     killed: bool = False  # and not restarted
 
     def __str__(self) -> str:
@@ -28,29 +28,29 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Results, bytes and messages. Bytes are of payloads, by (sender, receiver); resends and duplicates count."""
+    """Results, messages and payload bytes by (sender, receiver), including resends and duplicates."""
 
-    seconds: float  # when the last peer but the servers ended
+    seconds: float  # when the last peer except the servers ended
     ended: Mapping[Peer, Ended]
     sent_bytes: Mapping[tuple[Peer, Peer], int]
     received_bytes: Mapping[tuple[Peer, Peer], int]
-    messages: int  # asks and answers, resends included
-    resent: int  # asks that were sent again
+    messages: int  # requests and answers, including resends
+    resent: int  # requests that were sent again
     lost: int  # by the network, or with their sender or receiver
     duplicated: int  # by the network
-    events: tuple[tuple[float, str], ...] = ()  # (moment, text), where they were kept
+    events: tuple[tuple[float, str], ...] = ()  # (time, text), if they were kept
 
     def result(self, peer: Peer) -> Any:
-        """The return value of a peer's script; raises what the script raised."""
+        """Return the result of a peer's script, or raise its error."""
         ended = self.ended[peer]
         if ended.error is not None:
             raise ended.error
         return ended.result
 
     def bytes_through(self, machine: Callable[[Peer], Hashable] = lambda peer: peer) -> Counter[Hashable]:
-        """Payload bytes that each machine sent or received. machine(peer): its host; within one nothing counts.
+        """Return the payload bytes that each machine sent or received, without traffic within a machine.
 
-        The busiest machine is `max(trace.bytes_through().values())`.
+        machine(peer): the peer's host. The busiest machine has `max(trace.bytes_through().values())` bytes.
         """
         through: Counter[Hashable] = Counter()
         for (sender, receiver), nbytes in self.sent_bytes.items():
@@ -62,7 +62,7 @@ class Trace:
 
 @dataclass(slots=True)
 class TraceWriter:
-    """A trace while it is recorded. Notes become text only where they are kept."""
+    """A trace during its recording. Notes are only formatted if they are kept."""
 
     clock: VirtualClock
     keep: bool

@@ -1,4 +1,4 @@
-"""Byte views: the bytes of a payload, tensor after tensor in mind, of which parts are moved to and from slots."""
+"""Byte views: a payload as the concatenation of its tensors' bytes, and moves of its parts to and from slots."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gossamer.comm.staging.staging_area import Move
 
 @dataclass(frozen=True, eq=False)
 class ByteViews:
-    """views: (n,) of uint8 of each tensor, where it lies."""
+    """views: the bytes of each tensor, uint8 of shape (n,), on its device."""
 
     views: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, payload: Payload) -> ByteViews:
-        """Of tensors, or of copies of those that do not lie side by side."""
+        """View tensors as bytes; non-contiguous tensors are copied."""
         return cls(tuple(bytes_of(dense(tensor)) for tensor in payload))
 
     @property
@@ -28,11 +28,11 @@ class ByteViews:
         return sum(view.numel() for view in self.views)
 
     def length(self, begin: int, end: int) -> int:
-        """How many of its bytes are among those from `begin` on until before `end`."""
+        """Number of its bytes in the range [begin, end)."""
         return max(0, min(self.nbytes, end) - begin)
 
     def moves(self, begin: int, end: int, at: int) -> list[Move]:
-        """The bytes from `begin` to `end`, which lie at `at` in a slot."""
+        """Moves of the bytes [begin, end), to or from offset `at` of a slot."""
         found: list[Move] = []
         for place, low, high in spans([view.numel() for view in self.views], begin, end):
             found.append((self.views[place][low:high], at))
@@ -41,10 +41,10 @@ class ByteViews:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The same numbers, side by side: the tensor itself, where they are."""
+    """Return a contiguous tensor with the same elements; the tensor itself if possible."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """(n,) of uint8 of a contiguous tensor, as a view."""
+    """View a contiguous tensor as uint8 of shape (n,)."""
     return tensor.view(-1).view(torch.uint8)

@@ -1,7 +1,7 @@
-"""Chunk tables: which bytes of a payload, or numbers of a mean, are in which chunk. Pure functions of integers.
+"""Chunk tables: which bytes of a payload, or elements of a mean, are in which chunk. Pure functions of integers.
 
-All ranks of a group cut alike, since each chunk is an operation of its own below. In a sub-group of some ranks there
-are always PART_CHUNKS, perhaps empty ones: other sub-groups, whose tensors may be larger, count operations along.
+All ranks of a group cut equally, because each chunk is a separate operation. A subgroup always uses PART_CHUNKS chunks,
+some perhaps empty, because other subgroups, with perhaps larger tensors, must count the same number of operations.
 """
 
 from __future__ import annotations
@@ -12,16 +12,24 @@ from itertools import pairwise
 from gossamer.algorithms.collectives import bounds
 from gossamer.comm.staging.pinned_arena import ALIGNED_BYTES
 
-CHUNK_BYTES = 2**21  # of what one rank sends: long beside what it takes to begin a copy
-SLOT_BYTES = 2**22  # of a chunk together with what comes in for it
+CHUNK_BYTES = 2**21  # sent by one rank: long enough to hide the overhead of a copy
+SLOT_BYTES = 2**22  # of a chunk together with the received chunks
 PART_CHUNKS = 4
 
-Range = tuple[int, int]  # first, and before which one it ends
+Range = tuple[int, int]  # first element, and one past the last
 
 
 def byte_chunks(nbytes: int, rows: int, *, whole: bool) -> list[Range]:
-    """The chunks of a message of `nbytes`, of which a slot holds `rows`: the ranges of bytes in each. whole: whether
-    all ranks of the group take part. Numbers of up to 64 bytes are not cut apart."""
+    """Cut a message of `nbytes` bytes into chunks, and return the byte range of each.
+
+    Args:
+        nbytes: Size of the message.
+        rows: Number of such messages in a slot.
+        whole: Whether all ranks of the group participate.
+
+    Returns:
+        Ranges aligned to 64 bytes, so that no element is split.
+    """
     each = min(CHUNK_BYTES, SLOT_BYTES // rows) if whole else -(-nbytes // PART_CHUNKS)
     each = max(1, -(-each // ALIGNED_BYTES)) * ALIGNED_BYTES
     count = max(1, -(-nbytes // each)) if whole else PART_CHUNKS
@@ -29,10 +37,11 @@ def byte_chunks(nbytes: int, rows: int, *, whole: bool) -> list[Range]:
 
 
 def mean_chunks(numel: int, pieces: int, itemsize: int, *, whole: bool) -> list[list[Range]]:
-    """The chunks of a mean whose table cuts it in `pieces`: of each piece, the range of numbers in each chunk.
+    """Cut a mean into chunks, and return for each chunk the range of elements of each piece.
 
-    Every chunk has a part of every piece, so that each number is summed where and in what order it would be without
-    chunks: to the same bits. A chunk's parts are in the order of the pieces what tensor_split makes of their sum.
+    Every chunk has a part of every piece, so that each element is summed on the same rank and in the same order as
+    without chunks, and the result is bit-identical. The parts of a chunk, in the order of the pieces, are those that
+    tensor_split makes of their concatenation.
     """
     at = bounds(numel, pieces)
     longest = -(-numel // pieces)
@@ -45,8 +54,7 @@ def mean_chunks(numel: int, pieces: int, itemsize: int, *, whole: bool) -> list[
 
 
 def spans(sizes: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The bytes from `begin` to `end` of tensors that lie one after another in mind, `sizes` bytes each: which tensor,
-    and its first byte and before which one it ends."""
+    """Yield the parts of the bytes [begin, end) of concatenated tensors with these sizes, as (tensor, first, end)."""
     first = 0
     for place, size in enumerate(sizes):
         low, high = max(begin, first), min(end, first + size)

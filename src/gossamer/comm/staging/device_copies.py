@@ -1,7 +1,7 @@
-"""Device copies: what staging asks of a device. Copies run beside the computing, one after another in each way.
+"""Device copies: the operations that staging needs of a device. Copies run asynchronously, in order per direction.
 
-Nothing here waits for a device but CopyEvent.await_here. Who hands a tensor to another stream than the one that it was
-made on says so (`keep`), since a caching allocator gives freed memory to whoever asks next on the stream of its making.
+Only CopyEvent.await_here blocks on a device. A tensor that is used on another stream than the one that it was created
+on must be registered with `keep`, because a caching allocator reuses freed memory on the stream of its creation.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from gossamer.errors import GossamerError
 
 
 class Way(StrEnum):
-    """A direction of copies; each is a stream of its own."""
+    """A direction of copies; each has its own stream."""
 
     TO_HOST = "to host"
     TO_DEVICE = "to device"
 
 
 class CopyEvent(Protocol):
-    """A moment: all that one stream had been given when it was recorded has been done."""
+    """An event: complete when all earlier work of one stream is done."""
 
     def is_past(self) -> bool:
-        """Whether it has come; does not wait."""
+        """Whether it is complete, without blocking."""
 
     def await_here(self) -> None:
-        """The calling thread waits for it."""
+        """Block the calling thread until it is complete."""
 
     def precede(self, way: Way) -> None:
-        """Copies of this way that are given from now on wait for it; the caller does not."""
+        """Make later copies of this direction wait for it, without blocking the caller."""
 
     def precede_current(self) -> None:
-        """What the caller's current stream is given from now on waits for it; the caller does not."""
+        """Make later work of the caller's current stream wait for it, without blocking the caller."""
 
 
 class DeviceCopies(Protocol):
-    """Copies between one device and this machine's memory."""
+    """Copies between one device and host memory."""
 
     def pinned(self, nbytes: int) -> Tensor:
-        """(nbytes,) of uint8 in this machine's memory, where the device itself reads and writes."""
+        """Allocate pinned host memory, uint8 of shape (nbytes,)."""
 
     def mark(self) -> CopyEvent:
-        """The moment when what the caller's current stream was given up to now has been done."""
+        """Record an event on the caller's current stream."""
 
     def copy(self, way: Way, target: Tensor, source: Tensor) -> None:
-        """Begin a copy between contiguous (n,) of uint8, of which one is pinned and one the device's."""
+        """Begin a copy between contiguous uint8 tensors of shape (n,), one of them pinned and one on the device."""
 
     def keep(self, way: Way, tensor: Tensor) -> None:
-        """The memory of the device's `tensor` is used for nothing else before copies begun so far are done."""
+        """Keep the memory of a device tensor from being reused until the copies that have begun are complete."""
 
     def record(self, way: Way) -> CopyEvent:
-        """The moment when all copies of this way that were begun so far are done."""
+        """Record an event after all copies of this direction so far."""
 
 
 class Past:
-    """A moment that has come."""
+    """A completed event."""
 
     def is_past(self) -> bool:
         return True
@@ -74,7 +74,7 @@ class Past:
 
 
 class HostCopies:
-    """Copies within this machine's memory."""
+    """Copies within host memory."""
 
     def pinned(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
@@ -93,7 +93,7 @@ class HostCopies:
 
 @dataclass(frozen=True)
 class CudaEvent:
-    """An event that was recorded on a stream. streams: of the device's copies, by way."""
+    """An event recorded on a stream. streams: the device's copy streams, by direction."""
 
     event: torch.cuda.Event
     device: torch.device
@@ -103,7 +103,7 @@ class CudaEvent:
         return bool(self.event.query())
 
     def await_here(self) -> None:
-        self.event.synchronize()  # of this event alone: other streams go on, and are not waited for
+        self.event.synchronize()  # waits for this event only, not for other streams
 
     def precede(self, way: Way) -> None:
         self.streams[way].wait_event(self.event)
@@ -113,7 +113,7 @@ class CudaEvent:
 
 
 class CudaCopies:
-    """Copies of one CUDA device: both ways at once, beside its kernels."""
+    """Copies of one CUDA device: both directions concurrently, and concurrent with its kernels."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -136,7 +136,7 @@ class CudaCopies:
         return self._recorded(self._streams[way])
 
     def _recorded(self, stream: torch.cuda.Stream) -> CudaEvent:
-        event = torch.cuda.Event(blocking=True)  # a thread that waits for a device leaves its core to others
+        event = torch.cuda.Event(blocking=True)  # a waiting thread yields its core
         event.record(stream)
         return CudaEvent(event, self._device, self._streams)
 
@@ -146,10 +146,10 @@ _KINDS: dict[str, Callable[[torch.device], DeviceCopies]] = {"cuda": CudaCopies,
 
 @cache
 def copies_for(device: torch.device) -> DeviceCopies:
-    """The copies of tensors of this device. Raises GossamerError for a kind of device that has none."""
+    """Return the copies for this device. Raises GossamerError for an unsupported type of device."""
     if device.type not in _KINDS:
         raise GossamerError(
-            f"tensors on {device} cannot be sent: copies beside the computing are written for {', '.join(_KINDS)} "
+            f"tensors on {device} cannot be sent: asynchronous copies are implemented for {', '.join(_KINDS)} "
             'only. Train on one of these: model.to("cpu").'
         )
     return _KINDS[device.type](device)

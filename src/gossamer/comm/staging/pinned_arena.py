@@ -1,4 +1,4 @@
-"""Pinned arena: one piece of memory from which chunks take slots and to which they give them back; never more of it."""
+"""Pinned arena: a fixed amount of memory from which chunks take slots, and to which they return them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ALIGNED_BYTES = 64  # so that what lies there may be viewed as wider numbers
+ALIGNED_BYTES = 64  # so that the bytes may be viewed as wider types
 
 
 @dataclass(frozen=True, eq=False)
 class PinnedSlot:
-    """Bytes of an arena, from `begin` on until before `end`; memory: (nbytes,) of uint8."""
+    """The bytes [begin, end) of an arena. memory: uint8 of shape (nbytes,)."""
 
     memory: Tensor
     begin: int = 0
@@ -21,15 +21,15 @@ class PinnedSlot:
 
 
 class PinnedArena:
-    """Memory of `capacity_bytes`, allocated when it is first needed. A slot takes the first gap that it fits."""
+    """Memory of `capacity_bytes`, allocated on first use. A slot is placed in the first gap that fits."""
 
     def __init__(self, allocate: Callable[[int], Tensor], capacity_bytes: int) -> None:
         self._allocate, self._capacity_bytes = allocate, capacity_bytes
         self._memory: Tensor | None = None
-        self._taken: list[PinnedSlot] = []  # by place
+        self._taken: list[PinnedSlot] = []  # by offset
 
     def take(self, nbytes: int) -> PinnedSlot | None:
-        """A slot that nothing else uses, with arbitrary contents; None while there is no gap for it."""
+        """Take an uninitialized slot; None if no gap is large enough."""
         if not nbytes:
             return PinnedSlot(torch.empty(0, dtype=torch.uint8, device="cpu"))
         size, begin = -(-nbytes // ALIGNED_BYTES) * ALIGNED_BYTES, 0
@@ -43,11 +43,11 @@ class PinnedArena:
         return None
 
     def beyond(self, nbytes: int) -> PinnedSlot:
-        """Memory of its own, for a chunk that cannot wait for others to give theirs back."""
+        """Allocate separate memory, for a chunk that cannot wait until other slots are returned."""
         return PinnedSlot(self._allocate(nbytes))
 
     def give_back(self, slot: PinnedSlot) -> None:
-        """Nothing uses it any more, and the next one may have it."""
+        """Return a slot that is no longer used."""
         if slot in self._taken:
             self._taken.remove(slot)
 

@@ -1,11 +1,11 @@
-"""Staged operation: chunks go to this machine's memory, over its connections, and back, some of them at a time.
+"""Staged operation: chunks are copied to host memory, transferred over the connections, and copied back, pipelined.
 
-When something is begun below depends on nothing but the order in which operations are begun and waited for, never on
-how fast a device is: connections tell by that order who issues another collective. So a chunk's copy is waited for when
-its turn comes, and TRAVELING of each operation are under way.
+The order of operations below must not depend on the speed of a device, only on the order of begins and waits, because
+the mesh uses this order to detect a rank that issues another collective. A chunk's copy is therefore awaited when the
+chunk's turn comes, with up to TRAVELING chunks of an operation in flight.
 
-An operation is made before it begins: its first chunks are copied by then, as far as there is memory, and so are those
-of others that are made before any of them begins. None of these copies waits for another operation's.
+An operation is created before it begins: its first chunks are copied by then, as far as there is memory, as are those
+of other operations that are created before any begins. None of these copies waits for another operation's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,21 @@ from gossamer.comm.staging.device_copies import CopyEvent
 from gossamer.comm.staging.pinned_arena import PinnedSlot
 from gossamer.comm.staging.staging_area import Marks, Move, StagingArea
 
-TRAVELING = 8  # chunks of an operation, at most: 16 MiB, which fill 1 Gbit/s over 100 ms
+TRAVELING = 8  # most chunks of an operation in flight: 16 MiB, which fill 1 Gbit/s over 100 ms
 
 Wait = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of an operation. nbytes: of its slot; begin: begins it below, given the slot's memory, (nbytes,) of uint8;
-    what it returns waits until all of it is there."""
+    """A part of an operation.
+
+    Attributes:
+        nbytes: Size of its slot.
+        inward: Moves from tensors into the slot.
+        begin: Begins the transfer, given the slot's memory; the returned function waits until it is complete.
+        outward: Moves from the slot to tensors.
+    """
 
     nbytes: int
     inward: Sequence[Move]
@@ -39,10 +45,10 @@ class Chunk:
 
 
 class StagedOp:
-    """An operation whose first chunks are being copied to this machine's memory."""
+    """An operation with its first chunks being copied to host memory."""
 
     def __init__(self, area: StagingArea, chunks: Sequence[Chunk], device: torch.device) -> None:
-        """device: one that the memory in between is pinned for."""
+        """device: a device for which the host memory is pinned."""
         self._area, self._device = area, device
         self._left = deque(chunks)
         moves = [move for chunk in chunks for move in (*chunk.inward, *chunk.outward)]
@@ -54,8 +60,8 @@ class StagedOp:
             pass
 
     def begin(self, answer: Wait) -> Wait:
-        """Begin below; what it returns waits until the current stream will find the whole answer where it belongs,
-        though the device may still copy, and gives what `answer` does."""
+        """Begin the transfers. The returned function waits until the result can be used on the current stream, although
+        the device may still be copying, and returns answer()."""
         for _ in range(min(TRAVELING, len(self._copied) + len(self._left))):
             self._begin_next()
 
@@ -75,7 +81,7 @@ class StagedOp:
             event.precede_current()
 
     def _begin_next(self) -> None:
-        """Begin another chunk below, and have the one after it copied meanwhile, where there is memory for it."""
+        """Begin the transfer of another chunk, and copy the one after it meanwhile, if there is memory."""
         if not self._copied and self._left:
             self._copy(self._area.slot(self._left[0].nbytes, self._device))
         if not self._copied:
@@ -88,7 +94,7 @@ class StagedOp:
             self._copy_if_vacant()
 
     def _copy_if_vacant(self) -> bool:
-        """Begin to copy another chunk, if there is one, and memory for it without waiting; whether that is so."""
+        """Begin to copy another chunk if there is one, and memory for it; return whether that is so."""
         vacant = self._area.vacant(self._left[0].nbytes, self._device) if self._left else None
         if vacant is not None:
             self._copy(vacant)
@@ -97,5 +103,5 @@ class StagedOp:
     def _copy(self, slot: PinnedSlot) -> None:
         chunk = self._left.popleft()
         events = self._area.bring(chunk.inward, slot, self._ready)
-        # Its inputs are not held here: until they are read, `keep` has the allocator leave them alone
+        # The inputs are not referenced here: `keep` keeps the allocator from reusing them until they are read
         self._copied.append((slot, events, Chunk(chunk.nbytes, (), chunk.begin, chunk.outward)))

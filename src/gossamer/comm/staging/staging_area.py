@@ -1,4 +1,4 @@
-"""Staging area: an arena, the copies of every device, and what has to arrive before a slot serves another chunk."""
+"""Staging area: an arena, the copies of every device, and the copies that must complete before a slot is reused."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from gossamer.comm.staging.device_copies import CopyEvent, DeviceCopies, Way, copies_for
 from gossamer.comm.staging.pinned_arena import PinnedArena, PinnedSlot
 
-CAPACITY_BYTES = 2**26  # pinned at most, but for chunks that could not be smaller
+CAPACITY_BYTES = 2**26  # limit of the pinned memory, except for chunks that cannot wait
 
-Move = tuple[Tensor, int]  # contiguous (n,) of uint8 where the tensor lies, and where they lie in a slot
+Move = tuple[Tensor, int]  # (contiguous uint8 tensor of shape (n,) on a device, offset in a slot)
 Marks = dict[torch.device, CopyEvent]
 
 
 class StagingArea:
-    """Of one group; calls come from one thread at a time. copies_of: the copies of a device."""
+    """The memory of one group, used by one thread at a time. copies_of: returns the copies of a device."""
 
     def __init__(
         self,
@@ -30,31 +30,31 @@ class StagingArea:
         self._arriving: deque[tuple[Sequence[CopyEvent], PinnedSlot]] = deque()
 
     def marks(self, devices: Iterable[torch.device]) -> Marks:
-        """The moments from which on what these devices' current streams were given up to now can be read."""
+        """Record an event on the current stream of each device, after which the inputs can be read."""
         return {device: self._copies_of(device).mark() for device in devices}
 
     def slot(self, nbytes: int, device: torch.device) -> PinnedSlot:
-        """Memory for a chunk. Where there is none it waits for slots that copies still read, oldest first."""
+        """Return memory for a chunk. If there is none, wait for copies from slots to complete, oldest first."""
         while (found := self.vacant(nbytes, device)) is None:
             if not self._arriving:
-                return self._arena_for(device).beyond(nbytes)  # all is on its way to others, who may wait for this
+                return self._arena_for(device).beyond(nbytes)  # all slots are in transfer; a peer may wait for this one
             for event in self._arriving[0][0]:
                 event.await_here()
         return found
 
     def vacant(self, nbytes: int, device: torch.device) -> PinnedSlot | None:
-        """Memory for a chunk, where some is left without waiting."""
+        """Return memory for a chunk, or None if none is available without waiting."""
         arena = self._arena_for(device)
         while self._arriving and all(event.is_past() for event in self._arriving[0][0]):
             arena.give_back(self._arriving.popleft()[1])
         return arena.take(nbytes)
 
     def bring(self, moves: Sequence[Move], slot: PinnedSlot, ready: Marks) -> Sequence[CopyEvent]:
-        """Begin to copy from devices into a slot; the moments when that is done."""
+        """Begin copies from devices to a slot; return their completion events."""
         return list(self._copied(Way.TO_HOST, moves, slot, ready).values())
 
     def give(self, moves: Sequence[Move], slot: PinnedSlot, ready: Marks) -> Marks:
-        """Begin to copy from a slot to devices, after which it serves another chunk; the moments when that is done."""
+        """Begin copies from a slot to devices, after which the slot is reused; return their completion events."""
         done = self._copied(Way.TO_DEVICE, moves, slot, ready)
         self._arriving.append((list(done.values()), slot))
         return done
@@ -71,7 +71,7 @@ class StagingArea:
         return {device: self._copies_of(device).record(way) for device in devices}
 
     def _arena_for(self, device: torch.device) -> PinnedArena:
-        """One for all devices: pinned memory is every device's."""
+        """Return the arena, one for all devices, because every device can use pinned memory."""
         if self._arena is None:
             self._arena = PinnedArena(self._copies_of(device).pinned, self._capacity_bytes)
         return self._arena

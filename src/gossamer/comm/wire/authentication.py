@@ -1,8 +1,8 @@
-"""Authentication of peers: the handshake with credentials as claims, then a comparison of run, recipe and layout.
+"""Authentication of peers: a handshake with credentials as claims, then a comparison of run, recipe and layout.
 
-Settings are compared after the proofs, at both ends, so both errors name both values. Frames that follow are numbered
-and carry tags by keys that are derived from the handshake, one for each direction (frame_mac): an attacker on the
-network can cut a connection, but not change, repeat, reorder or omit its frames. Reading them is prevented by `tls`.
+Both ends compare the settings after the proofs, so the errors at both ends name both values. Later frames are numbered
+and carry tags, with keys derived from the handshake, one per direction (frame_mac). An attacker on the network can cut
+a connection, but cannot modify, repeat, reorder or omit its frames. Only `tls` prevents reading them.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from gossamer.errors import ConnectError, GossamerError, MismatchError, PeerLost
 from gossamer.version import __version__
 
 PURPOSE = b"peers"
-SHOWN_CHARACTERS = 100  # of a text that an unauthenticated peer sent
+SHOWN_CHARACTERS = 100  # of a text from an unauthenticated peer
 
 COMPARED = {
     "gossamer": "Gossamer's version (install the same one everywhere)",
     "run": "the run (give every process of a run the same name)",
     "recipe": "the recipe (pass the same one everywhere)",
     "layout": "a hash of the parameters' names, shapes and dtypes (build the same model everywhere)",
-    "largest_frame_bytes": "the size that no frame exceeds (pass the same largest_frame_bytes everywhere)",
+    "largest_frame_bytes": "the maximum size of a frame (pass the same largest_frame_bytes everywhere)",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """Identity of a process, and the settings that must be alike everywhere (else MismatchError, with both values)."""
+    """Identity of a process, and settings that must be equal everywhere (else MismatchError, with both values)."""
 
     me: Peer
-    token: bytes = field(repr=False)  # 32 secret bytes that all processes of a run hold
-    run: str  # alike everywhere, as all that follows but the instance
+    token: bytes = field(repr=False)  # 32 secret bytes that all processes of a run have
+    run: str  # equal everywhere, like all fields below except the last three
     recipe: str = ""
     layout: str = ""
-    largest_frame_bytes: int  # a longer frame is refused before any memory is allocated for it
-    accepted_frame_bytes: int | None = None  # the same for what this end receives, not compared; None: that
+    largest_frame_bytes: int  # a larger frame is rejected before any memory is allocated for it
+    accepted_frame_bytes: int | None = None  # limit for received frames, not compared; None: largest_frame_bytes
     gossamer: str = __version__
-    instance: bytes = field(default_factory=lambda: secrets.token_bytes(16))  # drawn anew at each start
+    instance: bytes = field(default_factory=lambda: secrets.token_bytes(16))  # random for each process
 
     def hello(self, you: Peer) -> HelloRecord:
         return HelloRecord(
@@ -61,11 +61,11 @@ class Credentials:
 
 
 class AuthenticatedPeer(NamedTuple):
-    """The peer at the other end, once it has proven the token."""
+    """The peer at the other end, after it has proven the token."""
 
     peer: Peer
     instance: bytes  # of its process
-    limit_bytes: int  # of a frame that comes from it
+    limit_bytes: int  # of a received frame
     sending_epoch: int
     receiving_epoch: int
     sending_mac: FrameMac
@@ -75,7 +75,7 @@ class AuthenticatedPeer(NamedTuple):
 class PeerHandshake:
     """One end of the handshake between peers. Send `output()` at the start and after each `receive`.
 
-    dialed_peer: None for the listener.
+    dialed_peer: None in the listener.
     """
 
     def __init__(self, credentials: Credentials, dialed_peer: Peer | None) -> None:
@@ -85,7 +85,7 @@ class PeerHandshake:
         else:
             self._handshake = Dialer(PURPOSE, credentials.token, encode_hello(credentials.hello(dialed_peer)))
         self.authenticated: AuthenticatedPeer | None = None
-        self.refusal: GossamerError | None = None  # why both hold the token and yet do not belong to one run
+        self.refusal: GossamerError | None = None  # why peers with the same token do not belong to one run
 
     @property
     def wants_bytes(self) -> bool:
@@ -118,7 +118,7 @@ class PeerHandshake:
         try:
             handshake.accept(self._credentials.token, mine)
         except WrongKeyError:
-            handshake.refuse(mine)  # so that both ends can name both runs
+            handshake.refuse(mine)  # so that the errors at both ends name both runs
             raise
         self._authenticate(handshake, hello, them, LISTENER, DIALER)
 
@@ -127,24 +127,22 @@ class PeerHandshake:
         self._authenticate(handshake, hello, self._expect_dialed(hello), DIALER, LISTENER)
 
     def _expect_dialed(self, hello: HelloRecord) -> Peer:
-        """The peer that sent it. Raises PeerLost if it is not the dialed one, or dialed another one."""
+        """Return the sender of the claims. Raises PeerLost if either end is not the peer that the other expects."""
         them = Peer(*hello.me)
         if Peer(*hello.you) != self._me or them != (self._dialed_peer or them) or them == self._me:
-            how = "was called" if self._dialed_peer is None else f"called {self._dialed_peer} and was answered"
-            raise PeerLost(
-                f"{self._me} {how} by {them}, who wanted {Peer(*hello.you)}: somebody's address has changed."
-            )
+            how = "was dialed" if self._dialed_peer is None else f"dialed {self._dialed_peer} and was answered"
+            raise PeerLost(f"{self._me} {how} by {them}, which expected {Peer(*hello.you)}: an address is out of date.")
         return them
 
     def _wrong_token(self, hello: HelloRecord) -> ConnectError:
         return ConnectError(
-            f"{Peer(*hello.me)} holds another token than {self._me}, so neither can trust the other. It "
-            f"says that it belongs to run {hello.run[:SHOWN_CHARACTERS]!r}, and this is run "
-            f"{self._credentials.run!r}: give all processes of a run the same token, and each run its own ports."
+            f"{Peer(*hello.me)} has a different token than {self._me}, so neither can trust the other. It "
+            f"claims to belong to run {hello.run[:SHOWN_CHARACTERS]!r}; this is run "
+            f"{self._credentials.run!r}. Give all processes of a run the same token, and each run its own ports."
         )
 
     def _authenticate(self, handshake: Handshake, hello: HelloRecord, them: Peer, mine: bytes, theirs: bytes) -> None:
-        """mine, theirs: the sides of this end and of the other one."""
+        """mine, theirs: the sides (DIALER, LISTENER) of this end and of the peer."""
         credentials, accepted = self._credentials, self._credentials.accepted_frame_bytes
         self.refusal = self._difference(hello, them)
         self.authenticated = AuthenticatedPeer(
@@ -166,13 +164,12 @@ class PeerHandshake:
         if not lines:
             return None
         return MismatchError(
-            f"{self._me} and {them} do not belong to one run, so what they computed would not add up:\n"
-            + "\n".join(lines)
+            f"{self._me} and {them} do not belong to one run, so their results cannot be combined:\n" + "\n".join(lines)
         )
 
 
 def _frame_mac(handshake: Handshake, side: bytes, hello: HelloRecord) -> FrameMac:
-    """Of the frames that `side` sends. Payloads are hashed by POLYVAL if both ends have it."""
+    """MAC of the frames that `side` sends. Payloads are hashed with POLYVAL if both ends have it."""
     key = handshake.derive_key(b"frame key", side)
     if not (polyval.available() and hello.polyval):
         return FrameMac(key)

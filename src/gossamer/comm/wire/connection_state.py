@@ -1,7 +1,7 @@
-"""Connection state: one end of a connection as a state machine that is fed bytes (sans-IO, as h11).
+"""Connection state: one end of a connection as a state machine without I/O (sans-IO, like h11).
 
-write state.control_frames()                        of the handshake; ask again after every receive_data()
-read n bytes into state.receive_buffer()            -> state.receive_data(n) -> every ReceivedFrame that is complete
+write state.control_frames()                        of the handshake; repeat after every receive_data()
+read n bytes into state.receive_buffer()            -> state.receive_data(n) -> every complete ReceivedFrame
 write state.send(message)                           once state.authenticated, whole, in the order of the calls
 """
 
@@ -30,32 +30,32 @@ from gossamer.comm.wire.messages import Record, decode_record
 from gossamer.comm.wire.tensor_codec import allocate, decode_tensors
 from gossamer.errors import GossamerError, MalformedError, MismatchError
 
-STAGING_BYTES = 2**14  # shorter parts are received together and copied to their places, longer ones in place
+STAGING_BYTES = 2**14  # shorter parts are received together and copied, longer ones directly into their memory
 
 _NOTHING = memoryview(b"")
 
 
 class ReceivedFrame(NamedTuple):
-    """A frame that arrived whole."""
+    """A completely received frame."""
 
     kind: Kind
-    record: Record  # its control record, decoded
+    record: Record  # the decoded control record
     payload: Payload  # shares the memory of the frame
     payload_bytes: int
     frame_bytes: int  # on the wire: header, record, payload and tags
 
 
 class ConnectionState:
-    """Reads and numbers the frames of one connection, from the first hello on.
+    """Parses and numbers the frames of one connection, from the first hello on.
 
-    After an error nothing more may be read: where a frame ends is not known any more.
+    After an error no more data may be parsed, because the frame boundary is unknown.
     """
 
-    _reading: Generator[memoryview, None, ReceivedFrame]  # the parser of the current frame
-    _unfilled: memoryview  # of its current part, yet to be received
-    _unhashed: memoryview  # of its payload, not in the digest yet
+    _reading: Generator[memoryview, None, ReceivedFrame]  # parser of the current frame
+    _unfilled: memoryview  # part of the current buffer that is not received yet
+    _unhashed: memoryview  # part of the payload that is not in the digest yet
     _digest: PayloadDigest  # of the payload received so far
-    _sending_mac: FrameMac  # of the frames after the handshake, as the next one
+    _sending_mac: FrameMac  # of the frames after the handshake, like the next one
     _receiving_mac: FrameMac
 
     def __init__(self, credentials: Credentials, dialed_peer: Peer | None = None) -> None:
@@ -67,30 +67,30 @@ class ConnectionState:
 
     @property
     def authenticated(self) -> AuthenticatedPeer | None:
-        """The peer at the other end, once both have proven the token and belong to one run."""
+        """The peer, once both ends have proven the token and belong to one run."""
         return None if self._handshake.refusal else self._handshake.authenticated
 
     @property
     def refusal(self) -> GossamerError | None:
-        """Why the two do not belong to one run, though both hold the token."""
+        """Why the two do not belong to one run, although both have the token."""
         return self._handshake.refusal
 
     def control_frames(self) -> list[memoryview]:
-        """Buffers of the handshake to send, each once; also after an error, before the connection is closed."""
+        """Return handshake bytes to send, each once; also call it after an error, before closing the connection."""
         output = self._handshake.output()
         return [memoryview(output)] if output else []
 
     def send(self, message: Message) -> Iterator[memoryview]:
-        """The buffers of the next frame."""
+        """Return the buffers of the next frame."""
         self._frames_sent += 1
         return message.frame(self._sending_mac, self._sending_epoch, self._frames_sent - 1)
 
     def receive_buffer(self) -> memoryview:
-        """Memory for the bytes that come next; never empty."""
+        """Return memory for the next bytes; never empty."""
         return self._staging if self._unfilled.nbytes < STAGING_BYTES else self._unfilled
 
     def receive_data(self, nbytes: int) -> Iterator[ReceivedFrame | None]:
-        """Parse the first `nbytes` of receive_buffer(). Yields the frames they complete; None for the handshake."""
+        """Parse the first `nbytes` of receive_buffer(). Yields each completed frame, and None for the handshake."""
         if self._unfilled.nbytes >= STAGING_BYTES:
             filled = self._unfilled[:nbytes]
             self._advance(filled)
@@ -102,7 +102,7 @@ class ConnectionState:
             self._begin_frames()
             yield None
         if rest.nbytes and self._handshake.authenticated is None:
-            raise MalformedError("Bytes arrived after the end of a handshake that was refused.")
+            raise MalformedError("Bytes arrived after a refused handshake.")
         while True:
             while not self._unfilled.nbytes:
                 try:
@@ -118,7 +118,7 @@ class ConnectionState:
             rest = rest[filled.nbytes :]
 
     def _advance(self, filled: memoryview) -> None:
-        """Account for bytes that are in their place: shrink what is unfilled, and hash whole chunks."""
+        """Account for received bytes: advance the unfilled part, and hash complete chunks."""
         self._unfilled = self._unfilled[filled.nbytes :]
         ready_bytes = self._unhashed.nbytes - self._unfilled.nbytes
         if ready_bytes >= CHUNK_BYTES or (ready_bytes > 0 and not self._unfilled.nbytes):
@@ -132,7 +132,7 @@ class ConnectionState:
         self._unfilled = next(self._reading)
 
     def _read(self) -> Generator[memoryview, None, ReceivedFrame]:
-        """One frame: yields memory to fill, part by part."""
+        """Parse one frame; yields memory to fill, part by part."""
         raw_header = memoryview(bytearray(HEADER_BYTES))
         yield raw_header
         tags = self._receiving_mac.begin()
@@ -144,7 +144,7 @@ class ConnectionState:
         record = decode_record(header.kind, control)
         if header.tensors != len(record.tensors):
             raise MalformedError(
-                f"A frame of kind {header.kind.name} announces {header.tensors} tensors and describes "
+                f"A frame of kind {header.kind.name} announces {header.tensors} tensors but describes "
                 f"{len(record.tensors)}. Install the same version of Gossamer everywhere."
             )
         payload: Payload = ()
@@ -156,7 +156,7 @@ class ConnectionState:
         return ReceivedFrame(header.kind, record, payload, header.payload_bytes, nbytes)
 
     def _payload(self, received: Tensor, tags: FrameTags) -> Generator[memoryview, None, None]:
-        """Hash the payload as it arrives, and compare with what the sender put behind it."""
+        """Hash the payload while it arrives, and compare the hash with its trailer."""
         if not received.numel():
             return
         self._unhashed, self._digest = received.numpy().data, PayloadDigest(self._receiving_mac)
@@ -169,19 +169,19 @@ class ConnectionState:
         try:
             header = Header.parse(raw_header, tags)
         except MismatchError:
-            raise MalformedError("A frame names another protocol than the handshake did.") from None
+            raise MalformedError("A frame has another protocol version than the handshake.") from None
         expected = (self._receiving_epoch, self._frames_received)
         if (header.epoch, header.sequence) != expected:
             raise MalformedError(
-                f"A frame says that it is number {header.sequence} of epoch {header.epoch:#x} where number "
-                f"{expected[1]} of {expected[0]:#x} is due: it was sent before, elsewhere or by this end."
+                f"A frame has number {header.sequence} of epoch {header.epoch:#x}, expected number "
+                f"{expected[1]} of {expected[0]:#x}: it is a replay, or belongs to another connection."
             )
         header.check_lengths(self._limit_bytes)
         self._frames_received += 1
         return header
 
     def _begin_frames(self) -> None:
-        """Once the handshake is complete, its keys and limits apply to all that follows."""
+        """Use the keys and limits of the completed handshake for the following frames."""
         authenticated = self._handshake.authenticated
         if authenticated is not None:
             self._limit_bytes = authenticated.limit_bytes

@@ -4,14 +4,14 @@
     tag of a record  = PRF(key, header, record)
     tag of a payload = PRF(key, header, record, hash of the payload)        16 bytes each, compared in constant time
 
-The PRF is keyed BLAKE2b: of the keyed hashes in the standard library it has the least cost for the some hundred bytes
-of a header and its record (0.6 us; HMAC-SHA256 1.5 us), on every processor. A key serves one direction of one
-connection, and a header has the frame's number: no two inputs are alike, so nothing that was recorded passes again.
+The PRF is keyed BLAKE2b: of the keyed hashes in the standard library it is the fastest for the few hundred bytes of a
+header and its record (0.6 us; HMAC-SHA256 1.5 us), on every processor. A key is used for one direction of one
+connection, and a header has the frame's number. All inputs are therefore distinct, and a replayed frame is rejected.
 
-A payload's hash is POLYVAL under a second key, where both ends have it compiled: 25 GB/s, and the construction of
-AES-GCM-SIV (hash by a secret point, hidden by a PRF of it and a number that never comes again), so that a forgery of n
-blocks passes with probability n / 2^128. Elsewhere it is keyed BLAKE2b, 1 GB/s (HMAC-SHA256: 0.4 to 2, as the
-processor has it), which a loopback notices and most networks do not.
+A payload's hash is POLYVAL under a second key if both ends have the compiled version: 25 GB/s. The construction is that
+of AES-GCM-SIV (a hash at a secret point, masked by a PRF of the hash and a unique number), so a forgery of n blocks
+passes with probability n / 2^128. Otherwise it is keyed BLAKE2b, 1 GB/s (HMAC-SHA256: 0.4 to 2 GB/s, depending on the
+processor), which is the bottleneck on loopback but not on most networks.
 source: Saarinen & Aumasson 2015, RFC 7693; Wegman & Carter 1981, J. Comput. Syst. Sci.; Gueron, Langley, Lindell 2019,
 RFC 8452
 """
@@ -30,41 +30,41 @@ TAG_BYTES = 16
 
 
 class PayloadHash(Protocol):
-    """A hash of a payload that is given piece by piece; by a secret key, so that nobody else finds a collision."""
+    """An incremental hash of a payload with a secret key, so that an attacker cannot find a collision."""
 
     def update(self, data: memoryview, /) -> None: ...
     def digest(self) -> bytes: ...
 
 
 class FrameMac:
-    """Makes and checks the tags of one direction of a connection."""
+    """Computes and checks the tags of one direction of a connection."""
 
     def __init__(self, key: bytes, payload_hash: Callable[[], PayloadHash] | None = None) -> None:
-        """key: up to 64 secret bytes. payload_hash: BLAKE2b by that key if None."""
+        """key: up to 64 secret bytes. payload_hash: None for BLAKE2b with that key."""
         keyed = partial(hashlib.blake2b, key=key, digest_size=TAG_BYTES)
         self._new = hashlib.blake2b(key=key, digest_size=TAG_BYTES, person=b"gossamer frame")
         self.new_payload_hash = payload_hash or partial(keyed, person=b"gossamer payload")
 
     def begin(self) -> FrameTags:
-        """The tags of the next frame."""
+        """Begin the tags of the next frame."""
         return FrameTags(self._new.copy())
 
 
 class FrameTags:
-    """The tags of one frame: each covers everything that was added so far."""
+    """The tags of one frame; each covers all parts so far."""
 
     def __init__(self, running: hashlib.blake2b) -> None:
         self._running = running
 
     def add(self, part: bytes | bytearray | memoryview) -> bytes:
-        """Add a part of the frame; returns the tag behind it."""
+        """Add a part of the frame, and return the tag behind it."""
         self._running.update(part)
         return self._running.digest()
 
     def check(self, part: bytes | bytearray | memoryview, tag: bytes | bytearray | memoryview, what: str) -> None:
-        """Add a part that was received. Raises MalformedError where the tag behind it is another."""
+        """Add a received part. Raises MalformedError if its tag is wrong."""
         if not hmac.compare_digest(self.add(part), bytes(tag)):
             raise MalformedError(
-                f"The {what} of a frame does not match its tag, so nothing of it is used: it was sent elsewhere, or "
-                "changed on its way, by accident or by somebody who does not hold the run's token."
+                f"The {what} of a frame does not match its tag, so the frame is discarded: it was modified in transit, "
+                "or its sender does not have the run's token."
             )

@@ -6,10 +6,10 @@
     control record  tag      the tensors' bytes  crc  tag
                     16 s                         u32  16 s
 
-Little endian. A tag covers everything before it (frame_mac): a header is authentic before its lengths count, a record
-before it is decoded, tensors before anybody sees them. Every length is compared with a limit before memory is allocated
-for it. What is behind a payload trails it since both ends hash a long one chunk by chunk while other chunks travel; its
-CRC-32, which anybody can make, tells damage from forgery.
+Little endian. A tag covers everything before it (frame_mac): a header is authenticated before its lengths are used, a
+record before it is decoded, and tensors before they are returned. Every length is checked against a limit before memory
+is allocated. The checksum and tag of a payload follow it, because both ends hash a long payload chunk by chunk while
+other chunks are in transit. The CRC-32, which requires no key, distinguishes damage from forgery.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gossamer.comm.handshake import MAGIC, PROTOCOL
 from gossamer.comm.wire.frame_mac import TAG_BYTES, FrameMac, FrameTags
 from gossamer.errors import MalformedError, MismatchError
 
-CHUNK_BYTES = 2**22  # of a payload, hashed at a time; shorter chunks cost more, longer ones are waited for
+CHUNK_BYTES = 2**22  # of a payload, per hash update: smaller chunks have more overhead, larger ones more latency
 
 _FIELDS = struct.Struct("<4sBBHQQIIQ")
 _CHECKSUM = struct.Struct("<I")
@@ -35,7 +35,7 @@ TRAILER_BYTES = _CHECKSUM.size + TAG_BYTES
 
 
 class Kind(IntEnum):
-    """What a frame says, as on the wire."""
+    """Kind of a frame, as on the wire."""
 
     PUSH = 3
     PULL = 4
@@ -47,12 +47,12 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """Content of a frame, independent of the connection: a resend through another one carries identical bytes."""
+    """Content of a frame, independent of the connection: a resend over another connection has identical bytes."""
 
     kind: Kind
-    control: bytes  # the control record, encoded
-    payload: Sequence[memoryview] = ()  # the bytes of the tensors one after the other, with padding between them
-    tensors: int = 0  # how many the payload holds
+    control: bytes  # the encoded control record
+    payload: Sequence[memoryview] = ()  # the concatenated bytes of the tensors, with padding between them
+    tensors: int = 0  # number of tensors in the payload
 
     @cached_property
     def payload_bytes(self) -> int:
@@ -63,9 +63,9 @@ class Message:
         return frame_bytes(len(self.control), self.payload_bytes)
 
     def frame(self, mac: FrameMac, epoch: int, sequence: int) -> Iterator[memoryview]:
-        """Buffers to send in order, as the `sequence`-th frame of this direction of a connection.
+        """Yield the buffers of this message as the `sequence`-th frame of this direction of a connection, in order.
 
-        Lazy: each is read and hashed when it is taken, and is to be sent soon after.
+        Lazy: each buffer is read and hashed when it is yielded, and must be sent soon afterwards.
         """
         tags = mac.begin()
         header = Header(self.kind, epoch, sequence, len(self.control), self.tensors, self.payload_bytes).pack()
@@ -79,12 +79,12 @@ class Message:
 
 
 def frame_bytes(control_bytes: int, payload_bytes: int) -> int:
-    """Size of a frame on the wire."""
+    """Return the size of a frame on the wire."""
     return HEADER_BYTES + control_bytes + TAG_BYTES + payload_bytes + (TRAILER_BYTES if payload_bytes else 0)
 
 
 class PayloadDigest:
-    """What both ends make of a payload as it travels, and what the sender puts behind it."""
+    """Checksum and hash of a payload, computed while it is in transit; the sender appends them."""
 
     def __init__(self, mac: FrameMac) -> None:
         self._checksum, self._hash = 0, mac.new_payload_hash()
@@ -97,10 +97,10 @@ class PayloadDigest:
         return _CHECKSUM.pack(self._checksum) + tags.add(self._hash.digest())
 
     def check(self, tags: FrameTags, trailer: bytes | bytearray | memoryview) -> None:
-        """Raise MalformedError where the trailer of a payload is another."""
+        """Raise MalformedError if the trailer of a payload does not match."""
         if self._checksum != _CHECKSUM.unpack_from(trailer)[0]:
             raise MalformedError(
-                "The tensors of a frame do not match their checksum: bytes changed on their way, or while being sent."
+                "The tensors of a frame do not match their checksum: bytes changed in transit, or while being sent."
             )
         tags.check(self._hash.digest(), memoryview(trailer)[_CHECKSUM.size :], "payload")
 
@@ -115,44 +115,44 @@ def _chunks(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
 
 
 class Header(NamedTuple):
-    """The fixed-size start of a frame."""
+    """The fixed-size beginning of a frame."""
 
     kind: Kind
-    epoch: int  # of the connection and direction, so that frames of another are refused
+    epoch: int  # of the connection and direction, so that frames of another one are rejected
     sequence: int  # within the epoch, from 0
     control_bytes: int
     tensors: int
     payload_bytes: int
 
     def pack(self) -> bytes:
-        """All but the tag."""
+        """Encode the header without its tag."""
         return _FIELDS.pack(MAGIC, PROTOCOL, self.kind, 0, *self[1:])
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, tags: FrameTags) -> Header:
-        """Read HEADER_BYTES bytes. MalformedError: magic, tag, kind or flags; MismatchError: another protocol."""
+        """Parse HEADER_BYTES bytes. MalformedError: magic, tag, kind or flags; MismatchError: another protocol."""
         magic, protocol, kind, flags, *numbers = _FIELDS.unpack_from(data)
         if magic != MAGIC:
             raise MalformedError(
-                f"What arrived begins with {bytes(magic)!r} instead of {MAGIC!r}, so it is no frame of Gossamer's. "
-                "Another program answers at this address, or calls here: give each its own port."
+                f"The received data begins with {bytes(magic)!r} instead of {MAGIC!r}, so it is not a Gossamer frame. "
+                "Another program uses this address: give each program its own port."
             )
         if protocol != PROTOCOL:
             raise MismatchError(
-                f"The other side speaks protocol {protocol} and this one {PROTOCOL}, so neither can read the other. "
+                f"The peer uses protocol {protocol}, this process protocol {PROTOCOL}. "
                 "Install the same version of Gossamer everywhere."
             )
         tags.check(memoryview(data)[: _FIELDS.size], memoryview(data)[_FIELDS.size :], "header")
         if flags or kind not in _KINDS:
-            raise MalformedError(f"A frame of kind {kind} with flags {flags} is none that protocol {PROTOCOL} knows.")
+            raise MalformedError(f"Protocol {PROTOCOL} has no frame of kind {kind} with flags {flags}.")
         return cls(Kind(kind), *numbers)
 
     def check_lengths(self, limit_bytes: int) -> None:
-        """Raise MalformedError for a frame larger than agreed, before anything is allocated for it."""
+        """Raise MalformedError for a frame above the limit, before any memory is allocated."""
         if self.control_bytes + self.payload_bytes > limit_bytes:
             raise MalformedError(
-                f"A frame announces {self.control_bytes} + {self.payload_bytes} bytes where {limit_bytes} are agreed "
-                "on, so it is not read. If it is meant, write largest_frame_bytes=... for both ends."
+                f"A frame announces {self.control_bytes} + {self.payload_bytes} bytes; the agreed limit is "
+                f"{limit_bytes}, so it is not read. To allow it, set largest_frame_bytes=... at both ends."
             )
 
 

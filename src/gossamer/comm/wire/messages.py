@@ -1,4 +1,4 @@
-"""Messages: peer ops and their answers as control records and back. A request number ties an answer to its ask."""
+"""Messages: conversion of peer ops and their answers to and from control records, with a number per request."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class PulledRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class EmptyRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The record of a frame that says everything by its kind."""
+    """The record of a frame without content besides its kind."""
 
 
 PeerName = tuple[
     Annotated[str, msgspec.Meta(max_length=16, pattern=r"\A[a-z]+\Z")], int
-]  # of an unauthenticated peer it is printed
+]  # printed for unauthenticated peers
 
 
 class HelloRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +101,7 @@ GOODBYE = Message(kind=Kind.GOODBYE, control=_encode(EmptyRecord()))
 
 
 def encode_ask(op: Ask, request: int) -> Message:
-    """The message of `op`; its answer will refer to `request`."""
+    """Encode a request. Its answer will have the same `request` number."""
     match op:
         case Push(key=key, stamp=stamp, payload=payload, about=about):
             specs, buffers = encode_tensors(payload)
@@ -116,7 +116,7 @@ def encode_ask(op: Ask, request: int) -> Message:
 
 
 def encode_answer(answer: Answer, request: int) -> Message:
-    """The message of `answer` to the ask numbered `request`."""
+    """Encode the answer to the request with this number."""
     specs, buffers = encode_tensors(answer.payload)
     kind, record = _ANSWERS[type(answer)]
     control = record(request=request, version=answer.version, about=answer.about, tensors=specs)
@@ -137,16 +137,16 @@ def encode_hello(record: HelloRecord) -> bytes:
 
 
 def decode_hello(claims: bytes) -> HelloRecord:
-    """Read the claims of a handshake. Raises MalformedError."""
+    """Decode the claims of a handshake. Raises MalformedError."""
     try:
         return _decode_hello(claims)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
-        raise MalformedError(f"The claims of a handshake cannot be read: {fault}.") from None
+        raise MalformedError(f"The claims of a handshake are invalid: {fault}.") from None
 
 
 def decode_record(kind: Kind, control: bytes | bytearray) -> Record:
-    """Read a control record. Raises MalformedError for unknown fields, other types and numbers out of range."""
+    """Decode a control record. Raises MalformedError for unknown fields, wrong types and numbers out of range."""
     try:
         return _decoders[kind].decode(control)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
-        raise MalformedError(f"A frame of kind {kind.name} cannot be read: {fault}.") from None
+        raise MalformedError(f"The control record of a {kind.name} frame is invalid: {fault}.") from None

@@ -1,4 +1,4 @@
-"""Tensor codec: tensors as bytes and back without a copy; dtypes and shapes travel beside them."""
+"""Tensor codec: tensors to and from bytes without a copy. Dtypes and shapes are sent separately."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A tensor in a payload: its bytes in row-major order, then zeros up to a multiple of 8."""
+    """A tensor in a payload: its bytes in row-major order, padded with zeros to a multiple of 8."""
 
-    dtype: Annotated[int, msgspec.Meta(ge=0, lt=len(DTYPES))]  # its place in DTYPES
+    dtype: Annotated[int, msgspec.Meta(ge=0, lt=len(DTYPES))]  # index in DTYPES
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
 
     @property
@@ -56,10 +56,9 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 def encode_tensors(payload: Payload) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
-    """Dtypes and shapes of `payload` for its control record, and its bytes, with padding, as buffers to send.
+    """Return the dtypes and shapes of `payload` for its control record, and its padded bytes as buffers to send.
 
-    The buffers are the tensors' own memory where they are contiguous and on the CPU: it must not change before it was
-    sent.
+    The buffers are the memory of contiguous CPU tensors, which must not change until it is sent.
     """
     arrays = [_bytes_of(tensor) for tensor in payload]
     specs = tuple([TensorSpec(_CODES[tensor.dtype], tuple(tensor.shape)) for tensor in payload])
@@ -68,21 +67,21 @@ def encode_tensors(payload: Payload) -> tuple[tuple[TensorSpec, ...], list[memor
 
 
 def allocate(specs: Sequence[TensorSpec], payload_bytes: int) -> Tensor:
-    """(payload_bytes,) of uint8 to receive into. Raises MalformedError unless the tensors fill it exactly."""
+    """Allocate uint8 of shape (payload_bytes,) to receive into. Raises MalformedError unless the tensors fill it."""
     wanted = sum(each.padded_bytes for each in specs)
     if wanted != payload_bytes:
-        raise MalformedError(f"A frame describes tensors of {wanted} bytes and carries {payload_bytes}.")
+        raise MalformedError(f"A frame describes tensors of {wanted} bytes but has a payload of {payload_bytes}.")
     try:
         return buffer_pool.empty(payload_bytes, torch.uint8)
     except MemoryError:
         raise MalformedError(
-            f"There is no memory for a frame of {payload_bytes} bytes. Write a smaller largest_frame_bytes=... at both "
+            f"Out of memory for a frame of {payload_bytes} bytes. Set a smaller largest_frame_bytes=... at both "
             "ends, or give this process more memory."
         ) from None
 
 
 def decode_tensors(specs: Sequence[TensorSpec], received: Tensor) -> Payload:
-    """Views of `received` as the tensors that lie in it. Raises MalformedError where one cannot be."""
+    """Return the tensors in `received` as views. Raises MalformedError for an invalid one."""
     if len(specs) == 1 and specs[0].nbytes == received.numel():
         return (_view(specs[0], received),)
     places = accumulate((each.padded_bytes for each in specs), initial=0)
@@ -92,9 +91,9 @@ def decode_tensors(specs: Sequence[TensorSpec], received: Tensor) -> Payload:
 def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
     if tensor.dtype not in _CODES or tensor.dim() > MOST_DIMENSIONS:
         raise ValueError(
-            f"A tensor of {tensor.dtype} with {tensor.dim()} dimensions cannot travel: a payload holds at most "
+            f"A tensor of {tensor.dtype} with {tensor.dim()} dimensions cannot be sent: a payload supports at most "
             f"{MOST_DIMENSIONS} dimensions of {', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}. "
-            "Send tensor.flatten(), or another dtype."
+            "Send tensor.flatten(), or convert the dtype."
         )
     array: npt.NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return array
@@ -103,8 +102,8 @@ def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
 def _view(spec: TensorSpec, data: Tensor) -> Tensor:
     dtype = DTYPES[spec.dtype]
     if dtype is torch.bool and data.numel() and int(data.max()) > 1:
-        raise MalformedError("A tensor of bool holds bytes that are neither 0 nor 1.")
+        raise MalformedError("A bool tensor has bytes other than 0 and 1.")
     try:
         return data.view(dtype).view(spec.shape)
     except (RuntimeError, TypeError, OverflowError):
-        raise MalformedError(f"No tensor has the shape {spec.shape}.") from None
+        raise MalformedError(f"A tensor has an invalid shape {spec.shape}.") from None

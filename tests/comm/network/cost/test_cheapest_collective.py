@@ -266,7 +266,7 @@ def test_wishes_are_names():
     assert wished("hierarchical", 40, 4, sites("wwwee")) == HierarchicalAllReduce(per_node=3)
     assert wished("hierarchical", 40, 4, read_network("1gbit", 4)) == HierarchicalAllReduce(per_node=4)
     assert wished("auto", 40, 4, network) == fastest(40, 4, network)
-    with pytest.raises(ValueError, match="'rign' is no collective that could be priced: write auto, or one of ring, "):
+    with pytest.raises(ValueError, match="'rign': use auto, or one of ring, "):
         wished("rign", 40, 4, network)
 
 

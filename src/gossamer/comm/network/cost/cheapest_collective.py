@@ -1,4 +1,4 @@
-"""Collective selection by price: which collective is the fastest for a tensor of so many bytes on a network."""
+"""Collective selection by cost: the fastest all-reduce algorithm for a tensor on a network."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from gossamer.comm.network.model import Host, Network, Path
 from gossamer.comm.network.tcp_model import ETHERNET, Tcp
 from gossamer.errors import require
 
-SUMMED_BYTES = 4  # of an element at least, where sums may be taken on the way; smaller ones are summed by their owner
-LONG_SECONDS = 0.005  # of a round trip, beyond which loss and jitter may hold a stream below what its line carries
-SECOND_MESSAGE_BYTES = 256  # more than a second message adds to a line
-MOST_PLAYED = 32  # ranks of which every one's messages are played where all do alike; of more, one's
+SUMMED_BYTES = 4  # smallest element size that may be summed at intermediate hops; smaller ones are summed by the owner
+LONG_SECONDS = 0.005  # above this round trip, loss and jitter may limit a stream below the bandwidth of its line
+SECOND_MESSAGE_BYTES = 256  # upper bound for the overhead of a second message
+MOST_PLAYED = 32  # up to this many equal ranks, the messages of all are simulated; above, those of one
 
-Wish = Collective | str  # a table, "auto", or a name in COLLECTIVES
+Wish = Collective | str  # an algorithm, "auto", or a name in COLLECTIVES
 
 
 def wished_alike(wish: Wish, nbytes: int, itemsize: int, network: UniformNetwork, tcp: Tcp = ETHERNET) -> Collective:
-    """The collective of a wish where all hosts are alike, whatever their number."""
+    """Return the requested algorithm on a uniform network of any size."""
     if wish == "auto" and itemsize >= SUMMED_BYTES:
         return fastest_alike(nbytes, itemsize, network, tcp)
     pair = Network(hosts=(network.host,) * min(2, network.world), default=network.path)
@@ -47,11 +47,10 @@ def wished_alike(wish: Wish, nbytes: int, itemsize: int, network: UniformNetwork
 
 
 def wished(wish: Wish, nbytes: int, itemsize: int, network: Network, tcp: Tcp = ETHERNET) -> Collective:
-    """The collective of a wish: "auto", the name of a collective in COLLECTIVES, or a table.
+    """Return the requested algorithm: "auto" selects the fastest.
 
-    Half precision goes Direct whatever is asked for: its owner sums in float32, and rounds once.
-    A ring follows fast links. "hierarchical(4)" has nodes of four consecutive ranks; without a number nodes are as
-    large as the first site.
+    Half precision always uses Direct: each owner sums in float32 and rounds once. A ring follows fast links.
+    "hierarchical(4)" has nodes of four consecutive ranks; without a number, nodes are as large as the first site.
     """
     if itemsize < SUMMED_BYTES:
         return DirectAllReduce()
@@ -60,7 +59,7 @@ def wished(wish: Wish, nbytes: int, itemsize: int, network: Network, tcp: Tcp = 
     name, _, node = wish.partition("(")
     require(
         name in ("auto", *COLLECTIVES),
-        f"{wish!r} is no collective that could be priced: write auto, or one of {', '.join(COLLECTIVES)}",
+        f"cannot compute the cost of collective {wish!r}: use auto, or one of {', '.join(COLLECTIVES)}",
     )
     match name:
         case "auto" if is_alike(network):
@@ -82,13 +81,18 @@ def fastest(
     among: Sequence[Collective] | None = None,
     tcp: Tcp = ETHERNET,
 ) -> Collective:
-    """The collective that sums a tensor of `nbytes` bytes soonest.
+    """Return the algorithm with the fastest sum.
 
-    Of several, the one in which a rank sends to the fewest others: steady streams from one to one leave a switch
-    nothing to queue. Where round trips are long it is the one in which a rank sends to the most: while one of many
-    streams recovers from a loss, the others keep the line busy.
-    among: None for `candidates(network)`. All ranks must use the same collective: it follows from nothing but the
-    arguments, so that ranks that have measured their network must agree on one measurement first.
+    Of several equally fast algorithms, the one in which a rank sends to the fewest peers is chosen: steady streams do
+    not queue at a switch. With long round trips it is the one with the most peers: while one of many streams recovers
+    from a loss, the others keep the line busy.
+
+    Args:
+        nbytes: Size of the tensor.
+        itemsize: Bytes of an element.
+        network: The network. All ranks must pass the same one, so that they choose the same algorithm.
+        among: Algorithms to compare; None for `candidates(network)`.
+        tcp: Parameters of TCP.
     """
     if len(network.hosts) == 1:
         return DirectAllReduce()
@@ -101,11 +105,12 @@ def fastest(
 
 
 def _is_direct_pair(nbytes: int, network: Network) -> bool:
-    """Whether there are two ranks, between which `direct` is the fastest without a simulation.
+    """Whether there are two ranks for which `direct` is the fastest without a simulation.
 
-    `halving` and `ring` are the same table there. `tree` sends all bytes in one direction and then in the other, while
-    `direct` sends half of them in both directions at once, twice. So `direct` loses only what its second message adds
-    on the slower line: headers of about 100 bytes. Where all bytes take longer on the faster line, it wins.
+    There, `halving` and `ring` are the same table. `tree` sends all bytes in one direction and then in the other, while
+    `direct` sends half of them in both directions at once, twice. So `direct` only loses the overhead of its second
+    message on the slower line: headers of about 100 bytes. It wins if all bytes take longer than that on the faster
+    line.
     """
     if len(network.hosts) != 2:
         return False
@@ -135,13 +140,13 @@ def _of_equals(prices: Mapping[Collective, float], world: int, long: bool) -> Co
 
 
 def is_alike(network: Network) -> bool:
-    """Whether one rank's messages tell what a collective takes here, and there are too many to play all of them."""
+    """Whether the messages of one rank determine the cost, and there are too many ranks to simulate all."""
     return len(network.hosts) > MOST_PLAYED and network.is_uniform
 
 
 @lru_cache(maxsize=1024)
 def fastest_alike(nbytes: int, itemsize: int, network: UniformNetwork, tcp: Tcp = ETHERNET) -> Collective:
-    """The collective that sums a tensor soonest where all hosts are alike, whatever their number."""
+    """Return the fastest algorithm on a uniform network of any size."""
     if network.world == 1:
         return DirectAllReduce()
     tables: tuple[Collective, ...] = (DirectAllReduce(), HalvingDoubling(), RingAllReduce(), TreeAllReduce())
@@ -162,7 +167,7 @@ def table_seconds(
     tcp: Tcp = ETHERNET,
     rest_seconds: float = REST_SECONDS,
 ) -> float:
-    """How long a sum takes when all ranks begin at once, as they have done before, each time after a rest."""
+    """Return the time of a sum that all ranks begin at once, in steady state with a pause before each."""
     world = len(network.hosts)
 
     def moves() -> list[list[Moves]]:
@@ -174,7 +179,7 @@ def table_seconds(
 def rested_seconds(
     moves: Callable[[], list[list[Moves]]], network: Network, tcp: Tcp = ETHERNET, rest_seconds: float = REST_SECONDS
 ) -> float:
-    """What the same moves take in the end, all ranks beginning at once, again and again with a rest in between."""
+    """Return the steady-state time of these moves, which all ranks begin at once, with a pause before each."""
     wires, begin, before = Wires(network, tcp), 0.0, inf
     for _ in range(MOST_MEANS):
         end = max(wires.run(moves(), [begin] * wires.world))
@@ -186,20 +191,20 @@ def rested_seconds(
 
 
 def most_others(collective: Collective, world: int) -> int:
-    """To how many others a rank sends, at most."""
+    """Return the largest number of peers to which a rank sends."""
     tables = (collective.hops(rank, world) for rank in collective.unlike(world))
     return max(len({hop.peer for hop in table if hop.does is Does.SEND}) for table in tables)
 
 
 def candidates(network: Network) -> tuple[Collective, ...]:
-    """The collectives worth a price on a network; the simplest first."""
+    """Return the algorithms to compare on a network, the simplest first."""
     per_node = ranks_per_site(network)
     nodes = (HierarchicalAllReduce(per_node=per_node),) if per_node else ()
     return (DirectAllReduce(), HalvingDoubling(), RingAllReduce(order=order_of(network)), *nodes, TreeAllReduce())
 
 
 def order_of(network: Network) -> tuple[int, ...] | None:
-    """The ranks along a ring of fast links: from each to the nearest that is left. None: by rank."""
+    """Return a ring order of fast links: each rank is followed by the nearest remaining one. None: ascending ranks."""
     here, left, order = 0, set(range(1, len(network.hosts))), [0]
     while left:
         here = min(left, key=lambda peer: (*_distance(network, here, peer), peer))
@@ -213,13 +218,13 @@ def _distance(network: Network, sender: int, receiver: int) -> tuple[float, floa
 
 
 def ranks_per_site(network: Network) -> int:
-    """How many consecutive ranks each share a site, the last ones perhaps fewer; 0 where that is not so, or no use."""
+    """Return the number of consecutive ranks per site (the last may have fewer); 0 if it varies or is trivial."""
     first, *others = (len(list(ranks)) for _, ranks in groupby(host.site for host in network.hosts))
     alike = all(size == first for size in others[:-1]) and others[-1:] <= [first]
     return first if alike and others and first > 1 else 0
 
 
 def _first_site(network: Network) -> int:
-    """How many ranks come before the first that is elsewhere than the first one."""
+    """Return the number of leading ranks on the first rank's site."""
     _, first = next(groupby(host.site for host in network.hosts))
     return len(list(first))

@@ -1,7 +1,7 @@
-"""Message schedules: the moves of one rank in an exchange, as Gloo cuts it, or as a table of hops does.
+"""Message schedules: the moves of one rank in an exchange, as cut by Gloo or by a table of hops.
 
-Pure functions of integers. Every exchange is a list of moves; SendCompleted and ReceiveCompleted wait for the oldest
-send or receive that was not waited for yet. An eager send leaves before its receiver asks for it with Hear. Sizes are
+Pure functions of integers. Every exchange is a list of moves. SendCompleted and ReceiveCompleted wait for the oldest
+send or receive that was not awaited yet. An eager send leaves before its receiver requests it with Hear. Sizes are
 payload bytes.
 """
 
@@ -17,8 +17,8 @@ from gossamer.algorithms.collectives import Collective, Does, bounds, others
 
 SEGMENT_BYTES = 2**20
 IN_FLIGHT = 2
-CHUNK_BYTES = 2**18  # what a piece of a table travels in
-MOST_MESSAGES = 1000  # in the price of a table: beyond, fewer and larger chunks tell nearly the same in less time
+CHUNK_BYTES = 2**18  # of a piece of a table
+MOST_MESSAGES = 1000  # in a simulation of a table; above, fewer and larger chunks give nearly the same result faster
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Send:
 
     to: int
     nbytes: int
-    eager: bool = False  # leaves at once, and is not waited for; otherwise once its receiver is ready
+    eager: bool = False  # leaves at once, and is not awaited; otherwise leaves when its receiver is ready
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ class SendCompleted:
 
 @dataclass(frozen=True)
 class ReceiveCompleted:
-    """Wait until a message is here."""
+    """Wait until a message has arrived."""
 
 
 @dataclass(frozen=True)
 class Hear:
-    """Wait for the oldest eager message of `of` that was not received yet."""
+    """Wait for the oldest unreceived eager message from `of`."""
 
     of: int
 
 
 @dataclass(frozen=True)
 class RankTurn:
-    """Among what a rank does at one moment in all exchanges, do the moves that follow after those of lower numbers."""
+    """Order the following moves behind those with lower numbers, among all exchanges of a rank at the same time."""
 
     number: int
 
@@ -64,9 +64,9 @@ Moves = Iterator[Move]
 
 
 def ring_mean(rank: int, world: int, nbytes: int, itemsize: int = 4) -> Moves:
-    """Reduce-scatter, then all-gather, around the ring towards lower ranks, in segments of which two are under way.
+    """Reduce-scatter, then all-gather, around the ring towards lower ranks, in segments, two of them in flight.
 
-    Segments hold at most 1 MiB and every rank owns equally many of them, so the last ones may be short or empty.
+    Segments have at most 1 MiB and every rank owns the same number of them, so the last ones may be short or empty.
     source: Patarasuk & Yuan 2009, JPDC
     """
     each = max(IN_FLIGHT, ceil(nbytes / SEGMENT_BYTES / world))
@@ -83,7 +83,7 @@ def _length(segment: int, segments: int, segment_bytes: int, nbytes: int) -> int
 
 
 def _windowed(to: int, of: int, sends: Sequence[int], receives: Sequence[int]) -> Moves:
-    """Two under way; what is empty is neither sent nor waited for."""
+    """Two segments in flight; empty ones are neither sent nor awaited."""
     for place in range(len(sends) + IN_FLIGHT):
         done = place - IN_FLIGHT
         if done >= 0:
@@ -95,7 +95,7 @@ def _windowed(to: int, of: int, sends: Sequence[int], receives: Sequence[int]) -
 
 
 def direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
-    """nbytes[j] straight to rank j, all at once, while all others do the same."""
+    """Send nbytes[j] directly to rank j, all at once, while all other ranks do the same."""
     others = [(rank + step) % world for step in range(1, world)]
     yield from (Receive(peer) for peer in reversed(others))
     yield from (Send(peer, nbytes[peer]) for peer in others)
@@ -103,7 +103,7 @@ def direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
 
 
 def neighbors(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
-    """The same payload to each of `tells`, and a payload from each of `hears`."""
+    """Send the same payload to each of `tells`, and receive a payload from each of `hears`."""
     to, of = ([peer for peer in peers if peer != rank] for peers in (tells, hears))
     yield from (Send(peer, nbytes) for peer in to)
     yield from (Receive(peer) for peer in of)
@@ -118,7 +118,7 @@ def _all(peers: Sequence[int]) -> Moves:
 
 
 def tree_broadcast(rank: int, world: int, nbytes: int, source: int = 0) -> Moves:
-    """Down a binomial tree: with every round twice as many ranks have the bytes.
+    """Broadcast down a binomial tree: the number of ranks with the bytes doubles in every round.
 
     source: Thakur et al. 2005, IJHPCA
     """
@@ -138,21 +138,21 @@ def _powers_below(limit: int) -> list[int]:
 
 
 def eager_direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
-    """nbytes[j] straight to rank j, all at once, without asking whether it is ready."""
+    """Send nbytes[j] directly to rank j, all at once, without waiting until it is ready."""
     yield from (Send(peer, nbytes[peer], eager=True) for peer in others(rank, world))
     yield from (Hear(peer) for peer in others(rank, world))
 
 
 def eager_neighbors(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
-    """The same payload to each of `tells`, without asking whether they are ready; then one from each of `hears`."""
+    """Send the same payload to each of `tells` without waiting; then receive one from each of `hears`."""
     yield from (Send(peer, nbytes, eager=True) for peer in tells if peer != rank)
     yield from (Hear(peer) for peer in hears if peer != rank)
 
 
 def table_moves(collective: Collective, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
-    """A rank's part in a table of hops: every chunk of every piece is an exchange of its own, all side by side.
+    """Return a rank's part in a table of hops: every chunk of every piece is a concurrent exchange.
 
-    They begin in the order of the rank's table, first chunks first. What is empty does not travel.
+    They begin in the order of the rank's table, first chunks first. Empty chunks are omitted.
     """
     at = bounds(numel, collective.pieces(world))
     largest_bytes = (at[1] - at[0]) * itemsize
@@ -170,7 +170,7 @@ def table_moves(collective: Collective, rank: int, world: int, numel: int, items
 
 @lru_cache(maxsize=1024)
 def _piece_moves(collective: Collective, rank: int, world: int, nbytes: int) -> tuple[tuple[Move, ...], ...]:
-    """For every piece, a rank's moves of `nbytes` of it, round after round: its send, then what it receives."""
+    """Return a rank's moves for every piece of `nbytes` bytes, by round: its send, then its receives."""
     moves: list[list[Move]] = [[] for _ in range(collective.pieces(world))]
     for hop in sorted(collective.hops(rank, world), key=lambda hop: (hop.round, hop.does is not Does.SEND)):
         move = Send(hop.peer, nbytes, eager=True) if hop.does is Does.SEND else Hear(hop.peer)
@@ -181,7 +181,7 @@ def _piece_moves(collective: Collective, rank: int, world: int, nbytes: int) -> 
 
 @lru_cache(maxsize=1024)
 def _turns(collective: Collective, rank: int, world: int) -> tuple[int, ...]:
-    """Which place each piece has in a rank's table."""
+    """Return the position of each piece in a rank's table."""
     met = dict.fromkeys(piece for hop in collective.hops(rank, world) for piece in hop.pieces)
     places = {piece: place for place, piece in enumerate(met)}
     return tuple(places.get(piece, 0) for piece in range(collective.pieces(world)))
@@ -189,6 +189,6 @@ def _turns(collective: Collective, rank: int, world: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _messages(collective: Collective, world: int) -> int:
-    """How many messages a chunk of every piece takes, of all ranks together; 1 at least."""
+    """Return the number of messages of all ranks for one chunk of every piece; at least 1."""
     tables = (collective.hops(rank, world) for rank in range(world))
     return max(1, sum(len(hop.pieces) for table in tables for hop in table if hop.does is Does.SEND))

@@ -1,9 +1,9 @@
-"""Message simulator: the moves of every rank in virtual time, on lines that carry one message at a time.
+"""Message simulator: the moves of every rank in virtual time, on lines that transmit one message at a time.
 
-A message takes its path's latency and its bytes over the rate of the slowest of its lines (Hockney 1994): the sender's,
-the receiver's, and one between their sites where others send too. It leaves once its receiver is known to be ready:
-Gloo sends nothing before, so a message costs a round trip unless it was awaited. An eager one leaves as soon as the
-message before it on its connection has left.
+A message takes its path's latency plus its bytes over the bandwidth of its slowest line (Hockney 1994): the sender's,
+the receiver's, and the one between their sites if others send too. It leaves once its receiver is known to be ready:
+Gloo sends nothing before, so a message costs a round trip unless its receive was posted earlier. An eager message
+leaves as soon as the previous message on its connection has left.
 """
 
 from __future__ import annotations
@@ -27,52 +27,51 @@ from gossamer.comm.network.cost.message_schedule import (
 from gossamer.comm.network.model import Network, Path
 from gossamer.comm.network.tcp_model import ETHERNET, Stream, Tcp
 
-ENVELOPE_BYTES = 48  # what Gloo puts before a message, and all there is to "ready to receive"
-EAGER_ENVELOPE_BYTES = 16  # before what leaves at once
+ENVELOPE_BYTES = 48  # Gloo's header of a message, and the whole of "ready to receive"
+EAGER_ENVELOPE_BYTES = 16  # header of an eager message
 
-Carried = Callable[[int, int, int, float], None]  # sender, receiver, bytes, when its first bit came; now: its last
+Carried = Callable[[int, int, int, float], None]  # (sender, receiver, bytes, arrival of first bit); last bit: now
 
 
 @dataclass
 class SharedLine:
-    """One direction between two sites. Told of messages in the order in which their senders are done with them.
+    """One direction between two sites. Receives messages in the order in which their senders finish sending them.
 
-    Each takes the line as it is free from its own beginning on, in several parts where others hold it between: the
-    earliest deadline first, which delays no message where the line is as fast as all senders together, whatever
-    sizes meet.
+    Each uses the line's free time from its beginning on, in several parts if other messages occupy it in between:
+    earliest deadline first, which delays no message if the line is as fast as all senders together, for any sizes.
     source: Horn 1974, Naval Research Logistics Quarterly
     """
 
     bits_per_second: float
-    busy: list[tuple[float, float]] = field(default_factory=list)  # from when to when; ascending, with gaps between
+    busy: list[tuple[float, float]] = field(default_factory=list)  # (begin, end) intervals, ascending, with gaps
 
     def carry(self, bits: float, begin: float) -> float:
-        """Put `bits` on the line that are there from `begin` on; the moment at which the last has passed."""
+        """Transmit `bits` that are available from `begin` on; return when the last one has passed."""
         later = []
         while self.busy and self.busy[-1][1] >= begin:
             later.append(self.busy.pop())
         first, now, left = begin, begin, bits / self.bits_per_second
         while later and later[-1][0] < now + left:
             start, end = later.pop()
-            left -= max(0.0, start - now)  # what fits into the gap before
+            left -= max(0.0, start - now)  # transmitted in the gap before
             first, now = min(first, start), end
         self.busy += [(first, now + left), *reversed(later)]
         return now + left
 
     def free_at(self, now: float) -> float:
-        """The moment from `now` on at which nothing is on the line, by what it has been told of."""
+        """Return the first time from `now` on at which the line is idle, as far as known."""
         return next((max(now, end) for start, end in reversed(self.busy) if start <= now), now)
 
 
 @dataclass
 class SharedLines:
-    """The shared lines of a network: one for each direction between two sites whose path has a rate."""
+    """The shared lines of a network: one per direction between two sites with a rate on their path."""
 
     network: Network
     lines: dict[tuple[str, str], SharedLine] = field(default_factory=dict)
 
     def between(self, sender: int, receiver: int) -> SharedLine | None:
-        """The line that two hosts share with others; None where they have the way to themselves."""
+        """Return the line that two hosts share with others; None if there is none."""
         rate = self.network.path(sender, receiver).bits_per_second
         if rate is None:
             return None
@@ -82,7 +81,7 @@ class SharedLines:
 
 @dataclass
 class _Connection:
-    """One direction between two hosts: its rates, its stream so far, and the eager messages it still has to send."""
+    """One direction between two hosts: its bandwidth, its stream, and the eager messages in its queue."""
 
     stream: Stream
     path: Path
@@ -93,9 +92,9 @@ class _Connection:
 
 
 class Wires:
-    """Tells when messages arrive, without sending any. Lines and connections remember what they carried.
+    """Computes when messages arrive. Lines and connections keep their state.
 
-    window_bytes: what a connection dares to have under way at first; None: what TCP begins with.
+    window_bytes: initial window of a connection; None for TCP's.
     """
 
     def __init__(self, network: Network, tcp: Tcp = ETHERNET, window_bytes: float | None = None) -> None:
@@ -108,9 +107,11 @@ class Wires:
         self._connections: dict[tuple[int, int], _Connection] = {}
 
     def run(self, moves: Sequence[Sequence[Moves]], starts: Sequence[float]) -> list[float]:
-        """moves[r]: what rank r does, exchanges side by side. The moments at which each rank is done with all.
+        """Simulate exchanges, and return the time at which each rank has finished all of them.
 
-        The exchange in a place is the same one on every rank that has one there.
+        Args:
+            moves: moves[r] has the concurrent exchanges of rank r. Equal indices are the same exchange.
+            starts: Start time of each rank.
         """
         if self.world == 1:
             return list(starts)
@@ -131,7 +132,7 @@ class Wires:
         return found
 
     def depart(self, sender: int, receiver: int, nbytes: int, now: float) -> tuple[float, float]:
-        """Put `nbytes`, their envelope included, on the sender's line; when the first and the last of them leave."""
+        """Put `nbytes`, envelope included, on the sender's line; return when the first and the last byte leave."""
         wire_bytes, connection = self._tcp.wire_bytes(nbytes), self.connection(sender, receiver)
         stream = connection.stream
         begin = max(now, stream.free_seconds)
@@ -143,9 +144,9 @@ class Wires:
         return begin, stream.free_seconds
 
     def cross(self, sender: int, receiver: int, nbytes: int, begin: float, left: float) -> tuple[float, float]:
-        """When it begins and has `left` as seen behind the line that sites share, where others may hold it up.
+        """Pass a message over the line that sites share. Returns the begin and end of its transmission behind it.
 
-        What follows on the connection waits as long, so that the senders that share a line take turns.
+        Later messages on the connection are delayed equally, so that the senders that share a line alternate.
         """
         connection = self.connection(sender, receiver)
         if connection.shared is None:
@@ -155,14 +156,14 @@ class Wires:
         return begin + (passed - left), passed
 
     def arrive(self, sender: int, receiver: int, nbytes: int, begin: float, left: float) -> float:
-        """Take a message that left from `begin` to `left` off the lines; the moment at which its last byte is there."""
+        """Receive a message that left from `begin` to `left`; return the arrival of its last byte."""
         bits = 8 * self._tcp.wire_bytes(nbytes)
         line = self._network.hosts[receiver].down_bits_per_second
         self._down[receiver] = max(self._down[receiver], begin) + bits / line
         return max(self._down[receiver], left) + self.connection(sender, receiver).latency_seconds
 
     def notice(self, sender: int, receiver: int, now: float) -> float:
-        """When a message of a few bytes arrives: it waits for what is queued before all lines but the receiver's."""
+        """Return when a small message arrives: it waits in the queues of all lines except the receiver's."""
         connection = self.connection(sender, receiver)
         at = self._queued_until(now, self._up[sender], self._network.hosts[sender].up_bits_per_second)
         if connection.shared is not None:
@@ -175,13 +176,13 @@ class Wires:
 
 
 def _latency_seconds(path: Path) -> float:
-    """One way. Exchanges go on when the last of several messages is there, so jitter mostly costs its deviation."""
+    """One-way latency. Exchanges wait for the last of several messages, so jitter mostly costs its deviation."""
     return path.round_trip_seconds / 2 + path.jitter_seconds
 
 
 @dataclass
 class _Rank:
-    """One rank within one exchange: its moves, and the results of those that it has not waited for."""
+    """One rank within one exchange: its moves, and the results that it has not awaited."""
 
     moves: Moves
     waiting: Move | None = None
@@ -191,7 +192,7 @@ class _Rank:
 
 
 class _Exchange:
-    """The moves of all ranks in one exchange; `ends` is moved to when each is done with them, where that is later."""
+    """The moves of all ranks in one exchange. Raises `ends` to the time at which each rank has finished."""
 
     def __init__(
         self, wires: Wires, clock: VirtualClock, moves: Sequence[Moves], starts: Sequence[float], ends: list[float]
@@ -204,7 +205,7 @@ class _Exchange:
             clock.at(start, self._go_on, rank)
 
     def _go_on(self, rank: int) -> None:
-        """Make moves until one has to wait."""
+        """Execute moves until one must wait."""
         mine, now = self._ranks[rank], self._clock.now
         while True:
             move = mine.waiting or next(mine.moves, None)
@@ -238,14 +239,14 @@ class _Exchange:
                     return
 
     def _cross(self, sender: int, receiver: int, nbytes: int, begin: float, then: Carried) -> None:
-        """A message that nothing holds up goes on at once, in its turn among the events of this moment."""
+        """Pass the shared line. A message without delay continues at once, in its turn among this time's events."""
         begin, passed = self._wires.cross(sender, receiver, nbytes, begin, self._clock.now)
         if passed > self._clock.now:
             self._clock.at(passed, then, sender, receiver, nbytes, begin)
         else:
             then(sender, receiver, nbytes, begin)
 
-    # -- messages that leave when both ends are ready
+    # -- messages that leave when both ends are ready ------------------------------------------------------------------
 
     def _match(self, sender: int, receiver: int) -> None:
         offers, wishes = self._offers.get((sender, receiver)), self._wishes.get((sender, receiver))
@@ -267,10 +268,10 @@ class _Exchange:
         if self._ranks[rank].waiting is not None:
             self._go_on(rank)
 
-    # -- messages that leave at once
+    # -- eager messages ------------------------------------------------------------------------------------------------
 
     def _post(self, sender: int, receiver: int, nbytes: int) -> None:
-        """Behind what the connection still has to send: a slow one must not keep the line from others."""
+        """Queue a message behind earlier ones of its connection, so that a slow connection does not block the line."""
         queue = self._wires.connection(sender, receiver).queue
         queue.append(partial(self._start, sender, receiver, nbytes))
         if len(queue) == 1:

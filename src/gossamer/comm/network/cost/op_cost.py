@@ -1,4 +1,4 @@
-"""Operation costs: how long collective operations take on a network, as an engine or tables of hops cut them."""
+"""Operation costs: time of collective operations on a network, as an engine or tables of hops cut them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from gossamer.comm.network.model import Network
 from gossamer.comm.network.parse import NetworkError
 from gossamer.comm.network.tcp_model import ETHERNET, Tcp
 
-MOST_UNLIKE = 256  # ranks whose messages are all played
-SMALL_BYTES = 2**20  # of a mean that goes straight to its owners, by the engine
+MOST_UNLIKE = 256  # ranks of which all messages are simulated
+SMALL_BYTES = 2**20  # largest mean for which the engine uses a direct exchange
 
 Chosen = Wish  # or "engine"
 DEFAULT: Chosen = "auto"
@@ -51,18 +51,18 @@ class MessagePlan(Protocol):
     def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]: ...
 
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
-        """nbytes[j] to rank j."""
+        """Send nbytes[j] to rank j."""
 
     def neighbors(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves: ...
 
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]: ...
 
     def among(self, ranks: Sequence[int]) -> MessagePlan:
-        """The same for a group of these."""
+        """Return the plan for a subgroup."""
 
 
 class Engine:
-    """As ProcessGroupTransport has Gloo do it: messages wait for their receivers, large means go by a ring."""
+    """As ProcessGroupTransport uses Gloo: messages wait for their receivers, and large means use a ring."""
 
     def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
         if itemsize < SUMMED_BYTES or numel * itemsize <= SMALL_BYTES:
@@ -70,7 +70,7 @@ class Engine:
         return [ring_mean(rank, world, numel * itemsize, itemsize)]
 
     def _direct_mean(self, rank: int, world: int, numel: int, itemsize: int) -> Moves:
-        """Each part to its owner; each owner's sum to all ranks."""
+        """Send each part to its owner, and each owner's sum to all ranks."""
         sizes = [(numel // world + (owner < numel % world)) * itemsize for owner in range(world)]
         yield from direct(rank, world, sizes)
         yield from direct(rank, world, [sizes[rank]] * world)
@@ -90,9 +90,9 @@ class Engine:
 
 @dataclass(frozen=True)
 class Eager:
-    """By a table of hops, or in one hop; messages leave at once.
+    """Operations by a table of hops or in one hop; messages leave at once.
 
-    choose: which table sums a tensor of (bytes, itemsize) in a group of these ranks.
+    choose: the table that sums a tensor of (bytes, itemsize) in a group of these ranks.
     """
 
     choose: Callable[[int, int, Sequence[int]], Collective]
@@ -119,7 +119,7 @@ ENGINE = Engine()
 
 
 def message_plan(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> MessagePlan:
-    """engine: Gloo's; else eager, by one collective for all means, or by the one that a wish means for each of them."""
+    """Return the plan: Gloo's for "engine"; else eager, with a fixed algorithm or the requested one per mean."""
 
     def choose(nbytes: int, itemsize: int, ranks: Sequence[int]) -> Collective:
         hosts = tuple(network.hosts[rank] for rank in ranks)
@@ -129,7 +129,7 @@ def message_plan(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> M
 
 
 def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE) -> list[Moves]:
-    """One rank's part in an operation: exchanges that go on side by side."""
+    """Return one rank's part in an operation: concurrent exchanges."""
     match op:
         case AllReduceMean(tensor):
             return way.mean(rank, world, tensor.numel(), tensor.element_size())
@@ -148,7 +148,7 @@ def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE)
 
 
 def _renamed(moves: Moves, ranks: Sequence[int]) -> Moves:
-    """A group's moves as the whole group's, in which its rank r is ranks[r]."""
+    """Renumber a group's moves: its rank r is ranks[r] of the whole group."""
     for move in moves:
         match move:
             case Send(to):
@@ -160,46 +160,46 @@ def _renamed(moves: Moves, ranks: Sequence[int]) -> Moves:
 
 
 def seconds(op: CollectiveOp, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> float:
-    """How long an operation takes when all ranks begin it at once, over connections that were idle."""
+    """Return the time of an operation that all ranks begin at once, over idle connections."""
     world = len(network.hosts)
     return max(NetworkCost(network, tcp, collective).answer([op] * world, [0.0] * world))
 
 
 def op_costs(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> NetworkCost | RepresentativeCost:
-    """Costs of operations that all ranks begin alike: of every rank's messages, or of one's that stand for all.
+    """Return the costs of operations that all ranks begin equally: from the messages of all ranks, or of one.
 
-    Raises NetworkError where so many ranks are not alike that their messages cannot all be played.
+    Raises NetworkError if the ranks are unequal and too many to simulate all of their messages.
     """
     if is_alike(network) and collective != "engine":
         return representative_cost(network, tcp, collective)
     if len(network.hosts) > MOST_UNLIKE:
-        what = "the engine's collectives" if network.is_uniform else "hosts that are not all alike"
+        what = "the engine's collectives" if network.is_uniform else "networks of unequal hosts"
         raise NetworkError(
-            f"{what} are foretold by playing all workers' messages, which takes minutes for {MOST_UNLIKE} of them "
-            f"and hours for {len(network.hosts):,}. Ask for a network of equal hosts, such as 1gbit,1ms, and a "
-            "collective of Gossamer's own, or for fewer workers."
+            f"estimates for {what} simulate all workers' messages, which takes minutes for {MOST_UNLIKE} workers "
+            f"and hours for {len(network.hosts):,}. Use a network of equal hosts, such as 1gbit,1ms, and one of "
+            "Gossamer's own collectives, or fewer workers."
         )
     return NetworkCost(network, tcp, collective)
 
 
 def representative_cost(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> RepresentativeCost:
-    """network: one that `is_uniform`."""
+    """Return the costs from one rank's messages, for a network that `is_uniform`."""
     return RepresentativeCost(UniformNetwork.of(network), partial(wished_alike, collective, tcp=tcp), tcp)
 
 
 class NetworkCost:
-    """Tells when operations are answered, without sending any. Lines and connections remember what they carried."""
+    """Computes when operations are complete. Lines and connections keep their state."""
 
     def __init__(self, network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> None:
         self._way, self._wires = message_plan(collective, network, tcp), Wires(network, tcp)
         self.world = len(network.hosts)
 
     def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
-        """Rank r begins ops[r] at starts[r]; the moments at which ranks have their answers."""
+        """Return when each rank has its result. Rank r begins ops[r] at starts[r]."""
         return self._wires.run([parts_of(op, rank, self.world, self._way) for rank, op in enumerate(ops)], starts)
 
     def broadcast(self, nbytes: int, starts: Sequence[float], source: int = 0) -> list[float]:
-        """The moments at which ranks have the `nbytes` bytes of `source`."""
+        """Return when each rank has the `nbytes` bytes of `source`."""
         return self._wires.run(
             [self._way.broadcast(rank, self.world, nbytes, source) for rank in range(self.world)], starts
         )

@@ -1,24 +1,24 @@
-"""Representative cost: when operations are answered where all ranks do alike, by the messages of one of them.
+"""Representative cost: when operations complete if all ranks behave equally, from the messages of one of them.
 
-On a network whose hosts and paths are all alike, and in an exchange that looks alike from every rank, what rank 0
-sends to rank q leaves when what some other rank sends to rank 0 leaves, and arrives when that arrives. So one line out,
-one line in and the connections of one rank tell what a simulation of all ranks tells (message_simulator), in time that
-grows with a rank's messages instead of with those of all. Compared with op_cost.NetworkCost:
+On a network with equal hosts and paths, and in an exchange that is symmetric in the ranks, the message from rank 0 to
+rank q leaves and arrives at the same times as a message from some other rank to rank 0. One outgoing line, one incoming
+line and the connections of one rank therefore give the result of a simulation of all ranks (message_simulator), in a
+time that grows with one rank's messages instead of all. Compared with op_cost.NetworkCost:
 
-- all-gathers, all-to-alls of equal parts, exchanges along a ring, torus or other graph that looks alike from each rank,
-  and means by `direct` and `ring` take as long, to 1e-9, where tensors are cut into equal pieces and nothing else is
-  under way;
-- pieces count as long as the longest, an element longer than the shortest where a tensor cannot be cut evenly; so do
-  the parts of an all-to-all;
-- a table of hops takes as long as for the rank that has most to do, and a round ends when its last message is here. In
-  `halving` and `hierarchical` a piece could go on before the others of its round are here, and in `halving` of a world
-  that is no power of two, as in a `hierarchical` one whose last node is smaller, some ranks have less to do. A `tree`
-  is taken along a path from its deepest leaf to the root and back; what follows a first chunk is as fast as the line
-  of a rank with a parent and two children;
-- an operation is answered on all ranks when it is answered on the last.
+- all-gathers, all-to-alls of equal parts, exchanges on a ring, torus or other vertex-transitive graph, and means by
+  `direct` and `ring` take equally long, to 1e-9, if tensors are cut into equal pieces and no other operation is in
+  flight;
+- all pieces count as the longest, which has one element more than the shortest if a tensor cannot be cut evenly; the
+  same holds for the parts of an all-to-all;
+- a table of hops takes as long as for its busiest rank, and a round ends when its last message has arrived. In
+  `halving` and `hierarchical` a piece could continue before the others of its round have arrived. In `halving` with a
+  world that is not a power of two, and in `hierarchical` with a smaller last node, some ranks are less busy. A `tree`
+  is evaluated along a path from its deepest leaf to the root and back; the chunks after the first are as fast as the
+  line of a rank with a parent and two children;
+- an operation completes on all ranks when it completes on the last.
 
-Connections that have carried the same are kept as one TCP stream; only when each is free again is kept for each. Where
-they begin at different moments, behind another exchange that goes on, all acknowledgements come as those of the first.
+Connections with the same history share one TCP stream; only the time when it is free is kept per connection. If they
+begin at different times, behind another exchange in flight, all acknowledgments arrive like those of the first.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from gossamer.comm.network.tcp_model import ETHERNET, LEAST_TIMEOUT_SECONDS, Str
 
 Seconds = npt.NDArray[np.float64]
 Peers = npt.NDArray[np.int64]
-ALIKE_ROUNDS = 32  # one after the other, after which all that follow take as long
-ALIKE = 1e-9  # of a round's seconds: two that differ by less are alike
-ROUNDING = 1e-15  # of the clock
-MOST_STREAMS = 64  # before those that have become alike are looked for
-FEWEST = 64  # connections there is room for: also of small groups whose table has a round more than ranks
+ALIKE_ROUNDS = 32  # consecutive equal rounds, after which all later ones are assumed to be equal
+ALIKE = 1e-9  # relative difference of two rounds that count as equal
+ROUNDING = 1e-15  # relative, of the clock
+MOST_STREAMS = 64  # before equal streams are merged
+FEWEST = 64  # least number of connections to allocate: a table of a small group may have more rounds than ranks
 
 
 @dataclass(frozen=True)
 class UniformNetwork:
-    """So many hosts that are all alike, each pair connected by a path like any other's."""
+    """Equal hosts, with equal paths between every pair."""
 
     world: int
     host: Host
@@ -72,12 +72,12 @@ class UniformNetwork:
 
     @classmethod
     def of(cls, network: Network) -> UniformNetwork:
-        """network: one that `is_uniform`."""
+        """Convert a network that `is_uniform`."""
         return cls(len(network.hosts), network.hosts[0], network.default)
 
     @property
     def bits_per_second(self) -> float:
-        """The most that one host can send to another."""
+        """Bandwidth from one host to another."""
         return min(self.host.up_bits_per_second, self.host.down_bits_per_second)
 
     @property
@@ -86,29 +86,27 @@ class UniformNetwork:
 
 
 class RepresentativeRank:
-    """One rank's lines and connections, which remember what they carried. peers: by their distance, from 1."""
+    """One rank's lines and connections with their state. Peers are identified by their distance, from 1."""
 
     def __init__(self, network: UniformNetwork, tcp: Tcp) -> None:
         self.network, self._tcp = network, tcp
         self._up = self._down = 0.0
-        self._free: Seconds = np.zeros(
-            max(FEWEST, network.world)
-        )  # when each connection has sent all that it was given
+        self._free: Seconds = np.zeros(max(FEWEST, network.world))  # when each connection has sent all of its messages
         self._kinds: npt.NDArray[np.int64] = np.zeros(
             max(FEWEST, network.world), dtype=np.int64
-        )  # which stream each one is like
+        )  # index of each connection's stream
         self._streams = [Stream(tcp.initial_window_bytes)]
 
     def exchange(self, peers: Peers, nbytes: float, now: float, messages: int = 1) -> float:
-        """So many messages of `nbytes` to each of `peers` from now on, and as many from as many; when the last is here.
+        """Send `messages` messages of `nbytes` to each of `peers`, and receive as many; return the last arrival.
 
-        Messages to one peer leave as one stream, with the headers of each.
+        Messages to one peer leave as one stream, each with its headers.
         """
         wire_bytes = messages * self._tcp.wire_bytes(nbytes + EAGER_ENVELOPE_BYTES)
         return self._carry(peers, wire_bytes, now) if len(peers) and messages else now
 
     def rounds(self, count: int, peers: Peers, nbytes: float, now: float, messages: int = 1) -> float:
-        """So many equal exchanges, each after the one before; once they all take as long, the rest is multiplied."""
+        """Perform equal consecutive exchanges. Once all take equally long, the remaining time is extrapolated."""
         usual, alike = inf, 0
         for made in range(count):
             before, now = now, self.exchange(peers, nbytes, now, messages)
@@ -120,7 +118,7 @@ class RepresentativeRank:
         return now
 
     def _later(self, seconds: float, peers: Peers, now: float) -> float:
-        """All that goes on moves by so many seconds."""
+        """Shift the state by `seconds`."""
         self._up, self._down = self._up + seconds, self._down + seconds
         self._free[peers] += seconds
         kinds, which = np.unique(self._kinds[peers], return_inverse=True)
@@ -143,7 +141,7 @@ class RepresentativeRank:
         return float(np.maximum(downs, left[order]).max()) + self.network.latency_seconds
 
     def _streamed(self, peers: Peers, begins: Seconds, wire_bytes: float) -> Seconds:
-        """When each connection could have sent its bytes, had it a line of its own."""
+        """Return when each connection could have sent its bytes on an exclusive line."""
         path = self.network.path
         for stream in self._streams:
             stream.hear(float(begins.min()))
@@ -161,7 +159,7 @@ class RepresentativeRank:
         return begins + took[which]
 
     def _merge(self) -> None:
-        """Keep one stream for all connections whose streams have become alike, and none that no connection has."""
+        """Merge equal streams, and remove unused ones."""
         used, places = np.unique(self._kinds, return_inverse=True)
         numbers: dict[Hashable, int] = {}
         merged = [numbers.setdefault(self._streams[kind].window(), len(numbers)) for kind in used]
@@ -171,7 +169,7 @@ class RepresentativeRank:
 
 
 def _groups(keys: Peers) -> tuple[Peers, Peers]:
-    """Which keys are equal: (where the first of each kind stands, which kind each one is)."""
+    """Group equal keys: (index of the first of each group, group of each key)."""
     if (keys == keys[0]).all():
         return np.zeros(1, dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
@@ -179,7 +177,7 @@ def _groups(keys: Peers) -> tuple[Peers, Peers]:
 
 
 def _on_line(free: float, begins: Seconds, seconds: float) -> Seconds:
-    """When each of several messages has passed a line that carries one at a time, in this order."""
+    """Return when each of several messages has passed a line that transmits one at a time, in this order."""
     passed = np.cumsum(np.concatenate([[max(free, begins[0])], np.full(len(begins), seconds)]))
     if (begins[1:] <= passed[1:-1]).all():
         return passed[1:]
@@ -192,15 +190,15 @@ def _on_line(free: float, begins: Seconds, seconds: float) -> Seconds:
 # -- tables of hops ----------------------------------------------------------------------------------------------------
 
 
-AS_FAST = 1.001  # times another price is the same price
-REST_SECONDS = 1.0  # of computing between one mean and the next, in which connections forget how fast they were
-MOST_MEANS = 4  # after which connections are as they will be before the next
+AS_FAST = 1.001  # costs within this factor count as equal
+REST_SECONDS = 1.0  # of computation between two means, in which congestion windows decay
+MOST_MEANS = 4  # after which connections are in steady state
 
 
 def table_end(
     collective: Collective, numel: int, itemsize: int, rank: RepresentativeRank, ranks: Peers, now: float
 ) -> float:
-    """When the last of a group has the sum of a tensor, if all begin now. ranks: the group's, by place."""
+    """Return when the last rank of a group has the sum of a tensor, if all begin now. ranks: the group's, by index."""
     world = len(ranks)
     if isinstance(collective, TreeAllReduce):
         return _tree_end(numel * itemsize, rank, world, now)
@@ -219,7 +217,7 @@ def table_seconds_alike(
     tcp: Tcp = ETHERNET,
     rest_seconds: float = REST_SECONDS,
 ) -> float:
-    """How long a sum takes when all ranks begin at once, as they have done before, each time after a rest."""
+    """Return the time of a sum that all ranks begin at once, in steady state with a pause before each."""
     rank, ranks = RepresentativeRank(network, tcp), np.arange(network.world)
     begin, before = 0.0, inf
     for _ in range(MOST_MEANS):
@@ -233,9 +231,9 @@ def table_seconds_alike(
 
 @lru_cache(maxsize=256)
 def _rounds(collective: Collective, world: int, filled: int) -> tuple[tuple[int, Peers, int], ...]:
-    """(rounds that are alike, places of the peers, messages with each) of the busiest rank.
+    """Return (number of equal rounds, indices of the peers, messages to each) of the busiest rank.
 
-    filled: how many pieces are not empty, the first ones. Of what travels in a round one at least is not, somewhere.
+    filled: number of non-empty pieces, which are the first ones. Each round has at least one of them on some rank.
     """
     busiest = collective.busiest(world)
     found: list[tuple[tuple[int, ...], int]] = []
@@ -251,9 +249,9 @@ def _rounds(collective: Collective, world: int, filled: int) -> tuple[tuple[int,
 
 
 def _tree_end(nbytes: int, rank: RepresentativeRank, world: int, now: float) -> float:
-    """Up and down through all levels, two children at each."""
+    """Up and down through all levels, with two children at each."""
     depth, chunks = world.bit_length() - 1, ceil(nbytes / CHUNK_BYTES)
-    for hop in range(2 * depth):  # each by a rank whose connections have carried nothing yet
+    for hop in range(2 * depth):  # each by another rank, with unused connections
         now = rank.exchange(np.array([2 * hop + 1, 2 * hop + 2])[: world - 1], nbytes / chunks, now)
     lines = np.arange(1, 4) if world > 4 else np.arange(1, 3)
     return rank.exchange(lines, nbytes / chunks, now, chunks - 1)
@@ -261,13 +259,13 @@ def _tree_end(nbytes: int, rank: RepresentativeRank, world: int, now: float) -> 
 
 # -- operations --------------------------------------------------------------------------------------------------------
 
-Choose = Callable[[int, int, UniformNetwork], Collective]  # the table for so many bytes of such items there
+Choose = Callable[[int, int, UniformNetwork], Collective]  # the table for (bytes, itemsize) on a network
 
 
 class RepresentativeCost:
-    """Answer times of a group whose ranks do alike (an AnswerTimes). Lines and connections remember what they carried.
+    """Completion times for a group of equal ranks (an AnswerTimes). Lines and connections keep their state.
 
-    Any number of ranks may be asked for at once: those that it is given stand for all, and begin when the last does.
+    Any number of ranks may be passed: they represent all, and begin when the last of them does.
     """
 
     def __init__(self, network: UniformNetwork, choose: Choose, tcp: Tcp = ETHERNET) -> None:
@@ -276,11 +274,11 @@ class RepresentativeCost:
         self._all = np.arange(network.world)
 
     def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
-        """The moments at which ranks have their answers, if all ask for ops[0] when the last of them does."""
+        """Return when each rank has its result, if all issue ops[0] when the last of them does."""
         return [self._end(ops[0], self._all, max(starts))] * len(starts)
 
     def broadcast(self, nbytes: int, starts: Sequence[float], source: int = 0) -> list[float]:
-        """The source scatters parts, and the last rank that has one passes it on to the others."""
+        """The source scatters parts, and each rank sends its part to the others; returns when the last one arrives."""
         peers, part = self._all[1:], -(-nbytes // max(1, len(self._all) - 1))
         scattered = self._rank.exchange(peers, part, max(starts))
         return [self._rank.exchange(peers[:-1], part, scattered)] * len(starts)

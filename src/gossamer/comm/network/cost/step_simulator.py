@@ -1,9 +1,9 @@
-"""Step simulation: seconds of a training step in virtual time, given its messages, a network, and measured computing.
+"""Step simulation: time of a training step in virtual time, from its messages, a network, and measured computation.
 
-Each rank has a training thread and a communication thread, which reduces buckets while the backward pass runs.
-`run_step` simulates one step, `run_turns` and `run_sites` sync rounds in flight beside several. All prices of a step
-follow from these, on any AnswerTimes. `even_wait` is what `run_step` comes to where all buckets are alike, in closed
-form: the `auto` recipe prices its rungs with it while it trains, on the line that it has fitted.
+Each rank has a training thread and a communication thread, which reduces buckets during the backward pass. `run_step`
+simulates one step; `run_turns` and `run_sites` simulate sync rounds in flight during several steps. All costs of a step
+are computed with these, on any AnswerTimes. `even_wait` is the closed form of `run_step` for equal buckets. The `auto`
+recipe evaluates its candidates with it during training, on the line that it has fitted.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from gossamer.algorithms.strategies import PeriodicSchedule
 from gossamer.base.ops import CollectiveOp
 from gossamer.comm.runtime.pipeline import DEPTH, Pipeline
 
-BACKWARD_SHARE = 2 / 3  # of a pass's computing, in which gradients appear, evenly: where that is assumed
+BACKWARD_SHARE = 2 / 3  # of a pass's computation, during which gradients become ready evenly, by assumption
 STEPS_UNTIL_STEADY = 4
-CYCLES = 2  # that count
+CYCLES = 2  # measured cycles
 
 
 def ready_seconds(pass_seconds: float, share: float) -> float:
-    """When this share of the gradients is there, after a forward and backward pass of this length began."""
+    """Time at which this share of the gradients is ready, from the beginning of a forward and backward pass."""
     return pass_seconds * (1 + 2 * share) / 3
 
 
 def even_wait(busy_seconds: float, buckets: int, hidden_seconds: float) -> float:
-    """How long training waits in a step whose buckets take equally long and become ready evenly, the last at its end.
+    """Wait of the training thread in a step with equal buckets that become ready evenly, the last at its end.
 
-    busy_seconds: of the communication thread, for all buckets. hidden_seconds: from the first ready one to the last.
+    Args:
+        busy_seconds: Total time of the communication thread for all buckets.
+        buckets: Number of buckets.
+        hidden_seconds: Time from the first ready bucket to the last.
     """
     return max(busy_seconds / buckets, busy_seconds - hidden_seconds)
 
@@ -41,24 +44,24 @@ def even_wait(busy_seconds: float, buckets: int, hidden_seconds: float) -> float
 class BucketJob:
     """One bucket's work on the communication thread."""
 
-    ready_seconds: float = 0.0  # after the step began, its gradients are complete
-    #: (computing before the operation, the operation of all ranks or of each, arithmetic within it), in seconds
+    ready_seconds: float = 0.0  # from the beginning of the step until its gradients are complete
+    #: (computation before the operation, the operation of all ranks or of each, arithmetic within it), in seconds
     rounds: Sequence[tuple[float, CollectiveOp | tuple[CollectiveOp, ...], float]]
-    last_seconds: float = 0.0  # computing after the last operation
+    last_seconds: float = 0.0  # computation after the last operation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one step took: by rank, in seconds."""
+    """Times of one step: by rank, in seconds."""
 
-    ends: Sequence[float]  # the moments at which it was over
+    ends: Sequence[float]  # end times
     waiting: Sequence[float]  # of the training thread, for the communication thread
-    wire: Sequence[float]  # of the communication thread, for answers: as in runner.ScriptCost
-    codec: Sequence[float]  # of the communication thread, computing
+    wire: Sequence[float]  # of the communication thread, for results: as in runner.ScriptCost
+    codec: Sequence[float]  # of the communication thread, for computation
 
 
 class Pace(Protocol):
-    """What a worker does in a step without a network: those fields of a WorkloadProfile that a simulation needs."""
+    """A worker's step without a network: the fields of a WorkloadProfile that a simulation needs."""
 
     @property
     def backward_seconds(self) -> float: ...
@@ -71,7 +74,7 @@ class Pace(Protocol):
 
 
 class AnswerTimes(Protocol):
-    """Network model: when each rank has the answer to an operation, given the moments at which the ranks issue it."""
+    """Network model: when each rank has the result of an operation, given the time at which each rank issues it."""
 
     def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]: ...
     def broadcast(self, nbytes: int, starts: Sequence[float]) -> list[float]: ...
@@ -82,15 +85,15 @@ class VirtualCommThread:
     """One rank's communication thread."""
 
     free_at: float = 0.0
-    wire: float = 0.0  # seconds spent so far, waiting for answers
-    codec: float = 0.0  # seconds spent so far, computing
+    wire: float = 0.0  # total seconds waiting for results
+    codec: float = 0.0  # total seconds of computation
 
     def compute(self, seconds: float) -> None:
         self.free_at += seconds
         self.codec += seconds
 
     def wait_until(self, moment: float) -> None:
-        """Wait for an answer that comes at that moment, or has come."""
+        """Wait for a result that arrives at that time, or has arrived."""
         self.wire += max(0.0, moment - self.free_at)
         self.free_at = max(self.free_at, moment)
 
@@ -103,7 +106,7 @@ class _RunningJob:
     ranks: Sequence[VirtualCommThread]
     lines: AnswerTimes
     issued: int = 0  # operations
-    answered: Sequence[float] = ()  # when the last operation's answers come, by rank
+    answered: Sequence[float] = ()  # when the last operation's results arrive, by rank
 
     def advance(self) -> bool:
         if self.issued:
@@ -135,7 +138,7 @@ def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[VirtualCommThread], line
 def run_step(
     jobs: Sequence[BucketJob], pace: Pace, lines: AnswerTimes, begins: Sequence[float], window: int = DEPTH
 ) -> Step:
-    """One step of every rank: buckets in order, each once it is ready and the communication thread is free.
+    """Simulate one step of every rank: buckets in order, each when it is ready and the communication thread is free.
 
     window: the pipeline's depth.
     """
@@ -166,30 +169,30 @@ def _wait_until(ranks: Sequence[VirtualCommThread], moments: Sequence[float]) ->
 
 @dataclass(kw_only=True)
 class _InStep(VirtualCommThread):
-    """A communication thread beside one backward pass."""
+    """A communication thread during one backward pass."""
 
     begin: float  # of the step
-    backward: float  # when that pass will be over
+    backward: float  # end time of that pass
     crowded: bool  # whether all cores are busy
-    delay: float = 0.0  # of the backward pass, because processors are shared
+    delay: float = 0.0  # of the backward pass, because cores are shared
 
     def wait_for(self, ready_seconds: float) -> None:
         self.free_at = max(self.free_at, self.begin + ready_seconds + self.delay)
 
     def compute(self, seconds: float) -> None:
-        """Where all cores are busy, the backward pass and this thread take turns while both have something to do."""
+        """If all cores are busy, the backward pass and this thread alternate while both have work."""
         shared = min(seconds, max(0.0, self.backward - self.free_at)) if self.crowded else 0.0
         self.delay += shared
         self.backward += shared
         super().compute(seconds + shared)
 
 
-# -- sync rounds in flight beside training ---------------------------------------------------------------------------
+# -- sync rounds in flight during training -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trip:
-    """What one fragment's sync round is made of."""
+    """The parts of one fragment's sync round."""
 
     jobs: Sequence[BucketJob]  # of the communication thread; the first, a participation poll, ends before the others
     offering_seconds: float = 0.0  # of the training thread, before the round
@@ -198,16 +201,16 @@ class Trip:
 
 @dataclass(frozen=True, kw_only=True)
 class PerStep:
-    """Seconds of one step in the long run, means over workers."""
+    """Steady-state seconds per step, means over workers."""
 
     seconds: float
     waiting: float  # of the training thread, for the communication thread
-    wire: float  # of the communication thread, for answers
-    codec: float  # of the communication thread, computing
+    wire: float  # of the communication thread, for results
+    codec: float  # of the communication thread, for computation
 
 
 def run_turns(trips: Sequence[Trip], schedule: PeriodicSchedule, pace: Pace, lines: AnswerTimes, world: int) -> PerStep:
-    """Simulate a schedule until it repeats itself, and then the periods that count. trips: by fragment."""
+    """Simulate a schedule until it is periodic, and then CYCLES periods. trips: by fragment."""
     workers = [
         _RankInRounds(pass_seconds=pace.backward_seconds + pace.rest_seconds, crowded=pace.crowded)
         for _ in range(world)
@@ -243,7 +246,7 @@ def run_sites(
     lines: AnswerTimes,
     world: int,
 ) -> PerStep:
-    """Steps within sites, over `inside`, and rounds between all workers, which every worker waits for."""
+    """Simulate steps within sites, over `inside`, and rounds between all workers, for which every worker waits."""
     workers = [_RankInRounds(pass_seconds=0.0, crowded=False) for _ in range(world)]
     before = _spent(workers)
     for cycle in range(1 + CYCLES):
@@ -262,7 +265,7 @@ def run_sites(
 def _steps(
     count: int, jobs: Sequence[BucketJob], workers: Sequence[_RankInRounds], pace: Pace, inside: AnswerTimes
 ) -> None:
-    """The last of a few steps stands for all that follow."""
+    """Simulate a few steps; the last represents all that follow."""
     for made in range(min(count, STEPS_UNTIL_STEADY)):
         alike = count - made if made == STEPS_UNTIL_STEADY - 1 else 1
         begins = [worker.now for worker in workers]
@@ -282,7 +285,7 @@ def _spent(workers: Sequence[_RankInRounds]) -> Spent:
 
 
 def _per_step(before: Spent, after: Spent, steps: int) -> PerStep:
-    """A communication thread that falls behind in every period is waited for as long, once the delay is used up."""
+    """Mean per step. If a communication thread falls behind in every period, its delay becomes waiting time."""
     found = [[(b - a) / steps for a, b in zip(*both, strict=True)] for both in zip(before, after, strict=True)]
     seconds, waiting, wire, codec, behind = (fmean(each) for each in zip(*found, strict=True))
     late = max(0.0, behind)
@@ -291,21 +294,22 @@ def _per_step(before: Spent, after: Spent, steps: int) -> PerStep:
 
 @dataclass(kw_only=True)
 class _RankInRounds(VirtualCommThread):
-    """One rank: its training thread beside its communication thread."""
+    """One rank: its training thread and its communication thread."""
 
     pass_seconds: float  # of one backward pass and optimizer step
     crowded: bool  # whether all cores are busy
     now: float = 0.0  # of the training thread
     passes: int = 0  # backward passes by `now`
     waiting: float = 0.0  # seconds so far
-    waits: float = 0.0  # when training will wait for the round that the communication thread is at
+    waits: float = 0.0  # when training will wait for the current round of the communication thread
     under_way: deque[tuple[int, float, float]] = field(default_factory=deque)  # (landing pass, arrival, its seconds)
-    #: (begin, end) of computing beside training on a crowded processor, so that either goes half as fast
+    #: (begin, end) of computation during training on a busy processor, so that both run at half speed
     shares: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def behind(self) -> float:
         """How much longer the communication thread will be busy."""
+
         return max(0.0, self.free_at - self.now)
 
     def send(self, launch: int, landing: int, offering_seconds: float) -> None:
