@@ -26,7 +26,6 @@ PENDING = {
     "algorithms",
     "base",
     "cli",
-    "comm",
     "federated",
     "horovod",
     "integrations",

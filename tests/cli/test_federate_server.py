@@ -133,7 +133,7 @@ def test_wrong_tokens_and_models_are_refused_in_time(tmp_path: Path) -> None:
     served = server(script=load_script(program(tmp_path)), token=read_token(tmp_path / "token"))
     served.start()
     larger = program(tmp_path, size=5, name="larger.py")
-    refusals = {"holds another token": {"token-file": tmp_path / "other"}, "build the same model everywhere": {}}
+    refusals = {"another token": {"token-file": tmp_path / "other"}, "build the same model everywhere": {}}
     for reason, options in refusals.items():
         words = [*map(str, joining(tmp_path, served.address[1], 0, **options))][1:]
         words[0] = words[0] if options else str(larger)

@@ -22,5 +22,5 @@ def test_who_came_back_is_alike_with_everyone_and_keeps_its_tensors() -> None:
 def test_what_needs_the_others_is_refused() -> None:
     transport = DetachedTransport(1, 3)
     for ask in (lambda: transport.answer(AllReduceMean(torch.ones(1))), lambda: transport.part(1)):
-        with pytest.raises(PeerLost, match=r"rank 1 of 3 was lost and came back.*ParameterServer"):
+        with pytest.raises(PeerLost, match=r"rank 1 of 3 was lost and restarted.*ParameterServer"):
             ask()

@@ -8,7 +8,7 @@ elastic/       meshes with changing members, one per view
 simulated      inside one process, a thread per worker; no sockets
 throttled      over another transport, as slowly as a given network
 replay         immediate results for this rank's operations, to measure the computation between them
-detached       of a worker whose group continued without it: rejects every operation
+detached       of a worker outside of its group: rejects every operation
 
 rpc/           endpoints of asynchronous peers: push, pull, reply over TCP
 wire/          the protocol of rpc: frames, messages, authentication, without sockets

@@ -1,4 +1,4 @@
-"""Detached transport: of a worker whose group continued without it; collective operations are rejected."""
+"""Detached transport: for a worker after its group has continued without it. Rejects collective operations."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class WrongKeyError(ConnectError):
     """The peer did not prove that it has the same key. claims: the peer's, unproven."""
 
     def __init__(self, claims: bytes) -> None:
-        super().__init__("The peer has a different token. Give all processes of a run the same token file.")
+        super().__init__("The peer has another token. Give all processes of a run the same token file.")
         self.claims = claims
 
 

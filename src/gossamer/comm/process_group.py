@@ -120,7 +120,7 @@ def monitored_barrier(
 ) -> None:
     """Wait until all ranks have entered the roll.
 
-    Implemented outside of torch, whose barrier neither names missing ranks nor reacts to Ctrl-C.
+    Implemented outside of torch: its barrier neither names missing ranks nor reacts to Ctrl-C.
 
     Args:
         roll: The ranks that have arrived.
@@ -169,7 +169,7 @@ def monitored_barrier(
 # torch 2.13 renamed it and warns about the old name
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _barriers = count()  # of this process; equal on all ranks
-SMALL_BYTES = 2**20  # largest mean with a direct exchange, whose time is mostly latency
+SMALL_BYTES = 2**20  # largest mean with a direct exchange: its time is mostly latency
 
 
 class ProcessGroupTransport:
@@ -344,7 +344,7 @@ class ProcessGroupTransport:
         return wait
 
     def _straight(self, told: Sequence[Tensor | None], heard: Sequence[Tensor | None]) -> Callable[[], None]:
-        """Send the bytes told[j] directly to rank j, and this rank's own to heard[j], concurrently in one hop."""
+        """Send the bytes `told[j]` directly to rank j, and this rank's own to `heard[j]`, concurrently in one hop."""
         mine, own = told[self.rank], heard[self.rank]
         if mine is not None and own is not None and own.data_ptr() != mine.data_ptr():
             own.copy_(mine)
@@ -460,7 +460,7 @@ def _is_nccl(group: Any) -> bool:
 
 
 def _average(heard: Tensor, out: Tensor) -> None:
-    """Mean of rows in rank order, summed in at least float32 and rounded once. heard: (world, n); out: (n,)."""
+    """Mean of rows in rank order, summed in at least float32 and rounded once. `heard`: (world, n); out: (n,)."""
     if heard.is_cuda or heard.dtype.itemsize >= 4:
         out.copy_(rank_order_mean(heard.unbind()))
         return

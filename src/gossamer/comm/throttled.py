@@ -28,7 +28,7 @@ class ThrottledTransport:
     """
 
     def __init__(self, inner: Transport, network: Network, collective: Chosen = DEFAULT) -> None:
-        """collective: the algorithm whose cost means have."""
+        """collective: the algorithm that determines the cost of means."""
         self._inner = inner
         self._network, self._collective = network, collective
         self._prices: dict[Hashable, Price] = {}

@@ -89,10 +89,10 @@ def test_links_of_pairs_count_both_ways_unless_both_are_given() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"round_trip_seconds": -1}, "round trip takes at least 0 seconds"),
-        ({"bits_per_second": 0}, "positive number of bits per second"),
+        ({"round_trip_seconds": -1}, "round_trip_seconds must be"),
+        ({"bits_per_second": 0}, "bits_per_second must be positive"),
         ({"jitter_seconds": -0.1}, "jitter"),
-        ({"loss": 1.0}, "write Cut"),
+        ({"loss": 1.0}, "use Cut"),
         ({"duplicate": 1.1}, "duplicate"),
         ({"dead_after_seconds": 0}, "dead_after_seconds"),
         ({"resend_seconds": 0}, "resend_seconds"),

@@ -206,7 +206,7 @@ def check_who_writes_to_a_payload_under_way() -> None:
 
 def check_who_writes_to_an_answer_under_way() -> None:
     scripts = {SERVER: server(), ONE: saying(Pull(of=SERVER, key="w")), TWO: writing(0.375, TWO_NUMBERS[0])}
-    with pytest.raises(AssertionError, match=r"the answer to the pull of 'w' .* was written to"):
+    with pytest.raises(AssertionError, match=r"the answer to the pull of 'w' .* was modified"):
         simulate_peers(scripts, over(), 0, checks=True)
 
 

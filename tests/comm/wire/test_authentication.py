@@ -94,11 +94,11 @@ def test_a_peer_at_the_wrong_address_is_refused() -> None:
     other = Peer("server", 1)
     dialer, listener = ConnectionState(credentials(), SERVED), ConnectionState(credentials(other))
     feed(dialer, sent(listener))
-    with pytest.raises(PeerLost, match=r"server 1 was called by worker 3, who wanted server 0"):
+    with pytest.raises(PeerLost, match=r"server 1 was dialed by worker 3, which expected server 0"):
         feed(listener, sent(dialer))
     mirror, listener = ConnectionState(credentials(SERVED), SERVED), ConnectionState(credentials(SERVED))
     feed(mirror, sent(listener))
-    with pytest.raises(PeerLost, match="server 0 was called by server 0"):
+    with pytest.raises(PeerLost, match="server 0 was dialed by server 0"):
         feed(listener, sent(mirror))
 
 
@@ -108,7 +108,7 @@ def test_a_listener_that_claims_to_be_another_peer_is_refused() -> None:
     listener._handshake._expect_dialed = lambda hello: Peer(*hello.me)  # type: ignore[method-assign]
     feed(dialer, sent(listener))
     feed(listener, sent(dialer))
-    with pytest.raises(PeerLost, match="called server 0 and was answered by server 1"):
+    with pytest.raises(PeerLost, match="dialed server 0 and was answered by server 1"):
         feed(dialer, sent(listener))
 
 

@@ -124,13 +124,13 @@ def test_a_frame_twice_is_refused() -> None:
     dialer, listener = authenticated_pair()
     data = bytes_of(dialer, PING)
     feed(listener, data)
-    refuses(listener, data, "number 0 of epoch .* where number 1")
+    refuses(listener, data, "number 0 of epoch .* expected number 1")
 
 
 def test_frames_that_overtake_each_other_are_refused() -> None:
     dialer, listener = authenticated_pair()
     bytes_of(dialer, PING)
-    refuses(listener, bytes_of(dialer, PING), "number 1 of epoch .* where number 0")
+    refuses(listener, bytes_of(dialer, PING), "number 1 of epoch .* expected number 0")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_frames_that_overtake_each_other_are_refused() -> None:
     ids=["missing", "unknown", "nonsense", "empty", "deep", "dtype", "negative", "more"],
 )
 def test_records_that_stand_for_nothing_are_refused(kind: Kind, control: bytes) -> None:
-    with pytest.raises(MalformedError, match="cannot be read"):
+    with pytest.raises(MalformedError, match="control record"):
         decode_record(kind, control)
 
 
@@ -171,7 +171,7 @@ def test_promise_7_no_memory_is_taken_for_a_length_that_was_not_agreed_on() -> N
         assert dialer.authenticated is not None
         fields = Header(Kind.PING, dialer.authenticated.sending_epoch, 0, 1, 0, length).pack()
         tracemalloc.start()
-        refuses(listener, fields + dialer.authenticated.sending_mac.begin().add(fields), "are agreed")
+        refuses(listener, fields + dialer.authenticated.sending_mac.begin().add(fields), "limit")
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < LIMIT

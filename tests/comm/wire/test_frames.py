@@ -60,7 +60,7 @@ def test_an_unknown_kind_or_flag_is_malformed_though_its_tag_is_right() -> None:
 def test_another_protocol_is_named_beside_this_one() -> None:
     fields = bytearray(HEADER.pack())
     fields[4] = PROTOCOL + 1
-    with pytest.raises(MismatchError, match=f"protocol {PROTOCOL + 1} and this one {PROTOCOL}"):
+    with pytest.raises(MismatchError, match=f"protocol {PROTOCOL + 1}, this process protocol {PROTOCOL}"):
         parsed(fields + bytes(TAG_BYTES))
 
 

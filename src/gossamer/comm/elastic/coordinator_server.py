@@ -36,7 +36,7 @@ class CoordinatorServer:
         note: Called with messages for the user; must not call the server.
         patience_seconds: How long to wait for `initial` workers.
         tls: TLS contexts, if the run encrypts.
-        beside: Answers requests of other launchers, by key. They must return at once, because workers wait meanwhile.
+        `beside`: Answers requests of other launchers, by key. They must return at once, because workers wait meanwhile.
 
     Raises:
         ConnectError: The address or the journal is in use.

@@ -97,7 +97,7 @@ class JoinedRun:
         return self.agent.most
 
     def transport(self, wish: str, device: torch.device) -> ElasticTransport:
-        """Create the transport of this worker's session. wish: requested all-reduce algorithm; device: of this worker.
+        """Create the transport of this worker's session. `wish`: requested algorithm; `device`: of this worker.
 
         Raises AttachError for a second session.
         """

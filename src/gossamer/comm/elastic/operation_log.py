@@ -1,4 +1,4 @@
-"""Operation log: keeps one transaction's results for ranks whose mesh broke before they received all of them.
+"""Operation log: keeps one transaction's results for ranks that did not receive all of them before the mesh broke.
 
 Means, gathered payloads, texts and broadcast tensors are equal on every rank, so any rank can send its results to
 another.

@@ -123,7 +123,7 @@ class ElasticTransport:
         except MismatchError as mismatch:
             if self.finished or self._mismatched == self._completed:
                 raise
-            self._mismatched = self._completed  # by a rank that says farewell; a real mismatch occurs again
+            self._mismatched = self._completed  # by a rank in `farewell`; a real mismatch occurs again
             lost: GossamerError = mismatch
         except FAILURES as failure:
             lost = failure

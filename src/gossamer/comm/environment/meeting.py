@@ -2,7 +2,7 @@
 
     rank   <-> meeting   handshake over the run's token: the rank sends a Hello; a refusal has the reason
     rank    -> meeting   a text on a topic
-    meeting -> all       heard: the texts of all ranks on a topic; or failed: the ranks that left or never joined
+    meeting -> all       the texts of all ranks on a topic; or failed: the ranks that left or never joined
     meeting -> all       gone: a rank that left after the group was formed, for ranks that wait for it later
 
 A run without a token uses an empty one. The proofs then exclude only accidental connections of other programs and
@@ -126,7 +126,7 @@ class Hello:
         run: Identity of the run.
         world: Number of ranks.
         rank: The sender's rank.
-        who: Its host and process.
+        `who`: Its host and process.
         gpus: Comma-separated names of the GPUs that it sees.
         address: Address where it listens for a reachability check.
         port: Port of that listener.
@@ -176,12 +176,12 @@ class Guest:
 class Meeting:
     """The server side of the meeting.
 
-    Pass a guest with complete claims to `admit`, its messages to `take`, and a guest whose connection ended to `left`;
-    send the replies that they return.
+    Pass a guest with complete claims to `admit`, its messages to `take`, and a guest to `left` when its connection
+    ends. Send the replies that they return.
 
     Args:
         identity: Values that every rank must match.
-        tell: Called with a kind and a sentence, to warn the user about rejected connections.
+        `tell`: Called with a kind and a sentence, to warn the user about rejected connections.
     """
 
     def __init__(self, identity: RunIdentity, tell: Callable[[str, str], None]) -> None:

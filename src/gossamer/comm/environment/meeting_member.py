@@ -115,7 +115,7 @@ class MeetingMember:
 
     @property
     def gone(self) -> str:
-        """The first rank known to have left after the group was formed; empty if there is none."""
+        """The first rank known to have left after the group was formed; else empty."""
         while not self._gone and self._failed is None and select.select([self._link], [], [], 0.0)[0]:
             self._listen()
         return next(iter(self._gone), "" if self._failed is None else "rank 0")
@@ -164,7 +164,7 @@ def attend(
     """Join the meeting.
 
     Args:
-        locate: Returns the meeting's address; raises OSError while there is none.
+        locate: Returns the meeting's address; raises OSError while it is unknown.
         identity: Values that all ranks of the run share.
         hello: First message of this rank.
         seconds: How long to wait for the meeting.

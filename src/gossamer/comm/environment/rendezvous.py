@@ -286,7 +286,7 @@ def gone() -> str:
 
 
 def device_for(job: JobEnvironment) -> torch.device:
-    """Return this worker's own GPU, or the CPU if there is none for it.
+    """Return this worker's own GPU, or the CPU if no GPU is left for it.
 
     Assigned from the GPUs that all ranks reported at the meeting. Without a meeting in this process, all workers of a
     machine are assumed to see the same GPUs.

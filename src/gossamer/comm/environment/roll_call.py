@@ -55,7 +55,7 @@ class RollCall:
     ranks; a later list is rejected. All ranks then read the values of the listed ranks, so a rank that is lost or late
     afterwards has no effect. A rank does not wait for
 
-    - a rank that has ended this scope, or whose process has exited for good;
+    - a rank that has ended this scope, or has exited for good;
     - a rank that the recipe's own protocol cannot reach (`silent`), after SURE_SECONDS.
 
     A late rank receives the agreed values, and stays in step with the other ranks. A restarted rank is counted only in

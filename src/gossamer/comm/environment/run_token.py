@@ -50,8 +50,8 @@ def check_token_file(path: Path) -> Path:
         )
     if found.st_mode & 0o077 or found.st_uid not in (os.geteuid(), 0):
         raise ConnectError(
-            f"the token file {path} (mode {stat.S_IMODE(found.st_mode):04o}) is accessible to other users, who could "
-            f"join the run. Write: chmod 600 {path}"
+            f"the token file {path} (mode {stat.S_IMODE(found.st_mode):04o}) is accessible to other users. They "
+            f"could join the run. Write: chmod 600 {path}"
         )
     return path.resolve()
 

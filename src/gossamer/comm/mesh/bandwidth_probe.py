@@ -85,7 +85,7 @@ def first_pairs(sites: Sequence[Sequence[int]], meeting: int) -> list[Pair]:
 
 
 def next_pairs(rates: Rates, sites: Sequence[Sequence[int]]) -> list[Pair]:
-    """Pair each host whose lines are unclear with one that it has not met.
+    """Pair each host with unclear lines with one that it has not met.
 
     Preferred are hosts that are clear and fast, then hosts in the same site. Hosts without any measurement, such as
     the last of five, choose first.

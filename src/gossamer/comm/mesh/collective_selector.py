@@ -33,9 +33,9 @@ class CollectiveSelector:
     """Selects an algorithm per message size and caches it. All ranks know the same links, so they agree.
 
     Args:
-        wish: The requested algorithm, or "auto".
+        `wish`: The requested algorithm, or "auto".
         links: The measured links.
-        says: Whether this rank warns the user when a mean cannot use the requested algorithm.
+        `says`: Whether this rank warns the user when a mean cannot use the requested algorithm.
     """
 
     def __init__(self, wish: Wish, links: Links, says: bool = True) -> None:

@@ -114,7 +114,7 @@ def _hang_up(found: Sequence[socket.socket | None]) -> None:
 
 
 def _check_tokens(rank: int, token: bytes, told: Sequence[tuple[bytes, bytes]]) -> None:
-    """told: by rank, its secret and the proof that it has the same token."""
+    """`told`: by rank, its secret and the proof that it has the same token."""
     others = [
         str(other)
         for other, (secret, proof) in enumerate(told)

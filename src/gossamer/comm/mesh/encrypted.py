@@ -50,7 +50,7 @@ def encrypted_mesh(
         engine: Transport of the group.
         address: Local address to listen on.
         tls: Contexts from mesh_tls.
-        wish: Requested all-reduce algorithm.
+        `wish`: Requested all-reduce algorithm.
         known: The group's links; measured if None.
         device: Device of this rank.
 

@@ -113,7 +113,7 @@ class MeshOperations:
         )
 
     def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the bytes told[j] to rank j, and receive heard[j] bytes from rank j."""
+        """Send the bytes `told[j]` to rank j, and receive `heard[j]` bytes from rank j."""
         likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in heard.items()]
         came = self._straight(dict(told), dict(heard), form_of("deliver"), likes)()
         return {peer: theirs for peer, (theirs,) in zip(heard, came, strict=True)}
@@ -121,7 +121,7 @@ class MeshOperations:
     def _straight(
         self, told: dict[int, Tensor], heard: dict[int, int], form: int, answers: Sequence[tuple[int, Payload]]
     ) -> Wait:
-        """told: bytes for each rank; heard: number of bytes from each; answers: sender and layout of each result."""
+        """`told`: bytes for each rank; `heard`: bytes from each; `answers`: sender and layout of each result."""
         to = tuple(told[peer].nbytes if peer in told and peer != self.rank else 0 for peer in self.everyone)
         of = tuple(heard.get(peer, 0) if peer != self.rank else 0 for peer in self.everyone)
         stride = -(-max(of) // ALIGNED_BYTES) * ALIGNED_BYTES

@@ -121,8 +121,8 @@ def straight_program(told: tuple[int, ...], heard: tuple[int, ...], form: int) -
     The pieces are the messages to every rank, then the messages from every rank. Their addresses are given per call.
 
     Args:
-        told: Bytes to send to each rank.
-        heard: Bytes to receive from each rank.
+        `told`: Bytes to send to each rank.
+        `heard`: Bytes to receive from each rank.
         form: Hash of the operation.
     """
     world = len(told)

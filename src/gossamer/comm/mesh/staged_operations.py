@@ -29,7 +29,7 @@ Parts = Mapping[int, tuple[int, int]]  # by rank: offset and length of a part in
 
 
 class StagedMessages:
-    """Messages of one operation. told: the message to each other rank; heard: number of bytes from each rank."""
+    """Messages of one operation. `told`: the message to each rank; `heard`: number of bytes from each."""
 
     def __init__(self, operations: MeshOperations, told: Mapping[int, ByteViews], heard: Mapping[int, int]) -> None:
         self._operations, self._told, self._heard = operations, told, heard
@@ -212,7 +212,7 @@ class StagedOperations:
         rows: int,
         ranks: Ranks,
     ) -> Callable[[], Wait]:
-        """told: messages by rank; own: this rank's payload, whose layout received ones share; longest: bytes of the
+        """`told`: messages by rank; own: this rank's payload, with the layout of received ones; longest: bytes of the
         longest message of any rank; rows: most messages in a slot at any rank."""
         answers = {peer: _empty(own) for peer in hears if peer != self._operations.rank}
         due = {peer: ByteViews.of(payload) for peer, payload in answers.items()}

@@ -1,4 +1,4 @@
-"""Standalone mesh: a mesh transport without a process group, whose connections also carry texts."""
+"""Standalone mesh: a mesh transport without a process group. Its connections also carry texts."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def standalone_mesh(
     Args:
         rank: This rank.
         sockets: By rank; None at `rank`. The transport owns them, even if this call fails.
-        wish: Requested all-reduce algorithm.
+        `wish`: Requested all-reduce algorithm.
         known: The links; measured if None.
-        says: Whether this rank warns the user when a mean cannot use the requested algorithm.
+        `says`: Whether this rank warns the user when a mean cannot use the requested algorithm.
         keys: Encryption keys of the connections, from sealing.agree.
         device: Device of this rank.
 

@@ -11,7 +11,7 @@ from gossamer.events import LinkCounters
 
 NUMBER, LONG_NUMBER = struct.Struct("=I"), struct.Struct("=Q")
 RETRANSMISSIONS, PROBES = 2, 3  # bytes: tcpi_retransmits and tcpi_probes, consecutive and unanswered
-LIMITED = 7  # the byte whose lowest bit is tcpi_delivery_rate_app_limited
+LIMITED = 7  # a byte; its lowest bit is tcpi_delivery_rate_app_limited
 TIMER_MICROSECONDS = 8  # tcpi_rto
 IN_FLIGHT = 24  # tcpi_unacked, in packets
 ACKNOWLEDGED_MILLISECONDS = 56  # tcpi_last_ack_recv

@@ -44,7 +44,7 @@ def mesh_transport(
     Args:
         engine: Transport of the group.
         address: Local address to listen on.
-        wish: Requested all-reduce algorithm.
+        `wish`: Requested all-reduce algorithm.
         known: The group's links; measured if None.
         device: Device of this rank. If every rank has a GPU and the engine accepts its tensors, both are timed, and
             "auto" uses the faster one.
@@ -93,7 +93,7 @@ def advice(rank: int) -> str:
 
 
 def check_same_wish(wishes: Sequence[str]) -> None:
-    """Raise MismatchError unless all ranks requested the same algorithm. wishes: by rank."""
+    """Raise MismatchError unless all ranks requested the same algorithm. `wishes`: by rank."""
     if len(set(wishes)) > 1:
         raise MismatchError(
             f"the ranks requested different collectives ({', '.join(wishes)}, by rank), so they would wait for each "
@@ -197,7 +197,7 @@ class MeshTransport:
         able.broadcast_(tensors, source)
 
     def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the uint8 tensor told[j] to rank j, and receive heard[j] bytes from rank j, directly and concurrently.
+        """Send the uint8 tensor `told[j]` to rank j, and receive `heard[j]` bytes from rank j, directly.
 
         Every rank calls it at the same point, and the sizes of every pair of ranks must match.
         """

@@ -83,7 +83,7 @@ class ConnectionPool:
         return True
 
     def dial(self, peer: Peer, resolved: ResolvedAddress, on_dialed: OnDialed) -> None:
-        """Call `on_dialed` with a connection to that address, or with None if there is none in time."""
+        """Call `on_dialed` with a connection to that address, or with None after a timeout."""
         try:
             sock = dial(resolved.address)
         except OSError:

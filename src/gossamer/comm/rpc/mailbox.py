@@ -145,7 +145,7 @@ class Mailbox:
             raise self._failure
 
     def next_event(self, until: float | None) -> PeerEvent:
-        """Return the oldest queued event, or Elapsed if there is none before `until`."""
+        """Return the oldest queued event, or Elapsed at the time `until`."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._events or self._failure, _seconds_until(inf if until is None else until)

@@ -18,7 +18,7 @@ from gossamer.comm.wire.frames import Message
 from gossamer.errors import GossamerError
 
 FIRST_BACKOFF_SECONDS = 0.02
-_jitter = Random()  # separate from the global generator, whose state belongs to the user's script
+_jitter = Random()  # separate from the global generator, which belongs to the user's script
 
 
 @dataclass

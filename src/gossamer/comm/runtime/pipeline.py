@@ -5,7 +5,7 @@
     bucket 1         r0             r1           previous bucket, so that operations overlap each other and the encoding
     bucket 2                   r0        r1      of the next bucket; results are awaited in the same order
 
-Every rank must begin the same operations in the same order, whatever is ready or has arrived there. The order therefore
+Every rank must begin the same operations in the same order, regardless of local events. The order therefore
 depends only on the number of scripts and on the number of operations of each. The order of waits is fixed as well,
 because an operation's second hop may only be sent while its result is awaited.
 

@@ -54,7 +54,7 @@ def _frames(where: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def is_users(frame: TracebackType) -> bool:
-    """Whether it is outside of this library, torch and the standard library, whose folder contains site-packages."""
+    """Whether it is outside of this library, torch and the standard library (its folder contains site-packages)."""
     name = frame.tb_frame.f_code.co_filename
     standard = name.startswith(STANDARD_LIBRARY) and "site-packages" not in name
     return not (standard or name.startswith((*LIBRARIES, "<frozen ")))

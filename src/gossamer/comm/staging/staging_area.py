@@ -34,7 +34,7 @@ class StagingArea:
         return {device: self._copies_of(device).mark() for device in devices}
 
     def slot(self, nbytes: int, device: torch.device) -> PinnedSlot:
-        """Return memory for a chunk. If there is none, wait for copies from slots to complete, oldest first."""
+        """Return memory for a chunk. If necessary, wait for copies from slots to complete, oldest first."""
         while (found := self.vacant(nbytes, device)) is None:
             if not self._arriving:
                 return self._arena_for(device).beyond(nbytes)  # all slots are in transfer; a peer may wait for this one

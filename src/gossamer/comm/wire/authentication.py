@@ -136,7 +136,7 @@ class PeerHandshake:
 
     def _wrong_token(self, hello: HelloRecord) -> ConnectError:
         return ConnectError(
-            f"{Peer(*hello.me)} has a different token than {self._me}, so neither can trust the other. It "
+            f"{Peer(*hello.me)} has another token than {self._me}, so neither can trust the other. It "
             f"claims to belong to run {hello.run[:SHOWN_CHARACTERS]!r}; this is run "
             f"{self._credentials.run!r}. Give all processes of a run the same token, and each run its own ports."
         )

@@ -1,7 +1,7 @@
 """Message schedules: the moves of one rank in an exchange, as cut by Gloo or by a table of hops.
 
 Pure functions of integers. Every exchange is a list of moves. SendCompleted and ReceiveCompleted wait for the oldest
-send or receive that was not awaited yet. An eager send leaves before its receiver requests it with Hear. Sizes are
+send or receive that was not awaited yet. An eager send leaves before its receiver requests it with `Hear`. Sizes are
 payload bytes.
 """
 

@@ -71,7 +71,7 @@ class SharedLines:
     lines: dict[tuple[str, str], SharedLine] = field(default_factory=dict)
 
     def between(self, sender: int, receiver: int) -> SharedLine | None:
-        """Return the line that two hosts share with others; None if there is none."""
+        """Return the line that two hosts share with others, or None."""
         rate = self.network.path(sender, receiver).bits_per_second
         if rate is None:
             return None
