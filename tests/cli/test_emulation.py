@@ -110,7 +110,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, monk
     assert "Add --network" in refused(tmp_path, "--fault", "cut(1, at=2)")
     assert "leave out --nnodes" in refused(tmp_path, "--network", "1mbit", "--nnodes", "2", "--rendezvous", "a:1")
     (tmp_path / "one.toml").write_text('[[hosts]]\nrate = "1gbit"\n')
-    assert "has 1 hosts and 2 workers" in refused(tmp_path, "--network", "one.toml")
+    assert "has 1 hosts, but 2 workers" in refused(tmp_path, "--network", "one.toml")
     assert sorted(os.listdir(tmp_path)) == ["one.toml", "train.py"]
 
 

@@ -100,7 +100,7 @@ def test_the_lowest_rank_that_has_come_speaks(
     time.due = [(15.0, lambda: enter(store, 0)), (15.0, lambda: enter(store, 1))]
     wait(store, time, rank)
     assert bool(said) == speaks
-    assert [each for each in said if "for ranks 0 and 1 to come" in each] == said[:1]
+    assert [each for each in said if "for ranks 0 and 1 to reach" in each] == said[:1]
 
 
 def test_ranks_that_come_together_wait_for_a_moment_and_say_nothing(store: Store, time: Time, said: list[str]) -> None:

@@ -282,7 +282,7 @@ class ProcessGroupTransport:
     def _told(
         self, told: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
     ) -> Callable[[], list[Payload]]:
-        """Send told[j] to rank j, and receive as many bytes as `mine` from each of `hears`."""
+        """Send `told[j]` to rank j, and receive as many bytes as `mine` from each of `hears`."""
         heard = {peer: mine if peer == self.rank else torch.empty_like(mine) for peer in hears}
         everyone = range(self.world)
         arrived = self._straight([told.get(peer) for peer in everyone], [heard.get(peer) for peer in everyone])

@@ -154,7 +154,7 @@ def test_long_texts_are_shown_in_part(spec: str) -> None:
 def test_more_workers_than_hosts(tmp_path: File) -> None:
     file = tmp_path / "two.toml"
     file.write_text('[[hosts]]\ncount = 2\nrate = "1gbit"\n')
-    with pytest.raises(NetworkError, match=r"2 hosts and 5 workers.*--workers 2"):
+    with pytest.raises(NetworkError, match=r"2 hosts, but 5 workers.*--workers 2"):
         read_network(str(file), 5)
     file.write_text('[[hosts]]\nup = "1gbit"\n')
     with pytest.raises(NetworkError, match="rate"):

@@ -116,11 +116,11 @@ def test_another_protocol_is_named_at_both_ends() -> None:
     dialer, listener = ConnectionState(credentials(), SERVED), ConnectionState(credentials(SERVED))
     challenge = bytearray(sent(listener))
     challenge[4] = 9
-    with pytest.raises(MismatchError, match=f"protocol 9 and this one {PROTOCOL}"):
+    with pytest.raises(MismatchError, match=f"protocol 9, this process protocol {PROTOCOL}"):
         feed(dialer, bytes(challenge))
     answer = bytearray(sent(dialer))
     answer[4] = 9
-    with pytest.raises(MismatchError, match=f"protocol 9 and this one {PROTOCOL}"):
+    with pytest.raises(MismatchError, match=f"protocol 9, this process protocol {PROTOCOL}"):
         feed(listener, bytes(answer))
 
 
