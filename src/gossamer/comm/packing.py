@@ -9,7 +9,7 @@ from gossamer.base.ops import Payload
 
 
 def into(out: Tensor | None, tensor: Tensor) -> Tensor:
-    """Copy the values of `tensor` to `out`, unless they are there already, or to a new tensor."""
+    """Copy the values of `tensor` to `out`, unless both share memory; without `out`, to a new tensor."""
     if out is None:
         return tensor.clone(memory_format=torch.contiguous_format)
     return out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor)

@@ -118,7 +118,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """The answer to a worker's poll for news; exactly one field is set."""
+    """The answer to a worker's poll for news, with one field set."""
 
     view: str = ""  # text of a new view with this worker
     over: int = 0  # number of a view that has ended

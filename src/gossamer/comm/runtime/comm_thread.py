@@ -50,7 +50,7 @@ class Waiters:
                 self._awaited.remove(done)
 
     def await_one(self) -> None:
-        """Block the communication thread until a thread waits for an unfinished job, and so modifies nothing meanwhile.
+        """Block the communication thread until another thread waits for an unfinished job, and so modifies nothing.
         Raises LoopError after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or any(not done.is_set() for done in self._awaited))

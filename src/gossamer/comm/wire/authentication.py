@@ -38,7 +38,7 @@ class Credentials:
 
     me: Peer
     token: bytes = field(repr=False)  # 32 secret bytes that all processes of a run have
-    run: str  # equal everywhere, like all fields below except the last three
+    run: str  # equal everywhere, like the other keys of COMPARED
     recipe: str = ""
     layout: str = ""
     largest_frame_bytes: int  # a larger frame is rejected before any memory is allocated for it

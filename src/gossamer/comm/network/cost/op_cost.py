@@ -38,7 +38,7 @@ from gossamer.comm.network.model import Network
 from gossamer.comm.network.parse import NetworkError
 from gossamer.comm.network.tcp_model import ETHERNET, Tcp
 
-MOST_UNLIKE = 256  # ranks of which all messages are simulated
+MOST_UNLIKE = 256  # largest number of ranks for which all messages are simulated
 SMALL_BYTES = 2**20  # largest mean for which the engine uses a direct exchange
 
 Chosen = Wish  # or "engine"
