@@ -135,7 +135,11 @@ def verdict(table: Table, twins: Mapping[str, str]) -> str:
     if not isfinite(table.spread):
         return "One seed has no standard deviation, so this table has no gaps."
     said = [f"From its start `Dense()` improves by {table.improvement:.0f} σ"]
-    said[0] += "." if table.improvement >= IMPROVED else f", less than {IMPROVED} σ: **this task cannot distinguish compressors.**"
+    said[0] += (
+        "."
+        if table.improvement >= IMPROVED
+        else f", less than {IMPROVED} σ: **this task cannot distinguish compressors.**"
+    )
     worse = {text: table.gap(twin) - table.gap(text) for text, twin in twins.items()}
     telling = [f"`{text}`" for text, spreads in worse.items() if not spreads < WORSE]
     others = [f"`{text}`" for text, spreads in worse.items() if spreads < WORSE]

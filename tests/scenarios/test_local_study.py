@@ -208,11 +208,14 @@ def test_lock_step_at_another_learning_rate_is_another_yardstick() -> None:
     assert found.of(DENSE) == [DENSE, "Dense(), lr 0.003"]
     assert found.enough("Dense(), lr 0.003") == "DiLoCo(period=20), lr 0.003"
     assert "| `DiLoCo(period=20), lr 0.003` | 1.310 ± 0.000 |  | -9.5 | 2 |" in page_part(found, [])
-    assert "at least 10 standard deviations, the larger of the two: `DiLoCo(period=20)`, `LocalSGD(period=4)`." in page_part(
-        found, []
+    assert (
+        "at least 10 standard deviations, the larger of the two: `DiLoCo(period=20)`, `LocalSGD(period=4)`."
+        in page_part(found, [])
     )
     silent = study([*runs, *of("LocalSGD(period=4)", [1.5, 1.5], 1e5, 3e-3), *of(APART, [1.45, 1.46], 0.0, 3e-3)])
-    assert "Not better than both by more than 3 standard deviations: `LocalSGD(period=4), lr 0.003`." in page_part(silent, [])
+    assert "Not better than both by more than 3 standard deviations: `LocalSGD(period=4), lr 0.003`." in page_part(
+        silent, []
+    )
 
 
 def test_sentences() -> None:
