@@ -188,9 +188,9 @@ def summary(runs: Mapping[Job, Run], args: argparse.Namespace) -> str:
 
 def page_part(runs: Mapping[Job, Run], args: argparse.Namespace) -> str:
     about = (
-        f"Four simulated workers in one process, with real aggregations, {args.steps} steps; mean over seeds ± standard "
-        "deviation of the training loss on fixed samples; sent: bytes per worker and step. TopK's bytes: the factor of "
-        "bytes that TopK needs for the same loss; -: no trained density reaches it.\n\n"
+        f"Four simulated workers in one process, with real aggregations, {args.steps} steps; mean over seeds ± "
+        "standard deviation of the training loss on fixed samples; sent: bytes per worker and step. TopK's bytes: the "
+        "factor of bytes that TopK needs for the same loss; -: no trained density reaches it.\n\n"
         "Adaptive distributes the entries of TopK over the tensors in proportion to sqrt(n E), n the size and E the "
         "residual energy of a tensor."
     )

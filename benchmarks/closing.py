@@ -70,8 +70,8 @@ def closing_part(runs: Sequence[Run], about: Sequence[str]) -> str:
     steps, seeds = usual.runs[DENSE][0]["steps"], len(usual.runs[TOP_K])
     head = (
         f"{TASKS[ADAMW_TASK].about}; {steps} steps, {seeds} seeds. `Dense()` ends at {usual.losses(DENSE)} "
-        f"({len(usual.runs[DENSE])} seeds); gaps are in its standard deviations (σ), relative to `Dense()` with the same "
-        "optimizer and seeds, which is in the fourth column."
+        f"({len(usual.runs[DENSE])} seeds); gaps are in its standard deviations (SD), relative to `Dense()` with the "
+        "same optimizer and seeds, which is in the fourth column."
     )
     table = markdown([each.cells(start) for each in (start, *tried)], texts=2)
     sentences = [*said(start, tried), *placement(start, tried), *beside_sgd(start, tried)]
@@ -89,13 +89,13 @@ def _tried(by_task: Mapping[str, Table]) -> Iterator[Tried]:
 
 def said(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:
     """Sentences about the changes that close the gap, their bytes, and the changes that do not help."""
-    yield f"{start.name} ends {start.gap:.0f} σ above `Dense()`."
+    yield f"{start.name} ends {start.gap:.0f} SD above `Dense()`."
     ranked = sorted(tried, key=lambda each: each.gap)
     whole = [each for each in ranked if each.gap < CLOSED]
     if not whole:
-        yield f"No change reduces the gap to less than {CLOSED} σ."
+        yield f"No change reduces the gap to less than {CLOSED} SD."
     for opening, chosen in (
-        (f"**Gap below {CLOSED} σ**:", whole),
+        (f"**Gap below {CLOSED} SD**:", whole),
         ("Best for their bytes:", _nearest(tried, start)),
         (f"Change of less than {LITTLE:.0%}:", [each for each in ranked if abs(closed(each, start)) < LITTLE]),
         ("Larger gap:", [each for each in ranked if closed(each, start) <= -LITTLE]),

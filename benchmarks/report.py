@@ -18,7 +18,7 @@ FEW = 3  # seeds
 ABOUT = (
     "Four simulated workers in one process, with real aggregations; mean over seeds ± standard deviation. The training "
     "loss is over fixed training samples. The gap is the distance to the loss of `Dense()` after the same number of "
-    "steps with the same seeds, in σ, the standard deviation of `Dense()` over all its seeds. `Dense()` for the same "
+    "steps with the same seeds, in SD, the standard deviation of `Dense()` over all its seeds. `Dense()` for the same "
     "bytes was stopped after as many bytes. All compressors use the same constant learning rate."
 )
 
@@ -134,21 +134,21 @@ def verdict(table: Table, twins: Mapping[str, str]) -> str:
     """What the task can tell, and what it cannot."""
     if not isfinite(table.spread):
         return "One seed has no standard deviation, so this table has no gaps."
-    said = [f"From its start `Dense()` improves by {table.improvement:.0f} σ"]
+    said = [f"From its start `Dense()` improves by {table.improvement:.0f} SD"]
     said[0] += (
         "."
         if table.improvement >= IMPROVED
-        else f", less than {IMPROVED} σ: **this task cannot distinguish compressors.**"
+        else f", less than {IMPROVED} SD: **this task cannot distinguish compressors.**"
     )
     worse = {text: table.gap(twin) - table.gap(text) for text, twin in twins.items()}
     telling = [f"`{text}`" for text, spreads in worse.items() if not spreads < WORSE]
     others = [f"`{text}`" for text, spreads in worse.items() if spreads < WORSE]
     if telling:
-        said.append(f"At least {WORSE} σ worse without feedback: {', '.join(telling)}.")
+        said.append(f"At least {WORSE} SD worse without feedback: {', '.join(telling)}.")
     if len(table.runs[DENSE]) < FEW:
-        said.append(f"σ of {len(table.runs[DENSE])} seeds is a rough estimate: compare losses instead of gaps.")
+        said.append(f"SD of {len(table.runs[DENSE])} seeds is a rough estimate: compare losses instead of gaps.")
     if others:
-        said.append(f"Less than {WORSE} σ worse without feedback: {', '.join(others)}.")
+        said.append(f"Less than {WORSE} SD worse without feedback: {', '.join(others)}.")
     return " ".join(said)
 
 

@@ -51,6 +51,8 @@ if __name__ == "__main__":
     options.add_argument("--batch", type=int, default=8, help="windows per worker and step")
     options.add_argument("--learning-rate", type=float, default=1e-3)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--seconds", type=float, default=float("inf"), help="stop at the first evaluation after this many seconds")
+    options.add_argument(
+        "--seconds", type=float, default=float("inf"), help="stop at the first evaluation after this many seconds"
+    )
     options.add_argument("--evaluate-every", type=int, default=10, metavar="STEPS")
     main(options.parse_args())

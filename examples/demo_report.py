@@ -46,7 +46,7 @@ def table(ways: Sequence[Runs]) -> str:
     """One row per recipe: its final loss, and the time to the final loss of the first row, by seed."""
     first = ways[0]
     own = [seconds_to(*each) for each in zip(first.records, first.ends, strict=True)]
-    lines = [("", "recipe", "steps", "held-out loss", f"to {first.name}'s", "times as soon")]
+    lines = [("", "recipe", "steps", "held-out loss", f"to {first.name}'s", "speedup")]
     for way in ways:
         reached = [seconds_to(*each) for each in zip(way.records, first.ends, strict=True)]
         sooner = [mine and other and other / mine for mine, other in zip(reached, own, strict=True)]

@@ -224,9 +224,9 @@ def test_dense_stops_at_the_same_bytes() -> None:
 @pytest.mark.parametrize(
     ("forgetful", "start", "said"),
     [
-        (0.6, 2.0, "At least 3 σ worse without feedback: `TopK(density=0.1)`"),
-        (None, 2.0, "At least 3 σ worse without feedback: `TopK(density=0.1)`"),
-        (0.36, 2.0, "Less than 3 σ worse without feedback: `TopK(density=0.1)`"),
+        (0.6, 2.0, "At least 3 SD worse without feedback: `TopK(density=0.1)`"),
+        (None, 2.0, "At least 3 SD worse without feedback: `TopK(density=0.1)`"),
+        (0.36, 2.0, "Less than 3 SD worse without feedback: `TopK(density=0.1)`"),
         (0.6, 0.4, "**this task cannot distinguish compressors.**"),
     ],
 )
@@ -280,8 +280,8 @@ def closing_runs(frozen: float) -> list[Run]:
 
 def test_what_closes_a_gap_follows_from_the_numbers() -> None:
     found = closing_part(closing_runs(2.01), ["on this machine"])
-    assert "`TopK(density=0.01)` ends 71 σ above `Dense()`." in found
-    assert "Gap below 3 σ**: `OneBitAdam(warmup=40)` (+0.7, 3.0 times the bytes)." in found
+    assert "`TopK(density=0.01)` ends 71 SD above `Dense()`." in found
+    assert "Gap below 3 SD**: `OneBitAdam(warmup=40)` (+0.7, 3.0 times the bytes)." in found
     assert (
         "Best for their bytes: `TopK(density=0.03)` (+28.3, 2.0 times the bytes), "
         "`OneBitAdam(warmup=40)` (+0.7, 3.0 times the bytes)." in found
