@@ -47,7 +47,7 @@ class Way:
         return [*command, *script]
 
 
-DDP, STAND_IN = Way("plain DDP", None, 10), Way("what DDP sends", "Dense()", 10)
+DDP, STAND_IN = Way("plain DDP", None, 10), Way("the bytes of DDP", "Dense()", 10)
 RECIPES = (
     Way("4 bits", "Float4()", 20),
     Way("a late mean", "DelayedAveraging(delay=4) + Float4()", 40),
