@@ -166,7 +166,7 @@ def table(task: str, found: Mapping[str, Measured], densities: Sequence[float]) 
         yield f"| {' | '.join(cells)} |"
     others = [f"`{text}` {found[text].losses} for {bytes_text(found[text].sent)}" for text in BESIDE if text in found]
     if others:
-        yield f"\nBeside them: {'; '.join(others)}."
+        yield f"\nFor comparison: {'; '.join(others)}."
 
 
 def summary(runs: Mapping[Job, Run], args: argparse.Namespace) -> str:
@@ -181,17 +181,18 @@ def summary(runs: Mapping[Job, Run], args: argparse.Namespace) -> str:
     every = [ratio for each in ratios.values() for ratio in each]
     means = ", ".join(f"{task} {statistics.geometric_mean(each):.3f}" for task, each in ratios.items())
     return (
-        f"As many entries, spread otherwise: less loss in {sum(ratio < 1 for ratio in every)} of {len(every)} cases, "
+        f"With the same number of entries: less loss in {sum(ratio < 1 for ratio in every)} of {len(every)} cases, "
         f"between {min(every):.3f} and {max(every):.3f} times that of TopK; geometric means by task: {means}."
     )
 
 
 def page_part(runs: Mapping[Job, Run], args: argparse.Namespace) -> str:
     about = (
-        f"Four workers, simulated in one process, with real aggregations, {args.steps} steps; mean over seeds ± "
-        "standard deviation of the training loss of fixed samples; sent: by a worker in a step. TopK's bytes: how many "
-        "times as many it takes to end as low; -: no density that was trained does.\n\n"
-        "Adaptive spreads the entries of TopK over the tensors: sqrt(n E) of each size n and energy E, for what waits."
+        f"Four simulated workers in one process, with real aggregations, {args.steps} steps; mean over seeds ± "
+        "standard deviation of the training loss on fixed samples; sent: bytes per worker and step. TopK's bytes: the "
+        "factor of bytes that TopK needs for the same loss; -: no trained density reaches it.\n\n"
+        "Adaptive distributes the entries of TopK over the tensors in proportion to sqrt(n E), n the size and E the "
+        "residual energy of a tensor."
     )
     tables = ["\n".join(table(task, measured(runs, task), args.densities)) for task in args.tasks]
     return "\n\n".join([about, provenance(), summary(runs, args), *tables])

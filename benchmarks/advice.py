@@ -73,37 +73,37 @@ FIXED = (
 )
 
 ABOUT = """
-How much longer than the best fixed recipe does `auto` take to a loss, on networks at random, and what does `gossamer
-advise` come to? Four workers train for real, in one process; a step takes as long as forecast for the network of its
-moment, so the seconds are virtual, and prices and clock follow from one model of networks: on real ones forecasts
-err. A step computes for as long as the table of the program says ({computing}), whatever machine writes this. Times
-are means of {trainings} trainings with seeds of their own, of fixed recipes as of `auto`, each to what its `Dense()`
-reaches in two thirds of {steps} steps: a training alone comes to a loss by luck, with digits-resnet a quarter sooner
-or later. The best was found by trying {recipes} recipes on every pair; it is known only afterwards.
+How much longer than the best fixed recipe does `auto` take to a loss on random networks, and how good is the choice
+of `gossamer advise`? Four workers train for real, in one process; time is virtual: a step takes its estimated time
+on the current network. The estimates of `auto` and this clock use one model of networks; on real networks estimates
+have errors. Compute times per step are fixed ({computing}), on any machine. Times are means of {trainings}
+trainings with separate seeds, of fixed recipes as of `auto`, to the loss that `Dense()` reaches in two thirds of
+{steps} steps: single trainings vary, with digits-resnet by a quarter. The best fixed recipe was found by trying
+{recipes} recipes on every pair, so it is known only in hindsight.
 
-**What was known when the rule was made.** All of it is the beginning of a training, in which `auto` has to learn what
-the network is like. It begins with local steps since networks of the seeds 0 and 1 were seen; what a change costs was
-set while looking at trainings of seed 0; that slow steps ask for a look, when earlier tables of both seeds were
-known; what local steps are counted as, with the last two tables known. So for these tasks and networks it is no
-prediction.
+**These tables are no prediction** for these tasks and networks, because parts of the rule were chosen after seeing
+them: the start with local steps after networks of the seeds 0 and 1, the cost of a switch after trainings of seed
+0, additional exchanges after slow steps with earlier tables of both seeds, and the step factor of local steps with
+the last two tables. All of them show the beginning of a training, in which `auto` has to measure the network.
 
-The targets are a median of 1.05 and 1.25 at worst, and both are missed. What `DiLoCo` needs in steps is taken from
-tables, 1.25 times those of `Dense()`, and on digits-resnet it needs fewer: on lines of some 100 Mbit/s `auto` goes
-over to `Dense()` where local steps would have been better, and there it is worst. Where a message takes 50 ms and
-more, the looks of the first seconds are a tenth of a training that takes two seconds in all. And where the line slows
-down, two slow steps pass before it is seen.
+**The targets**, a median of 1.05 and 1.25 at worst, are missed:
 
-**Who always writes one recipe may be better off.** On these networks, with models so small and trainings so short,
-`{static}` was the best of all in most pairs, and its median and its worst are below those of `auto`: nothing that has
-to find out can be faster than who knew. It is no advice for loops that evaluate their own model, nor where each
-recipe has a learning rate of its own ([retained benefit](ladder.md)).
+- The step factor of `DiLoCo` is taken from tables, 1.25. On digits-resnet the true one is lower, so on links of
+  about 100 Mbit/s `auto` switches to `Dense()` although local steps are better. This is the worst case.
+- If a message takes 50 ms or more, the exchanges of the first seconds are a tenth of a training of two seconds.
+- If the link becomes slower, two slow steps pass before it is detected.
 
-**advised**: what `gossamer advise` says for the network as it is at the beginning, after {race_steps} steps of all
-workers together, on the first {advised} networks of a seed. Its choice is trained with the learning rate that it
-names; nothing beside it has that, which is why it may be below 1. The minutes that it takes are not counted.
+**One fixed recipe may be better than `auto`.** On these networks, with such small models and short trainings,
+`{static}` was the best in most pairs, and its median and its worst case are below those of `auto`, which has to
+measure first. This does not hold for loops that evaluate their own model, nor if each recipe has its own learning
+rate ([retained benefit](ladder.md)).
 
-What trains apart, and `auto`, may make {patience} times as many steps as the others to come to a target; -: it did
-not.
+**advised** is the choice of `gossamer advise` for the initial network, after {race_steps} steps of all workers
+together, on the first {advised} networks of a seed. It is trained with the learning rate that it names; only this
+column has that, so it may be below 1. The minutes of the race are not counted.
+
+Recipes with local steps, and `auto`, may make {patience} times as many steps as the others to reach a target; -:
+not reached.
 """.strip()
 
 
@@ -274,7 +274,7 @@ class Row:
             "`Dense()`": text(pair.ratio(pair.fixed[DENSE])),
             "`auto`": text(pair.ratio(self.auto)),
             "advised": text(pair.ratio(times)),
-            "which is": f"`{recipe}`",
+            "choice": f"`{recipe}`",
         }
 
 
@@ -317,12 +317,12 @@ def _needs(dense: Curve, mine: Curve, share: float) -> float:
 
 def page(args: argparse.Namespace, trainings: Sequence[SimulatedCurves], found: dict[str, list[Row]]) -> Iterator[str]:
     computing = ", ".join(f"{task} {1000 * STEP_SECONDS[task]:g} ms" for task in TASKS)
-    yield "# The recipe that is chosen, beside the best of all"
+    yield "# Automatic choice compared with the best fixed recipe"
     numbers = {"recipes": len(FIXED), "steps": args.steps, "patience": PATIENCE, "trainings": len(trainings)}
     numbers |= {"race_steps": RACE_STEPS, "advised": ADVISED}
     yield f"\n{ABOUT.format(computing=computing, static=STATIC, **numbers)}\n"
     yield provenance()
-    yield "\n## In short\n"
+    yield "\n## Summary\n"
     yield "Seconds to the target over those of the best fixed recipe of each pair: median, worst.\n"
     yield markdown([summary(name, rows) for name, rows in found.items()])
     for name, rows in found.items():
@@ -330,12 +330,12 @@ def page(args: argparse.Namespace, trainings: Sequence[SimulatedCurves], found: 
         yield f"Always the same: `{STATIC}`.\n"
         yield markdown([row.texts() for row in rows])
     if advised := [row for rows in found.values() for row in rows if row.advised is not None]:
-        yield "\n## What `gossamer advise` says\n"
+        yield "\n## The choice of `gossamer advise`\n"
         yield markdown([row.advice() for row in advised])
-    yield "\n## How many steps each needs\n"
+    yield "\n## Step factors\n"
     yield (
-        "To what `Dense()` reaches in a third and in two thirds of its steps, over those of `Dense()`; the same "
-        "learning rate for all, means of the trainings; -: not in so many steps.\n"
+        "Steps to the losses that `Dense()` reaches in a third and in two thirds of its steps, relative to those of "
+        "`Dense()`; the same learning rate for all, means of the trainings; -: not reached.\n"
     )
     tasks = (*TASKS, *UNSEEN) if args.unseen else TASKS
     yield markdown(
@@ -343,7 +343,7 @@ def page(args: argparse.Namespace, trainings: Sequence[SimulatedCurves], found: 
     )
     longer = replace(trainings[0], steps=LONGER * args.steps, evaluate_every=LONGER * args.evaluate_every)
     yield f"\n## In {longer.steps} steps\n"
-    yield "The same, of one training: is it only the beginning of a training in which local steps lose so little?\n"
+    yield "The same in one longer training, to see if local steps lose little only at the beginning.\n"
     yield markdown(
         [
             {"recipe": f"`{recipe}`", **{task: needs([longer], recipe, task) for task in (*TASKS, *UNSEEN)}}

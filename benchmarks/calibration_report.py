@@ -76,7 +76,7 @@ def rows(judged: Sequence[Judged]) -> Iterator[list[str]]:
 
 
 def table(judged: Sequence[Judged]) -> str:
-    head = ["", "runs", "held", "measured over foretold", "high over low"]
+    head = ["", "runs", "coverage", "measured / estimated", "high / low"]
     lines = [head, ["---", *["---:"] * 4], *rows(judged)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -89,7 +89,7 @@ def misses(judged: Sequence[Judged]) -> str:
         return max(ratio, 1 / ratio)
 
     outside = sorted((each for each in judged if not each.held), key=far, reverse=True)
-    lines = ["| recipe | network | measured | foretold |", "|---|---|---:|---:|"]
+    lines = ["| recipe | network | measured | estimated |", "|---|---|---:|---:|"]
     lines += [
         f"| `{each.pair.recipe}` | {each.pair.network} | {seconds_text(each.pair.measured_seconds)} | "
         f"{seconds_text(each.pair.foretold_seconds)}, {each.interval} |"
@@ -104,18 +104,18 @@ def page(pairs: Sequence[PastForecast], written: str, picture: str) -> str:
     share, split = coverage(judged), statistics.fmean(apart) if apart else float("nan")
     low, high = TARGET
     parts = [
-        "# Forecasts and their intervals",
-        f"How often does the {COVERAGE:.0%} interval of a forecast hold what is then measured? {len(pairs)} short "
-        f"trainings with {pairs[0].workers} workers on {len({pair.network for pair in pairs})} emulated networks drawn "
-        "at random, each foretold from one profile of its recipe and task before it ran. A network is held out whole: "
-        "its intervals follow from the runs on all others.",
+        "# Intervals of estimates",
+        f"How often does the {COVERAGE:.0%} interval of an estimate contain the measurement? {len(pairs)} short "
+        f"trainings with {pairs[0].workers} workers on {len({pair.network for pair in pairs})} random emulated "
+        "networks, each estimated from one profile of its recipe and task before the run. Each network is held out "
+        "completely: its intervals follow from the runs on all others.",
         written,
-        f"Held: **{100 * share:.0f} %** with one network left out, {100 * split:.0f} % on average where half of the "
-        f"networks give the intervals for the other half ({len(apart)} ways to part them). "
+        f"Coverage: **{100 * share:.0f} %** with one network held out, {100 * split:.0f} % on average if half of the "
+        f"networks give the intervals for the other half ({len(apart)} splits). "
         f"{'Within' if low <= share <= high else 'Not within'} {100 * low:.0f} to {100 * high:.0f} %.",
         table(judged),
-        f"![measured over foretold by run, with its interval]({picture})",
-        "## Outside",
+        f"![measured / estimated by run, with its interval]({picture})",
+        "## Outside of the interval",
         misses(judged),
         "The intervals that `gossamer explain` shows follow from all of these runs, on this one machine.",
     ]
@@ -145,5 +145,5 @@ def plot(judged: Sequence[Judged], path: Path) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1", "2", "5", "10"])
     axes.set_xlim(0.15, 8)
-    axes.set_xlabel("measured over foretold (dot) and 80 % interval (line); orange: outside")
+    axes.set_xlabel("measured / estimated (dot) and 80 % interval (line); orange: outside")
     figure.savefig(path)

@@ -48,7 +48,7 @@ class Tried:
 
     def cells(self, start: "Tried") -> dict[str, str]:
         return {
-            "what is changed": self.changed,
+            "change": self.changed,
             "compressor": f"`{self.text}`",
             "training loss": str(self.table.losses(self.text)),
             "Dense()": str(self.dense),
@@ -70,8 +70,8 @@ def closing_part(runs: Sequence[Run], about: Sequence[str]) -> str:
     steps, seeds = usual.runs[DENSE][0]["steps"], len(usual.runs[TOP_K])
     head = (
         f"{TASKS[ADAMW_TASK].about}; {steps} steps, {seeds} seeds. `Dense()` ends at {usual.losses(DENSE)} "
-        f"({len(usual.runs[DENSE])} seeds), whose spread is the yardstick of all gaps. They are to `Dense()` with the "
-        "same optimizer and seeds, which stands beside."
+        f"({len(usual.runs[DENSE])} seeds); gaps are in its standard deviations (SD), relative to `Dense()` with the "
+        "same optimizer and seeds, which is in the fourth column."
     )
     table = markdown([each.cells(start) for each in (start, *tried)], texts=2)
     sentences = [*said(start, tried), *placement(start, tried), *beside_sgd(start, tried)]
@@ -88,17 +88,17 @@ def _tried(by_task: Mapping[str, Table]) -> Iterator[Tried]:
 
 
 def said(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:
-    """What closes the gap, what it costs, and what does not help: sentences that follow from the numbers."""
-    yield f"{start.name} ends {start.gap:.0f} spreads above `Dense()`."
+    """Sentences about the changes that close the gap, their bytes, and the changes that do not help."""
+    yield f"{start.name} ends {start.gap:.0f} SD above `Dense()`."
     ranked = sorted(tried, key=lambda each: each.gap)
     whole = [each for each in ranked if each.gap < CLOSED]
     if not whole:
-        yield f"Nothing that was tried closes the gap, to fewer than {CLOSED} spreads."
+        yield f"No change reduces the gap to less than {CLOSED} SD."
     for opening, chosen in (
-        (f"**What closes the gap**, to fewer than {CLOSED} spreads:", whole),
-        ("Nothing cheaper is nearer than:", _nearest(tried, start)),
-        (f"Less than {LITTLE:.0%} either way:", [each for each in ranked if abs(closed(each, start)) < LITTLE]),
-        ("Wider than before:", [each for each in ranked if closed(each, start) <= -LITTLE]),
+        (f"**Gap below {CLOSED} SD**:", whole),
+        ("Best for their bytes:", _nearest(tried, start)),
+        (f"Change of less than {LITTLE:.0%}:", [each for each in ranked if abs(closed(each, start)) < LITTLE]),
+        ("Larger gap:", [each for each in ranked if closed(each, start) <= -LITTLE]),
     ):
         if chosen:
             yield f"{opening} {', '.join(_told(each, start) for each in chosen)}."
@@ -127,10 +127,10 @@ def placement(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:
         moving, frozen = f"Warmup({TOP_K}, steps={steps})", f"OneBitAdam(warmup={steps}, inner={TOP_K})"
         if moving in gaps and frozen in gaps:
             part = (gaps[moving] - gaps[frozen]) / start.gap
-            found = f"closes {part:.0%} more of the gap" if part >= LITTLE else "is not what closes the gap"
+            found = f"closes {part:.0%} more of the gap" if part >= LITTLE else "does not close the gap"
             yield (
-                f"To freeze Adam's variance after {steps} dense steps, and send its momentum, {found}: "
-                f"{gaps[frozen]:+.1f} beside {gaps[moving]:+.1f} after as many dense steps alone."
+                f"Freezing Adam's variance after {steps} dense steps, and sending its momentum, {found}: "
+                f"{gaps[frozen]:+.1f} versus {gaps[moving]:+.1f} after as many dense steps alone."
             )
 
 

@@ -51,21 +51,20 @@ def finals(record: Record, row: Row) -> list[Run]:
 
 
 def write_part(record: Record, rows: Sequence[Row]) -> str:
-    """What stands between the page's markers."""
+    """The part of the page between its markers."""
     base = _median_up(finals(record, BASE))
     lines = [f"| {' | '.join(HEAD)} |", "|---|---|" + "---:|" * (len(HEAD) - 2)]
     lines += [f"| {' | '.join(_cells(record, row, base))} |" for row in rows]
     about = (
-        f"{CLIENTS} devices, {FRACTION:.0%} of them at once, digits by Dirichlet 0.1, {UP / 1e6:g} Mbit/s up, "
-        f"{DOWN / 1e6:g} Mbit/s down. Rounds, megabytes of all devices together and simulated minutes until the mean "
-        f"of {SMOOTHED} rounds' accuracies on unseen digits is {TARGET:.0%}: medians over seeds, and from the least to "
-        f"the most. Each row is tuned alike, on a seed of its own: {PASSES} passes over a device's data, learning "
-        f"rates {_list(RATES)}, and the fewest bytes up decide. Bytes up are payloads, and {REPORT_BYTES} "
-        "for each report."
+        f"{CLIENTS} devices, {FRACTION:.0%} per round, digits by Dirichlet 0.1, {UP / 1e6:g} Mbit/s up, "
+        f"{DOWN / 1e6:g} Mbit/s down. Rounds, megabytes of all devices and simulated minutes until the mean of "
+        f"{SMOOTHED} rounds' accuracies on unseen digits is {TARGET:.0%}: medians over seeds (and ranges). Each row "
+        f"is tuned in the same way on a separate seed: {PASSES} passes over a device's data, learning rates "
+        f"{_list(RATES)}, selected by the fewest bytes up. Bytes up are payloads plus {REPORT_BYTES} per report."
     )
     commits = sorted({each["commit"] for row in rows for each in finals(record, row)})
     made = f"Trained at {', '.join(f'`{name}`' for name in commits)}."
-    picture = "![accuracy on unseen digits over the bytes that all devices sent, a curve a row](federated.png)"
+    picture = "![accuracy on unseen digits over the bytes that all devices sent, one curve per row](federated.png)"
     return "\n\n".join([about, f"{provenance()} {made}", "\n".join(lines), picture])
 
 

@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description="What Gossamer costs on a GPU, beside what torch has for it.")
+    options = argparse.ArgumentParser(description="Cost of Gossamer on a GPU, compared with torch.")
     options.add_argument("--device", default="cuda:0")
     options.add_argument("--small", action="store_true", help="small tensors and few rounds, in a copy of the page")
     options.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)

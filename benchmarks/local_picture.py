@@ -1,4 +1,4 @@
-"""Picture of benchmarks/local.py, from its page's table: what talking less costs, by learning rate."""
+"""Picture of benchmarks/local.py, from its page's table: the loss of infrequent communication, by learning rate."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,9 +8,9 @@ from benchmarks.local_report import ALONE, DENSE, LEARNING_RATE, SILENT
 from benchmarks.markdown_tables import Cells, loss, rows
 
 SAYS = (
-    "Circles: held-out loss at the end, a line as long as its standard deviation over seeds to both sides. Vertical: "
-    "Dense() at the same learning rate, and its standard deviation. Dashed: four workers that never talk, on average. "
-    "At the edge: what a worker sent in the whole training; recipes that sent most stand at the top."
+    "Circles: final held-out loss, with its standard deviation over seeds. Vertical line: Dense() at the same learning "
+    "rate, with its standard deviation. Dashed: four workers without communication, on average. At the right edge: "
+    "bytes that one worker sent in the whole training; recipes with the most bytes are at the top."
 )
 
 
@@ -26,7 +26,7 @@ def plot(text: str, path: Path) -> None:
 
 def _panel(rate: float, lines: Sequence[Cells]) -> Panel:
     dots = {_recipe(line): _dot(line) for line in lines}
-    dashed = {"never talking": dots[SILENT].loss} if SILENT in dots else {}
+    dashed = {"Silent()": dots[SILENT].loss} if SILENT in dots else {}
     return Panel(f"learning rate {rate:g}", _others(dots), dots[DENSE], dashed)
 
 

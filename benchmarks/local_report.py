@@ -18,15 +18,15 @@ CLEAR = 3  # spreads from which on one is better than another
 COLUMNS = "recipe", "held-out loss", "retained", "gap", "seeds", "sent per worker", "times fewer"
 HEADER = f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 1)}"
 ABOUT = (
-    "Mean over seeds ± standard deviation, after as many steps, so as many samples, for all. The loss is that of what "
-    "the workers agree on. A gap is its distance to that of `Dense()` in spreads: standard deviations of `Dense()` "
-    "over seeds. `retained` is (L_silent - L) / (L_silent - L_dense) at the same learning rate, with a 95 % interval "
-    "over paired seeds: 100 % equals `Dense()`, 0 % equals workers that never communicate, below 0 the communication "
-    "did harm. Learning rates are not tuned for each recipe; [retained benefit](benchmarks/ladder.md) ranks recipes at "
-    "their own best ones. Bytes are the payload of all that a worker says in the whole training, counted where it is "
-    "sent."
+    "Mean over seeds ± standard deviation, after the same number of steps and samples for each recipe. The loss is "
+    "that of the averaged parameters. The gap is the distance to the loss of `Dense()`, in standard deviations of "
+    "`Dense()` over seeds. `retained` is (L_silent - L) / (L_silent - L_dense) at the same learning rate, with a 95 % "
+    "interval over paired seeds: 100 % equals `Dense()`, 0 % equals no communication, and negative values are worse "
+    "than no communication. Learning rates are not tuned for each recipe; [retained benefit](benchmarks/ladder.md) "
+    "ranks recipes at their own best ones. Bytes are the payload that one worker sends in the whole training, counted "
+    "at the transport."
 )
-SILENT, ALONE = "four that never talk, on average", "one of them"  # what stands in the table for who never talks
+SILENT, ALONE = "no communication, mean of four workers", "no communication, one worker"  # rows of the table
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _line(found: Study, name: str, losses: Losses, recipe: str) -> str:
 def sentences(found: Study) -> Iterator[str]:
     """Whether rare synchronization beats none, and how rare is as good as every step."""
     if not isfinite(found.losses(DENSE).spread):
-        yield "One seed has no spread, so this table tells nothing about gaps."
+        yield "One seed has no standard deviation, so this table has no gaps."
         return
     leads = {name: found.lead(name) for name in found.talking if not isnan(found.lead(name))}
     clear = [f"`{name}`" for name, spreads in leads.items() if spreads > CLEAR]
@@ -142,17 +142,17 @@ def sentences(found: Study) -> Iterator[str]:
     if clear:
         smallest = min(spreads for spreads in leads.values() if spreads > CLEAR)
         yield (
-            "Better than those who never talk at the same learning rate, and than one of them, by at least "
-            f"{smallest:.0f} spreads, the larger of the two: {', '.join(clear)}."
+            "Better than both rows without communication at the same learning rate, by at least "
+            f"{smallest:.0f} standard deviations, the larger of the two: {', '.join(clear)}."
         )
     if others:
-        yield f"Not better than both by more than {CLEAR} spreads: {', '.join(others)}."
+        yield f"Not better than both by more than {CLEAR} standard deviations: {', '.join(others)}."
     for dense in found.of(DENSE):
         enough = found.enough(dense)
         yield (
-            f"Least bytes at no more loss than that of `{dense}` and one spread of it: `{enough}`, "
-            f"{bytes_text(found.bytes_sent(enough))} a worker, **{found.saving(enough):,.0f} times fewer** "
-            f"(seeds: {len(found.runs[enough])}, and {len(found.runs[dense])} of the latter)."
+            f"Fewest bytes with at most the loss of `{dense}` plus one standard deviation: `{enough}`, "
+            f"{bytes_text(found.bytes_sent(enough))} per worker, **{found.saving(enough):,.0f} times fewer** "
+            f"(seeds: {len(found.runs[enough])}; of `{dense}`: {len(found.runs[dense])})."
         )
 
 

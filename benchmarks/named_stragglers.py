@@ -315,19 +315,20 @@ def main(args: argparse.Namespace) -> None:
             quiet += not each.before
             print(f"{HEALTHY}, seed {seed}: {each}", file=sys.stderr, flush=True)
     bound = (
-        f", so that at 95 % fewer than {1 - 0.05 ** (1 / args.healthy):.0%} of such runs name somebody" if quiet else ""
+        f", so that at 95 % fewer than {1 - 0.05 ** (1 / args.healthy):.0%} of such runs name a rank" if quiet else ""
     )
     text = "\n".join(
         [
             "# Stragglers by name\n",
-            f"{WORKERS} workers; each row is one disturbed rank. Median, and the least and the most of all seeds. "
-            f"Within {WITHIN_STEPS} steps with its cause: {right} of {len(args.cases) * len(args.ranks) * args.seeds}. "
-            f"Nobody was named in {quiet} of {args.healthy} healthy runs of {HEALTHY_STEPS} steps"
+            f"{WORKERS} workers; each row is one disturbed rank. Median and range over seeds. Named within "
+            f"{WITHIN_STEPS} steps with its cause: {right} of {len(args.cases) * len(args.ranks) * args.seeds}. "
+            f"No rank was named in {quiet} of {args.healthy} healthy runs of {HEALTHY_STEPS} steps"
             f"{bound if quiet == args.healthy else ''}. Other findings: before the disturbance, or "
             f"of another rank or cause after it. {time.monotonic() - began:.0f} s in all.\n",
             provenance() + "\n",
-            f"| cause | rank | named rightly | within {WITHIN_STEPS} steps | steps until named | seconds until named | "
-            "seconds from its end to the finding's | other findings | healthy step, ms |",
+            f"| cause | rank | named correctly | within {WITHIN_STEPS} steps | steps until named | "
+            "seconds until named | seconds from its end to the end of the finding | "
+            "other findings | healthy step, ms |",
             "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
             *rows,
         ]

@@ -121,8 +121,8 @@ def main(args: argparse.Namespace) -> None:
     text = (
         "# Step times on emulated networks\n\n"
         f"examples/bytelm.py, base (3.3 million parameters), batch 8, {args.workers} workers; median of "
-        f"{args.steps} steps after three. Every worker is a host of its own on an emulated network; rates are per host "
-        "and direction. The workers share the cores, so a step's computing takes as long as without a network.\n\n"
+        f"{args.steps} steps after three. Every worker has its own host on an emulated network; rates are per host "
+        "and direction. The workers share the cores, so computing takes as long as without a network.\n\n"
         f"{provenance()}\n"
     )
     text += "".join(table(network, rows, floor) + "\n" for network, rows in found.items())

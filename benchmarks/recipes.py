@@ -106,10 +106,10 @@ def page(report: dict[str, Any], args: argparse.Namespace) -> str:
             _line(same, row["dense_loss_at_equal_bytes"]),
         ]
     parts = [
-        "# What a recipe costs in loss",
+        "# Loss of common recipes",
         f"examples/bytelm.py, {args.size}, {args.workers} workers, AdamW, {args.steps} steps, seeds "
         f"{', '.join(map(str, args.seeds))}; held-out loss in nats per byte, mean and standard deviation over seeds. "
-        "Bytes per step are those that `gossamer explain` foretells, to the byte.",
+        "Bytes per step equal those of `gossamer explain`, to the byte.",
         provenance(),
         markdown(lines),
         *verdict(report["rows"]),
@@ -126,7 +126,7 @@ def verdict(rows: list[dict[str, Any]]) -> Iterator[str]:
             seeds = max(map(statistics.stdev, (row["loss"], row["loss_without_feedback"])))
             found[better > 2 * seeds].append(f"`{row['recipe']}`")
         yes, no = (", ".join(found[is_better]) or "none" for is_better in (True, False))
-        yield f"Feedback makes more difference than seeds do for {yes}; for {no} this task cannot tell."
+        yield f"Error feedback makes a larger difference than the seed for {yes}, and not for {no}."
 
 
 def _line(name: str, losses: list[float], nbytes: str = "", gap: str = "") -> dict[str, str]:

@@ -94,12 +94,12 @@ def main(args: argparse.Namespace) -> None:
     if args.quick:
         rehearsals, args.steps, args.output = (Rehearsal("resnet18", "1gbit,1ms", (DGC,)),), 3, scratch(args.output)
     parts = [
-        "# Rehearsals: models and GPUs that are not here",
-        f"How long would a step of larger models be, on GPUs that are not here? `gossamer rehearse` sleeps where they "
-        f"would compute, and sends real bytes: {WORKERS} workers on emulated hosts, published step times of a 2080 Ti "
-        "with batch 32. **Ratio** is to the step without any talking; **foretold** was computed before each run. One "
-        f"run a row, {args.steps} steps and more, medians. {CORES}the {os.cpu_count()} cores of this "
-        "machine, which all workers share. Nothing was trained, so this page says nothing of loss.",
+        "# Rehearsals of larger models on GPUs",
+        f"How long would a step of larger models take on GPUs? `gossamer rehearse` sleeps instead of computing, and "
+        f"sends real bytes: {WORKERS} workers on emulated hosts, published step times of a 2080 Ti with batch 32. "
+        "**Ratio** is relative to a step without communication; the next column was estimated before each run. One run "
+        f"per row, {args.steps} steps and more, medians. {CORES}the {os.cpu_count()} cores of this machine, which all "
+        "workers share. Nothing was trained, so this page has no losses.",
         provenance(),
         *(rehearse(each, args.steps) for each in rehearsals),
     ]

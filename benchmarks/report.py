@@ -16,10 +16,10 @@ IMPROVED, WORSE = 10, 3  # spreads from which on a task can tell
 FEW = 3  # seeds
 
 ABOUT = (
-    "Four workers, simulated in one process, with real aggregations; mean over seeds ± standard deviation. The "
-    "training loss is that of fixed samples to learn from. A gap is its distance to that of `Dense()` after as many "
-    "steps, of the same seeds, in spreads: standard deviations of `Dense()` over all its seeds. `Dense()` for the same "
-    "bytes was stopped when it had sent as much. The learning rate is constant, and the same for all."
+    "Four simulated workers in one process, with real aggregations; mean over seeds ± standard deviation. The training "
+    "loss is over fixed training samples. The gap is the distance to the loss of `Dense()` after the same number of "
+    "steps with the same seeds, in SD, the standard deviation of `Dense()` over all its seeds. `Dense()` for the same "
+    "bytes was stopped after as many bytes. All compressors use the same constant learning rate."
 )
 
 
@@ -133,18 +133,22 @@ def spreads(gap: float) -> str:
 def verdict(table: Table, twins: Mapping[str, str]) -> str:
     """What the task can tell, and what it cannot."""
     if not isfinite(table.spread):
-        return "One seed has no spread, so this table tells nothing about gaps."
-    said = [f"From its start `Dense()` improves by {table.improvement:.0f} spreads"]
-    said[0] += "." if table.improvement >= IMPROVED else f", fewer than {IMPROVED}: **this task cannot tell.**"
+        return "One seed has no standard deviation, so this table has no gaps."
+    said = [f"From its start `Dense()` improves by {table.improvement:.0f} SD"]
+    said[0] += (
+        "."
+        if table.improvement >= IMPROVED
+        else f", less than {IMPROVED} SD: **this task cannot distinguish compressors.**"
+    )
     worse = {text: table.gap(twin) - table.gap(text) for text, twin in twins.items()}
     telling = [f"`{text}`" for text, spreads in worse.items() if not spreads < WORSE]
     others = [f"`{text}`" for text, spreads in worse.items() if spreads < WORSE]
     if telling:
-        said.append(f"Without feedback at least {WORSE} spreads worse, so the task can tell: {', '.join(telling)}.")
+        said.append(f"At least {WORSE} SD worse without feedback: {', '.join(telling)}.")
     if len(table.runs[DENSE]) < FEW:
-        said.append(f"A spread of {len(table.runs[DENSE])} seeds is a rough one: the losses tell more than their gaps.")
+        said.append(f"SD of {len(table.runs[DENSE])} seeds is a rough estimate: compare losses instead of gaps.")
     if others:
-        said.append(f"Feedback makes less difference than that, so the task cannot tell: {', '.join(others)}.")
+        said.append(f"Less than {WORSE} SD worse without feedback: {', '.join(others)}.")
     return " ".join(said)
 
 

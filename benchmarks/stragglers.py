@@ -1,7 +1,7 @@
 """Stragglers: what one slow worker costs the others in useful steps per second, and in time to a validation loss.
 
 Four workers train examples/bytelm.py for the same time, each in a control group with a share of a processor of its own;
-the last has a fifth of the others'. Beside every recipe stand the same four, under the same quotas, that do not talk.
+the last has a fifth of the others'. The baseline is the same four without communication, under the same quotas.
 Servers have no such bound. Rounds take turns. Needs root and control groups. Writes docs/benchmarks/stragglers.md.
 
     python benchmarks/stragglers.py [--seconds 30] [--rounds 3] [--size small] [--output FILE.md]
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
 
 PAGE = ROOT / "docs" / "benchmarks" / "stragglers.md"
-APART = "the same four, not talking"
+APART = "no communication"
 RECIPES: dict[str, list[str]] = {
     APART: [],
     "ParameterServer(mode='sync')": ["--servers", "1"],
@@ -219,16 +219,16 @@ def main(args: argparse.Namespace) -> None:
                     flush=True,
                 )
     target = statistics.median(curve[-1][1] for curve in curves[APART])  # what one worker reaches alone
-    rounds = f"the median, the least and the most of {args.rounds}" if args.rounds > 1 else "there was one"
+    rounds = f"median and range of {args.rounds}" if args.rounds > 1 else "there was one"
     lines = [
         "# One slow worker\n",
         f"examples/bytelm.py, {args.size}, batch 8, {WORKERS} workers for {args.seconds:g} s. Each may use {SHARE:g} "
         f"of a processor, the last {SHARE / TIMES_SLOWER:g} ({TIMES_SLOWER} times slower); a parameter server has no "
-        "such bound. Useful steps: of all workers together, over those of the same four that do not talk, by rounds: "
-        f"{rounds}. Steps of each worker are the last round's. Time to a loss: until rank 0's parameters have the "
-        f"validation loss that it reaches alone at the end, {target:.3f}.\n",
+        "such limit. Relative: steps of all workers, divided by those of the same four without communication, by "
+        f"round: {rounds}. Steps of each worker are from the last round. Time to a loss: until rank 0's parameters "
+        f"have the final validation loss of training without communication, {target:.3f}.\n",
         provenance() + "\n",
-        "| | steps/s | over not talking | steps of each worker | time to that loss | loss at the end |",
+        "| | steps/s | relative | steps of each worker | time to that loss | final loss |",
         "|---|---:|---:|---|---:|---:|",
     ]
     for name in recipes:

@@ -53,5 +53,5 @@ if __name__ == "__main__":
     options.add_argument("--steps", type=int, default=200)
     options.add_argument("--evaluate-every", type=int, default=10, metavar="STEPS")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--recipe", default="Dense()", help="how the workers talk")
+    options.add_argument("--recipe", default="Dense()", help="communication recipe")
     main(options.parse_args())

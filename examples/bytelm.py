@@ -1,4 +1,4 @@
-"""A language model of bytes, taught with the source text of Python's own standard library.
+"""A byte-level language model of the source code of Python's standard library.
 
 python examples/bytelm.py, or: gossamer run --workers 4 --recipe "Float4()" examples/bytelm.py --size base
 """
@@ -28,7 +28,7 @@ def windows(files: list[Path]) -> Tensor:
 
 
 class ByteLM(nn.Module):
-    """How surprising is each next byte? (batch, CONTEXT + 1) -> mean cross entropy in nats."""
+    """Mean cross entropy of the next byte in nats, of a (batch, CONTEXT + 1) tensor."""
 
     def __init__(self, width: int, blocks: int, heads: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class ByteLM(nn.Module):
 
 
 def data_of(world: gossamer.World, batch: int, seed: int) -> tuple[Iterator[Tensor], Tensor]:
-    """This worker's batches, without end, and its part of 256 held-out windows."""
+    """Endless batches of this worker, and its part of 256 held-out windows."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     training, held_out = windows([file for i, file in enumerate(files) if i % 10]), windows(files[::10])
     data = DataLoader(TensorDataset(training), batch, sampler=world.shard(training, seed=seed), drop_last=True)
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
 
     def evaluate() -> float:
-        with torch.no_grad(), session.averaged_parameters(model):  # with most recipes the model as it is
+        with torch.no_grad(), session.averaged_parameters(model):  # the averaged model
             return gossamer.mean(float(model(exam)))
 
     with gossamer.attach(model, optimizer, args.recipe) as session:
@@ -79,21 +79,21 @@ def main(args: argparse.Namespace) -> None:
                 if args.checkpoint and step % args.checkpoint_every == 0:
                     session.save(args.checkpoint, step=step)
                 if time.monotonic() > deadline:
-                    session.request_stop()  # all leave the epoch's block after the same step
+                    session.request_stop()  # all ranks leave the epoch after the same step
         session.log(validation_loss=evaluate())
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description="A language model of bytes.")
+    options = argparse.ArgumentParser(description="A byte-level language model.")
     options.add_argument("--steps", type=int, default=300)
     options.add_argument("--size", choices=SIZES, default="small")
     options.add_argument("--batch", type=int, default=8, help="windows per worker and step")
     options.add_argument("--learning-rate", type=float, default=1e-3)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--recipe", default="Dense()", help="how the workers talk")
-    either = options.add_mutually_exclusive_group()  # a checkpoint needs all workers to be at the same step
+    options.add_argument("--recipe", default="Dense()", help="communication recipe")
+    either = options.add_mutually_exclusive_group()  # a checkpoint needs all ranks at the same step
     either.add_argument("--checkpoint", metavar="DIRECTORY", help="save here, and resume from here")
-    either.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    either.add_argument("--seconds", type=float, default=float("inf"), help="stop after this many seconds")
     options.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS")
     options.add_argument("--evaluate-every", type=int, default=0, metavar="STEPS", help="0: only at the end")
     main(options.parse_args())

@@ -1,8 +1,8 @@
-"""The training of bytelm.py under torch's DistributedDataParallel, to compare with.
+"""The training of bytelm.py with torch's DistributedDataParallel, for comparison.
 
 gossamer run --workers 4 --network 100mbit,20ms examples/bytelm_ddp.py --json ddp.json
 
-The file is a record like a session's: steps, seconds, and every logged number by step and second.
+The file has the form of a session's record: steps, seconds, and every logged value by step and second.
 """
 
 import argparse
@@ -44,13 +44,15 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description="A language model of bytes under DistributedDataParallel.")
+    options = argparse.ArgumentParser(description="A byte-level language model with DistributedDataParallel.")
     options.add_argument("--json", type=Path, required=True, help="write the record there")
     options.add_argument("--steps", type=int, default=300)
     options.add_argument("--size", choices=SIZES, default="small")
     options.add_argument("--batch", type=int, default=8, help="windows per worker and step")
     options.add_argument("--learning-rate", type=float, default=1e-3)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--seconds", type=float, default=float("inf"), help="stop at the evaluation after so long")
+    options.add_argument(
+        "--seconds", type=float, default=float("inf"), help="stop at the first evaluation after this many seconds"
+    )
     options.add_argument("--evaluate-every", type=int, default=10, metavar="STEPS")
     main(options.parse_args())

@@ -1,9 +1,9 @@
-"""One small model on a slow network, for the same seconds: by plain DDP, and by recipes that talk less.
+"""Train one small model on a slow network for the same time, with plain DDP and with three recipes.
 
 python examples/demo.py [--seconds 25] [--seeds 1] [--network 100mbit,20ms] [--size small]
 
-Every worker has an emulated host and line of its own. Where the kernel offers none, Gossamer's own messages are held
-back as long as such a line would, and Dense(), which sends what DDP sends, stands in for DDP.
+Every worker has its own emulated host and link. If the kernel cannot emulate them, Gossamer delays its own messages by
+the same time, and Dense(), which sends the same bytes as DDP, replaces DDP.
 """
 
 import argparse
@@ -30,7 +30,7 @@ WORKERS = 4
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train."""
+    """One line of the comparison."""
 
     name: str
     recipe: str | None  # None: torch's DistributedDataParallel
@@ -47,7 +47,7 @@ class Way:
         return [*command, *script]
 
 
-DDP, STAND_IN = Way("plain DDP", None, 10), Way("what DDP sends", "Dense()", 10)
+DDP, STAND_IN = Way("plain DDP", None, 10), Way("the bytes of DDP", "Dense()", 10)
 RECIPES = (
     Way("4 bits", "Float4()", 20),
     Way("a late mean", "DelayedAveraging(delay=4) + Float4()", 40),
@@ -56,7 +56,7 @@ RECIPES = (
 
 
 def train(way: Way, args: argparse.Namespace, seed: int, console: Console) -> Record:
-    """Train as somebody at a terminal would, with the run's latest line on show; returns its record."""
+    """Run the command, show its latest line of output, and return its record."""
     file, said = RECORDS / f"{way.name.replace(' ', '-')}-{seed}.json", list[str]()
     command = way.command(args, seed, file)
     console.print(f"\n$ {shlex.join(command)}", highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Report of examples/demo.py: when each way of training came to a loss, as a table and as a picture over seconds."""
+"""Report of examples/demo.py: loss over time as a table and a picture."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 METRIC = "validation_loss"
-COLORS = ("#6B6B6B", "#E69F00", "#009E73", "#0072B2")  # told apart by color-blind readers, too (Okabe and Ito)
+COLORS = ("#6B6B6B", "#E69F00", "#009E73", "#0072B2")  # distinguishable with color blindness (Okabe and Ito)
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The records of one way to train, a seed each."""
+    """The records of one recipe, one per seed."""
 
     name: str
     recipe: str | None  # None: torch's DistributedDataParallel
@@ -29,12 +29,12 @@ def losses(record: Record) -> list[float]:
 
 
 def seconds_to(record: Record, loss: float) -> float | None:
-    """Seconds until the held-out loss was there, at the end of an evaluation; None where it never was."""
+    """Seconds until the held-out loss was reached at the end of an evaluation, or None."""
     return next((seconds for _, seconds, found in record["metrics"][METRIC] if found <= loss), None)
 
 
 def median(values: Sequence[float | None], unit: str, digits: int) -> str:
-    """Of all seeds, and from the least to the most where there are several."""
+    """Median over seeds, with the range if there are several."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return "never" if not known else f"{len(values) - len(known)} never"
@@ -43,10 +43,10 @@ def median(values: Sequence[float | None], unit: str, digits: int) -> str:
 
 
 def table(ways: Sequence[Runs]) -> str:
-    """A line a way: the loss when time was up, and when it had come to where the first way ended, seed by seed."""
+    """One row per recipe: its final loss, and the time to the final loss of the first row, by seed."""
     first = ways[0]
     own = [seconds_to(*each) for each in zip(first.records, first.ends, strict=True)]
-    lines = [("", "recipe", "steps", "held-out loss", f"to {first.name}'s", "times as soon")]
+    lines = [("", "recipe", "steps", "held-out loss", f"to {first.name}'s", "speedup")]
     for way in ways:
         reached = [seconds_to(*each) for each in zip(way.records, first.ends, strict=True)]
         sooner = [mine and other and other / mine for mine, other in zip(reached, own, strict=True)]
@@ -62,7 +62,7 @@ def table(ways: Sequence[Runs]) -> str:
 
 
 def named_ends(ways: Sequence[Runs], apart: float) -> list[tuple[Runs, float]]:
-    """Where each way is named, from below: at the loss where it ends, or above that by what keeps names `apart`."""
+    """Heights of the labels, from below: the final loss, or higher to keep labels `apart`."""
     placed: list[tuple[Runs, float]] = []
     for way in sorted(ways, key=lambda way: statistics.median(way.ends)):
         loss = statistics.median(way.ends)
@@ -71,7 +71,7 @@ def named_ends(ways: Sequence[Runs], apart: float) -> list[tuple[Runs, float]]:
 
 
 def draw(ways: Sequence[Runs], title: str, seconds: float, picture: Path) -> None:
-    """Held-out loss over seconds, a line a run, named at its end; dotted, where the first way ended."""
+    """Draw held-out loss over seconds, one labeled line per run; dotted: the final loss of the first recipe."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.2), layout="constrained", dpi=150)

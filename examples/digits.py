@@ -1,4 +1,4 @@
-"""Handwritten digits, on workers whose shares of the data are not equally long.
+"""Handwritten digits, on workers with shards of different lengths.
 
 Alone:          python examples/digits.py
 Three workers:  gossamer run --workers 3 --recipe "PowerSGD(rank=2)" examples/digits.py --model resnet
@@ -69,15 +69,15 @@ def main(args: argparse.Namespace) -> None:
 
     with gossamer.attach(model, optimizer, args.recipe) as session:
         for epoch in range(args.epochs):
-            with session.epoch():  # who runs out of data first goes on answering the others
+            with session.epoch():  # workers without data stay in the collectives
                 for x, y in islice(data, args.steps):
-                    session.set_batch_weight(len(y))  # the last batch is shorter: samples count alike, not batches
+                    session.set_batch_weight(len(y))  # the last batch is shorter
                     loss = cross_entropy(model(x.to(world.device)), y.to(world.device))
                     loss.backward()
                     optimizer.step()
                     optimizer.zero_grad()
                     session.log(loss=loss.item())
-            with session.averaged_parameters(model):  # with most recipes the model as it is
+            with session.averaged_parameters(model):  # the averaged model
                 right = accuracy(model, images[test].to(world.device), labels[test].to(world.device))
             session.log(accuracy=right)
             if world.is_first:
@@ -87,9 +87,9 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Handwritten digits.")
     options.add_argument("--epochs", type=int, default=5)
-    options.add_argument("--steps", type=int, help="of each epoch, at most so many")
+    options.add_argument("--steps", type=int, help="maximum number per epoch")
     options.add_argument("--model", choices=MODELS, default="conv")
     options.add_argument("--batch", type=int, default=32, help="images per worker and step")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--recipe", default="Dense()", help="how the workers talk")
+    options.add_argument("--recipe", default="Dense()", help="communication recipe")
     main(options.parse_args())

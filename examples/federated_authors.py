@@ -1,4 +1,4 @@
-"""The next letter of source code, on devices that are authors: each has one file of the standard library.
+"""Next-letter prediction of source code on devices with one file of the standard library each.
 
     gossamer federate examples/federated_authors.py --clients 200 --rounds 100 \
         --recipe "FedAvg(fraction=0.05, local_steps=20) + TopK(0.01)"
@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 import gossamer.federated
 from gossamer.federated import Round, Update
 
-options = argparse.ArgumentParser(description="The next letter, federated.")
-options.add_argument("--context", type=int, default=16, help="letters that are looked at")
+options = argparse.ArgumentParser(description="Federated next-letter prediction.")
+options.add_argument("--context", type=int, default=16, help="length of the context in letters")
 options.add_argument("--batch", type=int, default=64)
 options.add_argument("--rate", type=float, default=0.5, help="learning rate of a device")
 args = options.parse_args()
@@ -32,7 +32,7 @@ def letters(path: Path) -> Tensor:
 
 
 def windows(text: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Letters (count, context), and the one after each."""
+    """Letters (count, context), and the next letter of each row."""
     begin = torch.randint(len(text) - args.context, (count,), generator=torch.Generator().manual_seed(seed))
     taken = text[begin[:, None] + torch.arange(args.context + 1)]
     return taken[:, :-1], taken[:, -1]
@@ -40,14 +40,14 @@ def windows(text: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 @gossamer.federated.model
 def make_model() -> nn.Module:
-    torch.manual_seed(0)  # the same numbers on every device
+    torch.manual_seed(0)  # the same parameters on every device
     wide = 16 * args.context
     return nn.Sequential(nn.Embedding(128, 16), nn.Flatten(), nn.Linear(wide, 256), nn.ReLU(), nn.Linear(256, 128))
 
 
 @gossamer.federated.client
 def train(model: nn.Module, told: Round) -> Update:
-    """A device's own loop, over windows of its own file."""
+    """Training loop of a device, on windows of its own file."""
     assert told.client is not None
     text = letters(AUTHORS[told.client % len(AUTHORS)])
     optimizer = torch.optim.SGD(model.parameters(), lr=args.rate)
@@ -63,7 +63,7 @@ def train(model: nn.Module, told: Round) -> Update:
 
 @gossamer.federated.evaluate
 def evaluate(model: nn.Module, told: Round) -> Update:
-    """On the server, over files that no device has."""
+    """Evaluation on the server, on unseen files."""
     model.eval()
     drawn = [windows(letters(path), 32, seed=0) for path in UNSEEN]
     before, after = (torch.cat(each) for each in zip(*drawn, strict=True))

@@ -1,8 +1,8 @@
-"""Handwritten digits on a hundred devices that keep theirs: few of the ten digits on each, and few of them at all.
+"""Handwritten digits on a hundred devices, each with few samples of few of the ten digits.
 
 On one machine:  gossamer federate examples/federated_digits.py --clients 100 --rounds 50 \
                      --recipe "FedAvg(fraction=0.1, local_epochs=5) + TopK(0.01)"
-Who has what:    python examples/federated_digits.py --picture who-has-what.png
+Partition:       python examples/federated_digits.py --picture partition.png
 """
 
 import argparse
@@ -17,12 +17,12 @@ import gossamer.federated
 from gossamer.federated import Round, Update
 
 options = argparse.ArgumentParser(description="Handwritten digits, federated.")
-options.add_argument("--devices", type=int, default=100, help="among whom the digits are divided")
-options.add_argument("--alpha", type=float, default=0.1, help="small: few of the ten digits on a device")
+options.add_argument("--devices", type=int, default=100, help="number of devices")
+options.add_argument("--alpha", type=float, default=0.1, help="small values: few of the ten digits per device")
 options.add_argument("--batch", type=int, default=16)
 options.add_argument("--rate", type=float, default=0.5, help="learning rate of a device")
-options.add_argument("--seed", type=int, default=0, help="of the division and of the first model")
-options.add_argument("--picture", help="draw who has what into this PNG, and train nothing")
+options.add_argument("--seed", type=int, default=0, help="seed of the partition and of the initial model")
+options.add_argument("--picture", help="draw the partition into this PNG, without training")
 args = options.parse_args()
 
 digits = load_digits()
@@ -33,18 +33,18 @@ parts = gossamer.federated.partition(labels[learn], args.devices, by="dirichlet"
 
 @gossamer.federated.model
 def make_model() -> nn.Module:
-    torch.manual_seed(args.seed)  # the same numbers on every device
+    torch.manual_seed(args.seed)  # the same parameters on every device
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
 @gossamer.federated.client
 def train(model: nn.Module, told: Round) -> Update:
-    """A device's own loop, over its own digits."""
+    """Training loop of a device, on its own digits."""
     assert told.client is not None
     own = learn[parts[told.client % args.devices]]
     mixed = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(told.seed))]
     optimizer = torch.optim.SGD(model.parameters(), lr=args.rate)
-    for batch in told.batches(mixed.split(args.batch)):  # as often as the recipe says
+    for batch in told.batches(mixed.split(args.batch)):  # as many epochs or steps as the recipe requests
         optimizer.zero_grad()
         loss = cross_entropy(model(images[batch]), labels[batch])
         loss.backward()
@@ -54,7 +54,7 @@ def train(model: nn.Module, told: Round) -> Update:
 
 @gossamer.federated.evaluate
 def evaluate(model: nn.Module, told: Round) -> Update:
-    """On the server, over digits that no device has seen."""
+    """Evaluation on the server, on unseen digits."""
     model.eval()
     with torch.no_grad():
         scores = model(images[test])

@@ -1,4 +1,4 @@
-"""FSDP2 within a site, a recipe between sites: each site's ranks share one copy of the model between them.
+"""FSDP2 within a site, a recipe between sites: the ranks of a site share one copy of the model.
 
 gossamer run --workers 4 examples/fsdp.py --recipe "DiLoCo(period=10) + Int8()"
 torchrun --nproc-per-node 4 examples/fsdp.py
@@ -33,7 +33,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 inputs = torch.randn(4096, 64)
 data = TensorDataset(inputs, inputs[:, :8].abs().argmax(1))
-loader = DataLoader(data, batch_size=32, sampler=world.shard(data), drop_last=True)  # each rank its own samples
+loader = DataLoader(data, batch_size=32, sampler=world.shard(data), drop_last=True)  # different samples on each rank
 
 with gossamer.attach(model, optimizer, arguments.recipe, clip_norm=1.0, mesh=mesh["site"]) as session:
     for _ in range(1 + arguments.steps // len(loader)):

@@ -1,4 +1,4 @@
-"""A GPT-2 of bytes, trained from random parameters by Transformers' Trainer on the text of Python's standard library.
+"""A byte-level GPT-2, trained from scratch with Transformers' Trainer on the source code of Python's standard library.
 
 python examples/gpt2.py, or: gossamer run --workers 2 examples/gpt2.py --recipe "DiLoCo(period=20) + Int8()"
 """
@@ -18,7 +18,7 @@ CONTEXT = 64  # bytes
 
 
 class Windows(Dataset[dict[str, Tensor]]):
-    """Sample i is the i-th stretch of CONTEXT bytes of all files together."""
+    """Sample i is the i-th window of CONTEXT bytes of all files."""
 
     def __init__(self, files: list[Path]) -> None:
         text = b"".join(file.read_bytes() for file in files)
@@ -60,8 +60,8 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description="A GPT-2 of bytes, by Transformers' Trainer.")
-    options.add_argument("--recipe", default="Dense()", help="how the workers talk")
+    options = argparse.ArgumentParser(description="A byte-level GPT-2 with Transformers' Trainer.")
+    options.add_argument("--recipe", default="Dense()", help="communication recipe")
     options.add_argument("--steps", type=int, default=200)
     options.add_argument("--batch", type=int, default=8, help="windows per worker and step")
     options.add_argument("--width", type=int, default=64)

@@ -1,4 +1,4 @@
-"""Handwritten digits with JAX and Equinox: workers train apart and average their parameters every tenth step.
+"""Handwritten digits with JAX and Equinox: workers average their parameters every ten local steps.
 
 Alone:         python examples/jax_equinox.py
 Two workers:   gossamer run --workers 2 examples/jax_equinox.py

@@ -1,4 +1,4 @@
-"""JAX on several slices: each slice is a JAX job of its own whose devices share the model, and one worker.
+"""JAX on several slices: each slice is a separate JAX job that shards the model over its devices, and one worker.
 
 Two slices of two processes with four virtual devices each, on this machine:
 

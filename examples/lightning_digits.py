@@ -1,4 +1,4 @@
-"""Handwritten digits with Lightning: its Trainer, callbacks and checkpoints, and workers that talk as a recipe says.
+"""Handwritten digits with Lightning's Trainer, callbacks and checkpoints, and a communication recipe.
 
 Alone:        python examples/lightning_digits.py
 Two workers:  gossamer run --workers 2 examples/lightning_digits.py --recipe "DiLoCo(period=10)"
@@ -64,5 +64,5 @@ if __name__ == "__main__":
     options.add_argument("--epochs", type=int, default=20)
     options.add_argument("--batch", type=int, default=32, help="images per worker and step")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--recipe", default="Dense()", help="how the workers talk")
+    options.add_argument("--recipe", default="Dense()", help="communication recipe")
     main(options.parse_args())

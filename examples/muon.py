@@ -1,4 +1,4 @@
-"""Two optimizers in one, for strategies in which workers train apart: Muon for matrices, AdamW for everything else.
+"""Two optimizers in one, for strategies with local steps: Muon for matrices, AdamW for the other parameters.
 
 Alone:         python examples/muon.py
 Four workers:  gossamer run --workers 4 --recipe "DiLoCo(period=20) + OneBit()" examples/muon.py
@@ -22,8 +22,8 @@ import gossamer
 
 
 class Both(Optimizer):
-    """Makes the steps of several optimizers. They share its groups and its state, so that schedulers and checkpoints
-    see one optimizer, as gossamer.attach does."""
+    """Steps several optimizers. They share its groups and its state, so schedulers, checkpoints and gossamer.attach
+    see one optimizer."""
 
     def __init__(self, *parts: Optimizer) -> None:
         self.parts = parts
@@ -89,5 +89,5 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Digits, learned with Muon and AdamW.")
     options.add_argument("--steps", type=int, default=200)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--recipe", default="DiLoCo(period=20) + OneBit()", help="how the workers talk")
+    options.add_argument("--recipe", default="DiLoCo(period=20) + OneBit()", help="communication recipe")
     main(options.parse_args())

@@ -1,4 +1,4 @@
-"""Handwritten digits on workers of Ray Train, which are restarted from the last checkpoint where one is lost.
+"""Handwritten digits on workers of Ray Train, which restarts them from the last checkpoint after a failure.
 
 pip install 'gossamer[ray-train]'
 python examples/ray_train.py --workers 2 --recipe "TopK(0.05)"
@@ -21,7 +21,7 @@ from gossamer.integrations.ray import GossamerConfig, report, restore
 
 
 def train(config: dict[str, Any]) -> None:
-    """On every worker."""
+    """Training function of every worker."""
     torch.manual_seed(0)
     world = gossamer.init()
     digits = load_digits()
@@ -61,5 +61,5 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Handwritten digits on Ray Train.")
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--epochs", type=int, default=3)
-    options.add_argument("--recipe", default="TopK(0.05)", help="how the workers talk")
+    options.add_argument("--recipe", default="TopK(0.05)", help="communication recipe")
     main(options.parse_args())

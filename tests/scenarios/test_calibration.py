@@ -134,7 +134,7 @@ def test_the_page_says_what_was_held_and_what_was_not(tmp_path):
     some = pairs(22, 3, Random(5))
     judged = one_network_out(some)
     text = page(some, "Written by a test.", "picture.png")
-    assert f"Held: **{100 * fmean(each.held for each in judged):.0f} %**" in text
+    assert f"Coverage: **{100 * fmean(each.held for each in judged):.0f} %**" in text
     assert "| all | 66 |" in text
     assert text.count("| `Dense()` |") == sum(not each.held for each in judged)
     worst = max((each.pair for each in judged if not each.held), key=lambda one: abs(log(one.measured_seconds / 0.1)))

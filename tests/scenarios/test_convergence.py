@@ -224,10 +224,10 @@ def test_dense_stops_at_the_same_bytes() -> None:
 @pytest.mark.parametrize(
     ("forgetful", "start", "said"),
     [
-        (0.6, 2.0, "so the task can tell: `TopK(density=0.1)`"),
-        (None, 2.0, "so the task can tell: `TopK(density=0.1)`"),
-        (0.36, 2.0, "so the task cannot tell: `TopK(density=0.1)`"),
-        (0.6, 0.4, "**this task cannot tell.**"),
+        (0.6, 2.0, "At least 3 SD worse without feedback: `TopK(density=0.1)`"),
+        (None, 2.0, "At least 3 SD worse without feedback: `TopK(density=0.1)`"),
+        (0.36, 2.0, "Less than 3 SD worse without feedback: `TopK(density=0.1)`"),
+        (0.6, 0.4, "**this task cannot distinguish compressors.**"),
     ],
 )
 def test_a_verdict_follows_from_the_numbers(forgetful: float | None, start: float, said: str) -> None:
@@ -280,22 +280,22 @@ def closing_runs(frozen: float) -> list[Run]:
 
 def test_what_closes_a_gap_follows_from_the_numbers() -> None:
     found = closing_part(closing_runs(2.01), ["on this machine"])
-    assert "`TopK(density=0.01)` ends 71 spreads above `Dense()`." in found
-    assert "to fewer than 3 spreads: `OneBitAdam(warmup=40)` (+0.7, 3.0 times the bytes)." in found
+    assert "`TopK(density=0.01)` ends 71 SD above `Dense()`." in found
+    assert "Gap below 3 SD**: `OneBitAdam(warmup=40)` (+0.7, 3.0 times the bytes)." in found
     assert (
-        "Nothing cheaper is nearer than: `TopK(density=0.03)` (+28.3, 2.0 times the bytes), "
+        "Best for their bytes: `TopK(density=0.03)` (+28.3, 2.0 times the bytes), "
         "`OneBitAdam(warmup=40)` (+0.7, 3.0 times the bytes)." in found
     )
     assert "`Chain(TopK(density=0.01), Int8())` (+72.1, 0.8 times the bytes)." in found
-    assert "Wider than before: `TopK(density=0.01, feedback=False)` (+106.1, 1.0 times the bytes)." in found
+    assert "Larger gap: `TopK(density=0.01, feedback=False)` (+106.1, 1.0 times the bytes)." in found
     assert "| lr 0.003 | `TopK(density=0.01)` | 2.800 ± 0.000 | 1.900 ± 0.014 | +63.6 | 10% |" in found
 
 
 @pytest.mark.parametrize(
     ("frozen", "ops"),
     [
-        (2.8, "is not what closes the gap: +56.6 beside +56.6"),
-        (2.3, "closes 50% more of the gap: +21.2 beside +56.6"),
+        (2.8, "does not close the gap: +56.6 versus +56.6"),
+        (2.3, "closes 50% more of the gap: +21.2 versus +56.6"),
     ],
 )
 def test_variance_is_to_blame_only_where_freezing_it_helps(frozen: float, ops: str) -> None:
@@ -305,7 +305,7 @@ def test_variance_is_to_blame_only_where_freezing_it_helps(frozen: float, ops: s
         *trained(ADAMW_TASK, "OneBitAdam(warmup=25, inner=TopK(density=0.01))", frozen, 40.0),
     ]
     found = closing_part(runs, [])
-    assert f"To freeze Adam's variance after 25 dense steps, and send its momentum, {ops}" in found
+    assert f"Freezing Adam's variance after 25 dense steps, and sending its momentum, {ops}" in found
 
 
 def test_the_gap_under_sgd_stands_beside() -> None:
@@ -315,7 +315,7 @@ def test_the_gap_under_sgd_stands_beside() -> None:
 
 
 def test_where_nothing_closes_a_gap_it_says_so() -> None:
-    assert "Nothing that was tried closes the gap" in closing_part(closing_runs(2.05), [])
+    assert "No change reduces the gap" in closing_part(closing_runs(2.05), [])
 
 
 Point = tuple[float, float]

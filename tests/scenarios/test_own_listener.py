@@ -1,4 +1,4 @@
-"""The listener of docs/tools.md, as it stands there, hears what the page says, until it is ended."""
+"""The listener of docs/exporters.md receives the events that the page names, until it unsubscribes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.paths import ROOT
 from gossamer import events
 from gossamer.events import Noticed
 
-PAGE = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "exporters.md").read_text(encoding="utf-8")
 
 
 def test_the_page_s_listener_hears_steps_and_notices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Page loops: the blocks of Python in docs/loops.md, run alone or as the program of each of several workers.
+"""Page loops: the Python blocks of docs/loops.md and docs/loops-advanced.md, run alone or by each of several workers.
 
 python page_loops.py DIRECTORY runs all of them in turn and prints a digest of what each ended with.
 """
@@ -18,7 +18,7 @@ from support.paths import ROOT
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.train.checkpoint import digest
 
-PAGE = ROOT / "docs" / "loops.md"
+PAGES = [ROOT / "docs" / name for name in ("loops.md", "loops-advanced.md")]  # the first has the common setup
 
 
 class Loop(NamedTuple):
@@ -54,7 +54,7 @@ def _dedented(code: str) -> str:
     return code.replace("\n        for", "\n    for").replace("\n            ", "\n        ")
 
 
-BEFORE, LOOPS = read_loops(PAGE.read_text(encoding="utf-8"))
+BEFORE, LOOPS = read_loops("".join(page.read_text(encoding="utf-8") for page in PAGES))
 WITHOUT, WITH = read_diff((ROOT / "README.md").read_text(encoding="utf-8"))
 
 

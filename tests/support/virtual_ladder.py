@@ -155,7 +155,7 @@ def best_work(network: str, seconds: float) -> float:
 
 def _report() -> None:
     """The tables of docs/auto.md: python tests/support/virtual_ladder.py"""
-    print("| network | chosen | after steps | of the best rung's way, in 1000 s |\n|---|---|---|---:|")
+    print("| network | chosen | after steps | progress relative to the best rung, in 1000 s |\n|---|---|---|---:|")
     for network in (
         "10gbit,0.1ms",
         "1gbit,1ms",
@@ -169,9 +169,7 @@ def _report() -> None:
         taken = ", ".join(f"`{RUNGS[change.after].name}`" for _, _, change in job.changes) or "`Dense()`"
         steps = ", ".join(str(step) for step, _, _ in job.changes) or "stays"
         print(f"| {network} | {taken} | {steps} | {job.work / best_work(network, job.seconds):.1%} |")
-    print(
-        "\n| 600 s each | changes | steps of `Dense()` that would have come as far | the best single rung | which is |"
-    )
+    print("\n| 600 s each | switches | equivalent steps of `Dense()` | best single rung | name |")
     print("|---|---:|---:|---:|---|")
     for usual, between in (("10gbit,0.1ms", "20mbit,1ms"), ("1gbit,1ms", "10mbit,1ms"), ("100mbit,1ms", "10mbit,1ms")):
         job = VirtualJob(partial(_there_and_back, usual, between)).run(seconds=1800)

@@ -6,9 +6,9 @@ have to be. Strategies and compressors multiply. Priors only order the candidate
 race measures replace them. They are no retained benefit: those that do not come from docs/benchmarks/ladder.md were
 measured at the learning rate of Dense(), not at the recipe's own.
 
-source: docs/compressors.md ("bytelm-adamw", "bytelm", 100 steps, training loss; "What closes the gap under AdamW"),
+source: docs/compressors.md ("bytelm-adamw", "bytelm", 100 steps, training loss; "AdamW"),
         docs/benchmarks/ladder.md (bytelm-57k-b2, 2221 steps, held out, AdamW, each at its own learning rate),
-        docs/local.md (1000 steps, held out, AdamW at 0.001; "what to take from it"). All of the small byte model: on
+        docs/local.md (1000 steps, held out, AdamW at 0.001; "conclusions"). All of the small byte model: on
         another model the order may differ. Values marked ASSUMED lie between measured ones, or come from trainings of
         200 steps with one seed, which are too short to rank recipes.
 """
