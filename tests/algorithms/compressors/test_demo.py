@@ -129,11 +129,11 @@ def test_recipes_send_vectors_dense_and_move_them_by_signs_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        ({"decay": 1.5}, r"in \[0, 1\], not 1\.5\. Write DeMo\(decay=0\.999\)"),
-        ({"decay": -0.1}, "the share of what waits"),
+        ({"decay": 1.5}, r"in \[0, 1\], got 1\.5\. Write DeMo\(decay=0\.999\)"),
+        ({"decay": -0.1}, "decay must be"),
         ({"clip": 0.0}, r"DeMo\(clip=1\.0\)"),
-        ({"inner": Feedback(TopK(density=0.1))}, "it would be sent twice"),
-        ({"inner": Route(Feedback(TopK(density=0.1)))}, "it would be sent twice"),
+        ({"inner": Feedback(TopK(density=0.1))}, "would be sent twice"),
+        ({"inner": Route(Feedback(TopK(density=0.1)))}, "would be sent twice"),
     ],
 )
 def test_refusals(arguments: dict[str, Any], wrong: str) -> None:
