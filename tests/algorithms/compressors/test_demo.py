@@ -144,11 +144,11 @@ def test_refusals(arguments: dict[str, Any], wrong: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "wrong"),
     [
-        ("LocalSGD(period=4) + DeMo()", "gradients do not travel"),
-        ("DiLoCo(period=4) + DeMo()", "gradients do not travel"),
+        ("LocalSGD(period=4) + DeMo()", "gradients are not sent"),
+        ("DiLoCo(period=4) + DeMo()", "gradients are not sent"),
         ("EveryStep(delay=1) + DeMo()", "arrive a step too late"),
-        ("Gossip() + Ring() + DeMo(sign=False)", "send it twice, as would DeMo"),
-        ("ParameterServer(push=DeMo())", "the optimizer lives on the servers"),
+        ("Gossip() + Ring() + DeMo(sign=False)", "Feedback and DeMo would send errors twice"),
+        ("ParameterServer(push=DeMo())", "the optimizer runs on the servers"),
         ("ParameterServer(pull=DeMo(Int8(), sign=False))", "Feedback or DeMo would send it twice"),
         ("Warmup(DeMo(), steps=3)", "Warmup around it"),
         ("Rotated(DeMo())", "Rotated around it"),

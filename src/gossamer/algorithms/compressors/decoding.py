@@ -40,7 +40,7 @@ def decode_heard(
 
     Args:
         decode: writes the sum of the decoded payloads.
-        heard: received payloads, one per rank.
+        `heard`: received payloads, one per rank.
         layout: that of `out`, to name a tensor in an error; None if unknown.
         out: receives the result.
         at: the step, for an error.
