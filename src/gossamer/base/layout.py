@@ -69,7 +69,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor] | Mapping[str, Sequence[int]]) -> Layout:
-        """Lay tensors (or bare shapes) side by side in the order given."""
+        """Place tensors (or bare shapes) next to each other in the order given."""
         slots: list[Slot] = []
         offset = 0
         for name, item in tensors.items():
