@@ -23,8 +23,6 @@ AREAS = {
 PENDING = {
     "pages",
     "examples",
-    "algorithms",
-    "base",
     "cli",
     "comm",
     "federated",
@@ -34,7 +32,6 @@ PENDING = {
     "observe",
     "plan",
     "train",
-    "root modules",
 }
 
 
