@@ -88,12 +88,16 @@ class AllReduceMean(Operation):
     Half-precision tensors are sent as they are, summed in float32 and rounded once (NCCL sums them its own way). An
     answer that is not written over `tensor` may also be passed to other ranks, so its reader must not modify it before
     the next exchange; `tensor` must not be modified before the answer arrives.
+
+    Args:
+        tensor: this rank's input, with the same shape and dtype on every rank.
+        out: receives the answer, if given; may be `tensor` itself.
     """
 
     name: ClassVar[str] = "Mean"
 
     tensor: Tensor
-    out: Tensor | None = None  # receives the answer, if given; may be `tensor` itself
+    out: Tensor | None = None
 
     def tensors(self) -> Payload:
         return (self.tensor,)
@@ -136,7 +140,11 @@ class AllReduceMean(Operation):
 
 @dataclass(frozen=True)
 class AllGather(Operation):
-    """All-gather: each rank's `payload`, by rank. Shapes and dtypes are the same on every rank."""
+    """All-gather: each rank's `payload`, by rank.
+
+    Args:
+        payload: tensors, with the same shapes and dtypes on every rank.
+    """
 
     name: ClassVar[str] = "Gather"
 
@@ -168,7 +176,8 @@ class AllGather(Operation):
 class AllToAll(Operation):
     """All-to-all: send `parts[j]` to rank j; the answer has the parts that each rank sent to this one, by rank.
 
-    The parts for rank j have the same shapes and dtypes on every sender.
+    Args:
+        parts: a payload for each rank. Those for rank j have the same shapes and dtypes on every sender.
     """
 
     name: ClassVar[str] = "Exchange"
@@ -202,15 +211,20 @@ class AllToAll(Operation):
 class NeighborAllGather(Operation):
     """Neighbor all-gather: send `payload` to the peers `told`, receive one from each peer in `edges`, in that order.
 
-    Send and receive lists must match: i sends to j exactly if j receives from i. A rank may receive from itself. Shapes
-    and dtypes are the same on every rank. The weights are for the caller: a transport uses the peers only.
+    Send and receive lists must match: i sends to j exactly if j receives from i. A rank may receive from itself.
+
+    Args:
+        payload: tensors, with the same shapes and dtypes on every rank.
+        edges: (peer, weight) of the peers to receive from. The weights are for the caller; a transport uses the peers
+            only.
+        tells: the peers to send to; None: the same peers.
     """
 
     name: ClassVar[str] = "Mix"
 
     payload: Payload
-    edges: tuple[tuple[int, float], ...]  # ((peer, weight), ...) of the peers to receive from
-    tells: tuple[int, ...] | None = None  # the peers to send to; None: the same peers
+    edges: tuple[tuple[int, float], ...]
+    tells: tuple[int, ...] | None = None
 
     @property
     def hears(self) -> tuple[int, ...]:
@@ -255,11 +269,15 @@ class InGroup(Operation):
 
     Collective over the whole group: every rank requests an InGroup at the same point, with disjoint sub-groups, and
     each sub-group may request a different operation.
+
+    Args:
+        ranks: the sub-group, ascending, including this rank.
+        op: the operation of the sub-group.
     """
 
     name: ClassVar[str] = "Among"
 
-    ranks: tuple[int, ...]  # ascending, including this one
+    ranks: tuple[int, ...]
     op: SimpleOp
 
     def group_of(self, rank: int, world: int) -> tuple[int, ...]:
@@ -314,7 +332,11 @@ class InGroup(Operation):
 
 @dataclass(frozen=True)
 class Coalesced(Operation):
-    """Several concurrent operations; the answers are in the same order."""
+    """Several concurrent operations; the answers are in the same order.
+
+    Args:
+        ops: the operations, which must not depend on each other.
+    """
 
     name: ClassVar[str] = "Together"
 

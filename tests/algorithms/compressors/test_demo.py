@@ -150,8 +150,8 @@ def test_refusals(arguments: dict[str, Any], wrong: str) -> None:
         ("Gossip() + Ring() + DeMo(sign=False)", "Feedback and DeMo would send errors twice"),
         ("ParameterServer(push=DeMo())", "the optimizer runs on the servers"),
         ("ParameterServer(pull=DeMo(Int8(), sign=False))", "Feedback or DeMo would send it twice"),
-        ("Warmup(DeMo(), steps=3)", "Warmup around it"),
-        ("Rotated(DeMo())", "Rotated around it"),
+        ("Warmup(DeMo(), steps=3)", "Warmup, may be around it"),
+        ("Rotated(DeMo())", "Rotated, may be around it"),
     ],
 )
 def test_pairs_that_do_not_fit(recipe: str, wrong: str) -> None:

@@ -199,7 +199,7 @@ def test_recipes_feed_back_what_wants_it(written: str, resolved: Compressor) -> 
 
 
 def test_what_applies_momentum_does_not_fit_inside() -> None:
-    with pytest.raises(ValueError, match="Rotated around it"):
+    with pytest.raises(ValueError, match="Rotated, may be around it"):
         resolve(Rotated(DGC()))
 
 

@@ -140,7 +140,7 @@ ALWAYS_WRONG = [
     ("Feedback(EveryStep)", ["a compressor, got EveryStep()"]),
     ("Feedback(TopK(0.1) + Int8)", ["not a term", "^ character 10"]),
     ("Feedback(home)", ["preset home", "top of a recipe", "DiLoCo(period=20"]),
-    ("home(0.1)", ["preset home takes no arguments"]),
+    ("home(0.1)", ["preset home", "takes no arguments"]),
     ("Sharded(Dense)", ["a codec, got Dense()", "Write Sharded(Int8())"]),
     ("Sharded(Feedback(Int8))", ["a codec, got Feedback(Int8())"]),
     ("Feedback(Feedback(Int8))", ["Feedback inside Feedback", "twice"]),
