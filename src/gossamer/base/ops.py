@@ -217,7 +217,7 @@ class NeighborAllGather(Operation):
         payload: tensors, with the same shapes and dtypes on every rank.
         edges: (peer, weight) of the peers to receive from. The weights are for the caller; a transport uses the peers
             only.
-        tells: the peers to send to; None: the same peers.
+        `tells`: the peers to send to; None: the same peers.
     """
 
     name: ClassVar[str] = "Mix"
