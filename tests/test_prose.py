@@ -22,8 +22,6 @@ AREAS = {
 # Areas whose prose is still to be rewritten; remove a line when the area passes.
 PENDING = {
     "pages",
-    "algorithms",
-    "base",
     "cli",
     "federated",
     "horovod",
@@ -32,7 +30,6 @@ PENDING = {
     "observe",
     "plan",
     "train",
-    "root modules",
 }
 
 

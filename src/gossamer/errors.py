@@ -1,4 +1,4 @@
-"""Errors. Every message says what happened, why it matters, and the line to write instead."""
+"""Errors. Every message has the cause, the consequence, and the line to write instead."""
 
 from __future__ import annotations
 
@@ -27,90 +27,90 @@ __all__ = [
 
 
 class GossamerError(Exception):
-    """Base of all errors that this library raises on purpose, except plain wrong arguments."""
+    """Base of all errors that this library raises on purpose, except ValueError and TypeError for invalid arguments."""
 
 
 class RecipeError(GossamerError, ValueError):
-    """A recipe that cannot be read, or parts of one that do not go together."""
+    """A recipe cannot be parsed, or its terms cannot be combined."""
 
 
 class AttachError(GossamerError):
-    """A model, optimizer or loop that cannot be served as it is."""
+    """A model, optimizer or loop is not supported."""
 
 
 class LayoutError(GossamerError):
-    """A tensor is not what it was when its state was made."""
+    """A tensor differs in shape, dtype or device from the one its state was made for."""
 
 
 class MismatchError(GossamerError):
-    """Ranks that should be alike are not; names both values and the ranks that hold them."""
+    """Ranks have different values that must be equal; the message has both values and their ranks."""
 
 
 class LoopError(GossamerError):
-    """The training loop did something the recipe cannot honour."""
+    """The training loop made calls that the recipe does not support."""
 
 
 class NonFiniteError(GossamerError):
-    """Numbers were not finite for several steps in a row."""
+    """Values were not finite for several consecutive steps."""
 
 
 class NotFinite(GossamerError):
-    """A number that cannot be sent, found where it would have been encoded; the aggregation catches it."""
+    """A value cannot be sent, detected while encoding; the aggregation catches it."""
 
 
 class MalformedError(GossamerError):
-    """A payload that cannot be decoded; nothing was written."""
+    """A payload cannot be decoded; nothing was written."""
 
 
 class OutOfRange(MalformedError):
-    """A payload of finite numbers that are too large to be added up; an aggregation catches it and skips the step."""
+    """Finite values of a payload are too large for the sum; an aggregation catches it and skips the step."""
 
 
 class MemoryShortage(GossamerError, MemoryError):
-    """Memory ran out while a step was exchanged; names the rank, the tensors and how much was asked for."""
+    """Memory ran out during an exchange; the message has the rank, the tensors and the requested bytes."""
 
 
 class DeviceError(GossamerError):
-    """A GPU, or its driver, failed while a step was exchanged; nothing of it was committed."""
+    """A GPU, or its driver, failed during an exchange; nothing of the step was committed."""
 
 
 class PeerLost(GossamerError):
-    """A worker left, or its link broke."""
+    """A worker left, or its connection broke."""
 
 
 class RemoteError(GossamerError):
-    """A remote module's owner raised an error; names its rank, the error's type and its message."""
+    """The owner of a remote module raised an error; the message has its rank, the error's type and its message."""
 
 
 class Stopped(SystemExit):
-    """Not an error: training was asked to end, on every rank after the same step, and its loop went on.
+    """Training was asked to end, on every rank after the same step, and its loop continued. Not an error.
 
-    The innermost block ends it, `with session.epoch()` or `with gossamer.attach(...)`; without one it ends the script,
-    whoever launched that, with exit code 0. A loop that ends itself never sees it: `if session.should_stop: break`.
+    The innermost block catches it, `with session.epoch()` or `with gossamer.attach(...)`; without one it ends the
+    script with exit code 0. A loop that checks for it never sees it: `if session.should_stop: break`.
     """
 
 
 class ConnectError(GossamerError):
-    """The workers could not find each other."""
+    """The workers could not connect to each other."""
 
 
 class LeftWhileJoining(ConnectError, PeerLost):
-    """A worker left before the group of all stood."""
+    """A worker left before the group of all workers was complete."""
 
 
 class CoordinatorLost(ConnectError, PeerLost):
-    """The coordinator of an elastic run did not answer for the stated time. Restarts of the worker do not help."""
+    """The coordinator of an elastic run did not answer within the timeout. Restarting the worker does not help."""
 
 
 class CheckpointError(GossamerError):
-    """A checkpoint that is missing, damaged, or belongs to another run."""
+    """A checkpoint is missing, damaged, or belongs to another run."""
 
 
 class StoreError(GossamerError):
-    """A run's store that is missing, is none, or was written by a newer version."""
+    """A run's store is missing, invalid, or was written by a newer version."""
 
 
 def require(condition: bool, message: str) -> None:
-    """Check a hyperparameter once, at construction."""
+    """Raise ValueError with `message` unless `condition` is true."""
     if not condition:
         raise ValueError(message)

@@ -54,7 +54,7 @@ def _numpy(value: Any) -> Any:
 
 @keras.saving.register_keras_serializable(package="gossamer")
 class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """A Keras optimizer whose gradients, or parameters, are averaged over all workers as a recipe says.
+    """A Keras optimizer that averages gradients or parameters over all workers by a recipe.
 
     Every rank builds the same model and compiles it with this optimizer. Rank 0's parameters are the initial ones.
     Gradients are averaged before `inner` clips and applies them. A variable without a gradient counts as zero.
@@ -68,7 +68,7 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     Raises:
         AttachError: for float16 loss scaling, gradient accumulation by Keras, tf.distribute, keras.distribution,
-            jit_compile=True on the TensorFlow and torch backends, and what gossamer.engine.Session refuses.
+            jit_compile=True on the TensorFlow and torch backends, and unsupported arguments of gossamer.engine.Session.
         LayoutError: where the model's variables or the gradients are not those that the optimizer was built with.
 
     Example:
@@ -243,7 +243,7 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     # -- refusals
 
     def _whole(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """A gradient for each variable: zeros where there is none."""
+        """Return a gradient for each variable, zeros for variables without one."""
         self._filter_empty_gradients(gradients, variables)  # Keras's own warning
         found = [
             keras.ops.zeros(variable.shape, variable.dtype) if gradient is None else gradient
@@ -513,7 +513,7 @@ def _assign(variables: Sequence[Any], tensors: Sequence[Tensor]) -> None:
 
 
 def _finish_callbacks() -> None:
-    """Wait until what JAX has dispatched has called the session."""
+    """Wait until all callbacks dispatched by JAX have run."""
     if keras.backend.backend() == "jax":
         import jax
 

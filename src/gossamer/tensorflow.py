@@ -43,7 +43,7 @@ def DistributedOptimizer(optimizer: Any, recipe: Written = None, **options: Any)
         options: as for gossamer.keras.GossamerOptimizer, which is returned.
 
     Raises:
-        AttachError: where Keras runs on another backend, and what GossamerOptimizer refuses.
+        AttachError: Keras runs on another backend, or GossamerOptimizer raises it.
 
     Example:
         >>> model.compile(DistributedOptimizer(tf.keras.optimizers.Adam(1e-3), "DiLoCo(period=10)"), loss="mse")
@@ -57,9 +57,9 @@ def DistributedOptimizer(optimizer: Any, recipe: Written = None, **options: Any)
 
 
 class DistributedGradientTape:
-    """A tf.GradientTape whose gradients are means over all workers.
+    """A tf.GradientTape that averages its gradients over all workers.
 
-    It may be constructed anew in every step, also in a tf.function. The first call for a list of variables creates a
+    It may be constructed in every step, also in a tf.function. The first call for a list of variables creates a
     session, and rank 0's values are assigned to them; later calls with these variables use it. Where a gradient was
     not finite on some rank, all ranks receive zeros. A variable without a gradient counts as zero.
 

@@ -1,4 +1,4 @@
-"""World: the job's workers as a training script sees them, with exact collectives of objects and tensors."""
+"""World: the job's workers from the view of a training script, with exact collectives of objects and tensors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _Value = TypeVar("_Value")
 
 
 class World(ShardFactory):
-    """The workers of this job, and this worker's place among them; alone, a world of one. Made by gossamer.init.
+    """The workers of this job, and this worker's rank among them; a world of one without a launcher. Made by
+    gossamer.init.
 
     Every rank must make the same collective calls (barrier, broadcast, all_gather, all_reduce) in the same order. They
-    run with or without an attached session, also while workers join or leave an elastic run, and then serve the workers
-    that are left. Values travel as JSON and as bytes of tensors, without pickle: numbers, text, None, bytes, tensors,
-    NumPy arrays, and lists, tuples and dicts with text keys of them. Other types raise TypeError. All of them raise
-    MismatchError where ranks made different calls, and PeerLost where a worker was lost that the recipe cannot spare.
+    run with or without an attached session, also while workers join or leave an elastic run, and then include the
+    current workers. Values are sent as JSON and as bytes of tensors, without pickle: numbers, text, None, bytes,
+    tensors, NumPy arrays, and lists, tuples and dicts with text keys of them. Other types raise TypeError. All of them
+    raise MismatchError if ranks made different calls, and PeerLost if a worker was lost that the recipe needs.
     """
 
     __slots__ = ("__weakref__", "_internal")
@@ -48,7 +49,7 @@ class World(ShardFactory):
 
     @property
     def size(self) -> int:
-        """The number of workers now; before gossamer.attach, the number with which the run began."""
+        """The current number of workers; before gossamer.attach, the number at the start of the run."""
         return self._state.size
 
     @property
@@ -67,13 +68,16 @@ class World(ShardFactory):
         return self._state.is_first
 
     def within(self, mesh: MeshDimension) -> World:
-        """This worker's place within one dimension of a DeviceMesh, for data: within(mesh["replicate"]).shard(dataset)
-        gives all ranks of a replica the same samples, as tensor parallelism and pipelines need them. Checkpoints hold
-        these shards with this world's. Collectives are calls of the world of all workers, not of this one."""
+        """Return this worker's world within one dimension of a DeviceMesh, to shard data.
+
+        within(mesh["replicate"]).shard(dataset) gives all ranks of a replica the same samples, as tensor parallelism
+        and pipelines need. Checkpoints contain these shards with this world's. Collectives must be called on the world
+        of all workers, not on this one.
+        """
         return World(self._state.within(mesh))
 
     def state_dict(self) -> dict[str, Any]:
-        """The positions of the shards in use, in the order they were made; session.save writes them."""
+        """Return the positions of the shards in use, in the order they were made; session.save writes them."""
         return self._state.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -84,18 +88,18 @@ class World(ShardFactory):
         """Return when every worker has called it.
 
         Args:
-            timeout: How long to wait for the other workers, such as timedelta(minutes=5); as gossamer.init by default.
+            timeout: time to wait for the other workers, such as timedelta(minutes=5); default: that of gossamer.init.
 
         Raises:
-            PeerLost: A worker was lost, or some did not come in time. After a timeout this worker's next calls wait
-                until the late workers have come.
+            PeerLost: A worker was lost, or some did not call it in time. After a timeout this worker's next calls wait
+                until the late workers have called it.
         """
         world_calls.barrier(self._state, timeout)
 
     def broadcast(self, value: _Value, root: int = 0) -> _Value:
-        """The `value` of rank `root`, on every rank; other ranks may pass None.
+        """Return the `value` of rank `root` on every rank; other ranks may pass None.
 
-        Tensors come back as copies: on the CPU if they were there on `root`, else on this worker's device.
+        Tensors are returned as copies: on the CPU if they were there on `root`, else on this worker's device.
 
         Example:
             >>> gossamer.init().broadcast({"learning_rate": 0.1, "layers": [3, 4]})
@@ -104,9 +108,9 @@ class World(ShardFactory):
         return world_calls.broadcast(self._state, value, root)  # type: ignore[no-any-return]
 
     def all_gather(self, value: _Value) -> list[_Value]:
-        """The `value` of every worker, by rank. Types and shapes may differ between ranks.
+        """Return the `value` of every worker, by rank. Types and shapes may differ between ranks.
 
-        Tensors come back as copies, as from `broadcast`. gossamer.gather demands equal names, shapes and dtypes.
+        Tensors are returned as copies, as from `broadcast`. gossamer.gather requires equal names, shapes and dtypes.
 
         Example:
             >>> gossamer.init().all_gather({"seen": 128})
@@ -144,12 +148,17 @@ _worlds: WeakKeyDictionary[WorkerScope, World] = WeakKeyDictionary()
 
 
 def init(timeout: timedelta | None = None) -> World:
-    """Join the job that the environment describes; alone, a world of one. Later calls return the same.
+    """Join the job described by the environment; without a launcher, a world of one. Later calls return the same world.
 
-    timeout: how long to wait for the other workers, here, at gossamer.attach and in every step, such as
-    timedelta(minutes=45); it outweighs GOSSAMER_TIMEOUT, which is in seconds, and is 30 minutes where neither is given.
-    Who is missing is said every ten seconds. Raises ConnectError where workers do not come in time, and within seconds
-    for what no waiting heals: a worker that failed, is of another run, or cannot be reached by one that has come.
+    The ranks of missing workers are printed every ten seconds.
+
+    Args:
+        timeout: time to wait for the other workers, here, in gossamer.attach and in every step, such as
+            timedelta(minutes=45). It overrides GOSSAMER_TIMEOUT, in seconds; the default is 30 minutes.
+
+    Raises:
+        ConnectError: Workers did not join in time. Raised within seconds for errors that waiting cannot fix: a worker
+            failed, belongs to another run, or cannot be reached by another.
     """
     if timeout is not None:
         set_timeout(timeout)

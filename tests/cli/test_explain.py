@@ -291,7 +291,7 @@ def test_alone_there_is_no_advice():
 def test_sites_that_do_not_fit_are_refused():
     code, output = run("LocalSGD(8, per_site=3)", *MILLION, "--workers", "4")
     assert code == 1
-    assert "4 workers do not make sites of 3 each" in output
+    assert "4 workers cannot be divided into sites of 3" in output
 
 
 def test_fragments_that_find_no_tensors_are_refused():

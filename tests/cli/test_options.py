@@ -28,7 +28,7 @@ def test_a_package_that_workers_need_is_missed_before_they_start(
 def test_the_recipe_of_an_advice_is_what_workers_are_told(tmp_path: Path) -> None:
     (tmp_path / "advice.json").write_text('{"advice_version": 1, "recipe": "Int8()"}')
     assert options.readable_recipe(f"@{tmp_path}/advice.json") == "Int8()"
-    with pytest.raises(click.BadParameter, match="there is no file"):
+    with pytest.raises(click.BadParameter, match="does not exist"):
         options.readable_recipe("@nowhere.json")
 
 

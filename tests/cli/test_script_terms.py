@@ -71,7 +71,7 @@ def test_server_processes_need_an_entry_point_for_a_term_of_the_script(script: P
     with pytest.raises(click.BadParameter) as refused:
         refuse_unknown_terms("ParameterServer() + Thirds()", script, servers=1)
     assert '[project.entry-points."gossamer.terms"] Thirds = "my_package:Thirds"' in str(refused.value)
-    assert "leave out --servers" in str(refused.value)
+    assert "omit --servers" in str(refused.value)
 
 
 def test_run_refuses_a_term_of_the_script_with_server_processes_before_it_starts(script: Path) -> None:

@@ -16,7 +16,7 @@ from gossamer.plan.profile.synthetic_shapes import assumed
 from gossamer.train.traffic.traffic import estimate_traffic
 
 RECIPE = "FedAvg(fraction=0.5) + TopK(0.01)"
-SAID = "FedAvg(fraction=0.5) is for devices that keep their data and come and go"
+SAID = "FedAvg(fraction=0.5) is a federated strategy"
 INSTEAD = "Run `gossamer federate --recipe ... SCRIPT`, or write LocalSGD(period=8) here."
 
 
@@ -50,7 +50,7 @@ def test_commands_refuse_it_before_anything_starts(command: tuple[str, ...], scr
 def test_sessions_and_estimates_refuse_it(strategy: str) -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(AttachError, match="is for devices that keep their data"):
+    with pytest.raises(AttachError, match="is a federated strategy"):
         gossamer.attach(model, optimizer, recipe=strategy)
     dense = assumed(1000, resolve("Dense()"))
     with pytest.raises(AttachError, match="Run `gossamer federate"):

@@ -140,7 +140,7 @@ def test_a_message_names_its_sender() -> None:
     at = AggregationContext(step=5, rank=3, world=4)
     payload = point_to_point.encode(Int8(), FlatTensors(torch.ones(128), TWO), State(), at).payload
     payload[0][1] = nan
-    with pytest.raises(MalformedError, match="rank 3 sent in step 5 for tensor 'second'"):
+    with pytest.raises(MalformedError, match="rank 3 in step 5 for tensor 'second'"):
         point_to_point.decode(Int8(), payload, TWO, at, torch.empty(128))
 
 

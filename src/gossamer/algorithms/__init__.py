@@ -1,9 +1,9 @@
-"""Algorithms: which operations the workers ask for. No module here knows a transport or a session.
+"""Algorithms: the operations that workers request, independent of transports and sessions.
 
-compressors/   which bytes of a tensor travel, and what a worker remembers of the rest
+compressors/   the bytes sent for a tensor, and the residual that a worker keeps
 strategies/    when workers communicate, and the rule that applies a mean
-topologies/    which workers are neighbors
-collectives/   an all-reduce as a table of hops
+topologies/    the neighbors of each worker
+collectives/   all-reduce algorithms as tables of hops
 gossip/        averaging with neighbors, in lock step and in pairs
 recipes/       the grammar: strategy + compressor + topology, from text and from Python
 """

@@ -1,6 +1,6 @@
 """Base: the operations that an algorithm may ask for, tensors in flat buffers, and the script runner.
 
-ops           collective operations: all-reduce, all-gather, all-to-all; what each says about itself
+ops           collective operations: all-reduce, all-gather, all-to-all; and their properties
 op_semantics  their reference semantics: the answers of all ranks, computed in one place
 coalesce      many scripts as one: operations of the same kind travel together
 aggregation   State, AggregationContext and AggregationResult of a compressor

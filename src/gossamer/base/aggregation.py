@@ -1,4 +1,4 @@
-"""Aggregation records: what a compressor is given (state, context) and what it returns (result)."""
+"""Aggregation records: the inputs of a compressor (state, context) and its output (result)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from gossamer.base.layout import FlatTensors
 from gossamer.base.ops import CollectiveOp
 
-FORM = "form"  # the key of what a message looks like at this step, the same on every rank
+FORM = "form"  # key of the state that determines a message's format at this step, the same on every rank
 
-STEADY = 2**40  # the number of a step after any warm-up, as most steps of a training are
+STEADY = 2**40  # a step number after any warm-up, representative of most steps
 
 
 class State(dict[str, FlatTensors]):
-    """A compressor's memory between steps, and scratch memory for its memory after the next step.
+    """A compressor's state between steps, and scratch memory for the next state.
 
-    Nothing is overwritten before a step is committed. So two buffers of a kind take turns: `scratch` gives the one of
-    the step before, whose contents are not needed any more.
+    Nothing is overwritten before a step is committed, so the state is double-buffered: `scratch` returns the buffer of
+    the previous step.
     """
 
     def __init__(self, items: Mapping[str, FlatTensors] | None = None) -> None:
@@ -30,14 +30,14 @@ class State(dict[str, FlatTensors]):
         self._prefix = ""
 
     def scratch(self, key: str) -> FlatTensors:
-        """Memory like self[key] with arbitrary contents, the same at every call until a step is committed."""
+        """Return memory like self[key] with arbitrary contents; the same at every call until a step is committed."""
         now, place = self[key], self._prefix + key
         if place not in self._scratch or self._scratch[place].layout != now.layout:
             self._scratch[place] = FlatTensors(torch.empty_like(now.flat), now.layout)
         return self._scratch[place]
 
     def part(self, prefix: str, *without: str) -> State:
-        """The entries that begin with `prefix`, under the rest of their names, except `without`."""
+        """Return the entries whose keys start with `prefix`, without the prefix, except `without`."""
         found = State(
             {key.removeprefix(prefix): self[key] for key in self if key.startswith(prefix) and key not in without}
         )
@@ -45,7 +45,7 @@ class State(dict[str, FlatTensors]):
         return found
 
     def after(self, before: State) -> State:
-        """This state, committed after `before`, whose memory becomes room."""
+        """Commit this state after `before`, and reuse the memory of `before` as scratch."""
         self._scratch = {
             key: packed
             for key, packed in before.items()
@@ -55,7 +55,7 @@ class State(dict[str, FlatTensors]):
 
 
 class Moments(NamedTuple):
-    """An optimizer's settings, for compressors that apply its momentum in its place."""
+    """An optimizer's settings, for compressors that apply its momentum."""
 
     momentum: float = 0.0  # Adam's first beta
     nesterov: bool = False
@@ -68,49 +68,60 @@ NO_MOMENTS = Moments()
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationContext:
-    """Step, rank and settings of an aggregation. Random numbers are addressed by it; hyperparameters are the group's.
+    """Step, rank and settings of an aggregation. Random numbers are derived from it.
 
-    A rank that has run out of data may give an old momentum, so no state that all ranks have alike may follow from it.
+    A rank that has run out of data may pass an outdated momentum, so state that is equal on all ranks must not depend
+    on it.
+
+    Args:
+        step: number of the step, from 0.
+        seed: equal on all ranks.
+        rank: this worker's rank in the group.
+        world: size of the group.
+        momentum: the optimizer's current momentum (Adam's first beta), for compressors that apply it.
+        nesterov: whether that momentum is Nesterov's.
+        second_beta: Adam's second beta.
+        epsilon: Adam's epsilon.
     """
 
     step: int = 0
     seed: int = 0
     rank: int = 0
     world: int = 1
-    momentum: float = 0.0  # the optimizer's now (Adam's first beta), for compressors that apply it in its place
-    nesterov: bool = False  # likewise
-    second_beta: float = 0.0  # likewise, of Adam
-    epsilon: float = 1e-8  # likewise, of Adam
+    momentum: float = 0.0
+    nesterov: bool = False
+    second_beta: float = 0.0
+    epsilon: float = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationResult:
-    """What an aggregation returns; nothing is committed until the whole step is.
+    """The result of an aggregation; it is committed with the whole step.
 
-    LAW: mean over workers of own = mean + sum over workers of (owed' - owed).
+    LAW: mean over workers of `own` = mean + sum over workers of the change of `owed`.
     """
 
-    #: The result of the group, the same bits on every rank.
+    #: The result of the group, with the same bits on every rank.
     mean: Tensor
-    #: Computes the part of the mean that this worker contributed, in full size; called only where it is needed.
+    #: Computes this worker's contribution to the mean, in full size; called only if needed.
     own_contribution: Callable[[], Tensor]
-    #: Computes this worker's share of the rounding debt: what rounding after the exchange has not given back yet, in
-    #: units of the mean; the shares of all workers add up. None: no debt.
+    #: Computes this worker's share of the group's residual: rounding errors after the exchange, in units of the mean;
+    #: the shares of all workers add up. None: no residual.
     owes: Callable[[], Tensor] | None = None
     #: The state to commit.
     next_state: State = field(default_factory=State)
-    #: False where the mean holds a non-finite number, for instance because one left a format's range; the same on every
-    #: rank, and the step must then be skipped.
+    #: False if the mean has a non-finite value, for instance because of overflow; the same on every rank, and the step
+    #: must then be skipped.
     finite: bool = True
 
     @property
     def own(self) -> Tensor:
-        """This worker's contribution. Ask before the input, or the state it came from, is written again."""
+        """This worker's contribution. Read it before the input, or the state it was computed from, is modified."""
         return self.own_contribution()
 
     @property
     def owed(self) -> Tensor | None:
-        """This worker's share of the rounding debt; None: no debt. To be asked as early as `own`."""
+        """This worker's share of the group's residual; None without one. Read it as early as `own`."""
         return None if self.owes is None else self.owes()
 
 

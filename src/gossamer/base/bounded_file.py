@@ -10,9 +10,9 @@ MOST_BYTES = 2**26  # of a small file, such as a manifest, a report, an advice
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a file of at most `most` bytes.
+    """Return the content of a file of at most `most` bytes.
 
-    The limit holds for the bytes that are read: a device such as /dev/zero tells no size, and a file may grow.
+    The limit is checked while reading: a device such as /dev/zero has no size, and a file may grow.
 
     Raises:
         ValueError: the file has more bytes.

@@ -41,7 +41,7 @@ def coalesce(scripts: Sequence[Script]) -> CoalescedScript:
         }
         del answers
         for place in sorted(parts):
-            advance(place, parts.pop(place))  # whoever has read an answer is the last to hold it
+            advance(place, parts.pop(place))  # drops the last reference to an answer
     return results
 
 

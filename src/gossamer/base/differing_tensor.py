@@ -6,20 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def differing_tensor(told: Mapping[int, Mapping[str, str]]) -> dict[str, Any] | None:
-    """The first tensor, in the model's order, of which not all ranks have the same hash.
+def differing_tensor(hashes: Mapping[int, Mapping[str, str]]) -> dict[str, Any] | None:
+    """Return the first tensor, in the model's order, with different hashes on different ranks.
 
     Args:
-        told: by rank, a hash of each tensor by name.
+        hashes: by rank, a hash of each tensor by name.
 
     Returns:
-        Its name, each rank's hash and how many others differ; None where none does, or a rank told no hashes.
+        Its name, each rank's hash and the number of other differing tensors; None if no tensor differs, or a rank sent
+        no hashes.
     """
-    names = [name for name in next(iter(told.values())) if len({tensors.get(name) for tensors in told.values()}) > 1]
-    if not names or not all(told.values()):
+    names = [
+        name for name in next(iter(hashes.values())) if len({tensors.get(name) for tensors in hashes.values()}) > 1
+    ]
+    if not names or not all(hashes.values()):
         return None
     return {
         "name": names[0],
-        "hashes": {str(rank): tensors.get(names[0]) for rank, tensors in told.items()},
+        "hashes": {str(rank): tensors.get(names[0]) for rank, tensors in hashes.items()},
         "others": len(names) - 1,
     }

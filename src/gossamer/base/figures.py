@@ -14,8 +14,10 @@ TITLE_POINTS = 11
 
 
 def check_matplotlib(hint: str = "") -> None:
-    """Raise GossamerError, with the line to write, where matplotlib is not installed: before a run whose picture could
-    not be drawn after it. hint: what works without it, after "; "."""
+    """Raise GossamerError, with the line to write, if matplotlib is not installed.
+
+    Call it before a run with a picture at its end. hint: the part that works without matplotlib, after "; ".
+    """
     if find_spec("matplotlib") is None:
         raise GossamerError(f'A picture needs matplotlib{hint}. Write: pip install "gossamer[plot]"')
 

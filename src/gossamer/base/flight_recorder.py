@@ -1,7 +1,7 @@
-"""Flight recorder: the latest collective operations of this process, in a ring, and what it waits for now.
+"""Flight recorder: the latest collective operations of this process, in a ring buffer, and the one it waits for.
 
-Threads that communicate write, one reference at a time; whoever looks, from any thread, sees a moment of it. Nothing of
-it is sent, and no tensor is kept.
+Communicating threads write one reference at a time; readers in any thread see a consistent snapshot. Nothing is sent,
+and no tensor is kept.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ MOST_OPERATIONS = 200
 
 
 class RankedGroup(Protocol):
-    """A transport, as far as its operations are counted."""
+    """A transport with counted operations."""
 
     rank: int
     world: int
 
 
 class NotedOperation:
-    """One operation. Moments are seconds of time.perf_counter(); answered is 0 until it was.
+    """One operation. Times are seconds of time.perf_counter(); answered is 0 until the answer arrives.
 
-    group: this rank's in the group, and the group's size; number: among the group's operations, from 0, the same on
-    every rank; kinds: of operations in it (Operation.names), or what it is
-    called; bucket: its place in the step, from 1, 0: none.
+    group: this rank in the group, and the group's size; number: among the group's operations, from 0, the same on every
+    rank; kinds: names of the operations in it (Operation.names), or its name; bucket: its index in the step, from 1, or
+    0.
     """
 
     __slots__ = ("answered", "began", "bucket", "group", "kinds", "nbytes", "number", "step", "waits_for")
@@ -48,33 +48,36 @@ class NotedOperation:
     ) -> None:
         self.group, self.number, self.kinds, self.nbytes = group, number, kinds, nbytes
         self.step, self.bucket, self.began, self.answered = step, bucket, began, 0.0
-        self.waits_for: tuple[int, ...] = ()  # ranks of the group whose part is next, once it has taken long
+        self.waits_for: tuple[int, ...] = ()  # ranks of the group that it waits for, set after a long wait
 
     @property
     def name(self) -> str:
         return self.kinds if isinstance(self.kinds, str) else operation_text(code_of(set(self.kinds)))
 
 
-# In the place of an operation, where there is none; what is written to it nobody reads
+# Placeholder for no operation; writes to it have no effect
 NOTHING = NotedOperation((0, 1), -1, "nothing", 0.0, 0, 0, 0.0)
 
 
 class FlightRecorder:
-    """The operations of one process. `waiting` is the one whose answer a thread waits for, NOTHING while none does."""
+    """The operations of one process. `waiting` is the one that a thread waits for, or NOTHING."""
 
     def __init__(self, room: int = MOST_OPERATIONS) -> None:
         self._ring: deque[NotedOperation] = deque(maxlen=room)
         self._counts: dict[tuple[int, int], Iterator[int]] = {}
         self.waiting = NOTHING
-        self.begun = 0  # operations, ever
-        self.step = 0  # that the operations which begin now belong to
-        self.buckets = 0  # of a step; 0: not known
+        self.begun = 0  # number of operations
+        self.step = 0  # of the operations that begin now
+        self.buckets = 0  # per step; 0: unknown
         self.saving = False
 
     def begin(
         self, group: RankedGroup, kinds: Collection[str] | str, nbytes: float, began: float, bucket: int = 0
     ) -> NotedOperation:
-        """An operation begins. All ranks of a group begin the same ones in the same order, so counting is enough."""
+        """Record the start of an operation.
+
+        All ranks of a group begin the same ones in the same order, so counting is enough.
+        """
         key = group.rank, group.world
         told: int | None = getattr(group, "operation_number", None)
         if told is None:
@@ -87,7 +90,7 @@ class FlightRecorder:
 
     @contextmanager
     def call(self, group: RankedGroup, name: str) -> Iterator[None]:
-        """Within the block this thread is in a call of all ranks, which answers at once."""
+        """Record a call of all ranks, which is answered immediately, for the duration of the block."""
         noted = self.begin(group, name, 0.0, time.perf_counter())
         self.waiting = noted
         yield
@@ -95,7 +98,7 @@ class FlightRecorder:
 
     @contextmanager
     def save(self) -> Iterator[None]:
-        """Within the block a checkpoint is saved."""
+        """Record that a checkpoint is saved, for the duration of the block."""
         self.saving = True
         try:
             yield
@@ -107,11 +110,11 @@ class FlightRecorder:
         return self._ring[-1] if self._ring else NOTHING
 
     def operations(self) -> list[NotedOperation]:
-        """The latest, oldest first; those that begin meanwhile may be missing."""
+        """Return the latest operations, oldest first; those that begin in the meantime may be missing."""
         while True:
             try:
                 return list(self._ring)
-            except RuntimeError:  # one was begun meanwhile
+            except RuntimeError:  # another thread appended
                 continue
 
 
@@ -119,7 +122,7 @@ current = FlightRecorder()
 
 
 def _forget() -> None:
-    """A forked child has no part in its parent's operations."""
+    """Discard the parent's operations in a forked child."""
     global current
     current = FlightRecorder()
 

@@ -1,4 +1,4 @@
-"""Identity keys: cache entries for one object, whatever else it equals."""
+"""Identity keys: cache entries for one object, compared by identity instead of equality."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""JSON text: parses text from elsewhere, refuses nesting before it is parsed, and writes numbers that JSON has.
+"""JSON text: parses untrusted text with limited nesting, and writes standard JSON without NaN and infinity.
 
-The standard library's parser recurses until the interpreter's stack is at its end. By then it is too late for a clear
-error: whatever runs next fails as well, also a finalizer that has nothing to do with the text.
+The standard library's parser recurses until the interpreter's stack is exhausted. A clear error is then impossible: any
+code that runs next fails as well, including unrelated finalizers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 def read_json(text: str | bytes | bytearray) -> Any:
     """The value that `text` writes, UTF-8 where it is bytes.
 
-    Raises ValueError for what is no JSON, and for lists and objects more than `DEEPEST_LEVELS` within each other.
+    Raises ValueError for invalid JSON, and for lists and objects more than `DEEPEST_LEVELS` within each other.
     """
     if not isinstance(text, str):
         text = text.decode("utf-8")

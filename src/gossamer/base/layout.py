@@ -25,7 +25,9 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def dense_stride(tensor: Tensor) -> tuple[int, ...]:
-    """The tensor's own strides where they fill its memory without gaps (channels_last does), else contiguous ones."""
+    """Return the tensor's own strides if they fill its memory without gaps, as channels_last does, else contiguous
+    ones.
+    """
     at = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -37,7 +39,14 @@ def dense_stride(tensor: Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor's place in a flat buffer: `numel` elements from `offset`, seen with `shape` and `stride`."""
+    """The position of one tensor in a flat buffer: `numel` elements from `offset`, viewed with `shape` and `stride`.
+
+    Args:
+        name: of the parameter.
+        shape: of the tensor.
+        offset: of its first element in the buffer, in elements.
+        stride: of the tensor, in elements.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -63,13 +72,17 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """Slots that tile a buffer of `numel` elements, in order and without gaps."""
+    """The slots of a flat buffer of `numel` elements, in order and without gaps.
+
+    Args:
+        slots: one per tensor.
+    """
 
     slots: tuple[Slot, ...]
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor] | Mapping[str, Sequence[int]]) -> Layout:
-        """Lay tensors (or bare shapes) side by side in the order given."""
+        """Place tensors (or bare shapes) next to each other in the order given."""
         slots: list[Slot] = []
         offset = 0
         for name, item in tensors.items():
@@ -123,14 +136,19 @@ class Layout:
 
 @dataclass(frozen=True)
 class FlatTensors:
-    """A flat buffer (numel,) together with the layout that names its parts."""
+    """Tensors in a flat buffer, with the layout that names them.
+
+    Args:
+        flat: (numel,), the buffer.
+        layout: positions, names and shapes of the tensors.
+    """
 
     flat: Tensor
     layout: Layout
 
     @classmethod
     def pack(cls, tensors: Mapping[str, Tensor]) -> FlatTensors:
-        """Copy tensors of one dtype and device side by side."""
+        """Copy tensors of one dtype and device into one buffer, in order."""
         layout = Layout.of(tensors)
         example = next(iter(tensors.values()))
         packed = cls(torch.empty(layout.numel, dtype=example.dtype, device=example.device), layout)

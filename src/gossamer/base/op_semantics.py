@@ -27,7 +27,7 @@ def answer_all(ops: Sequence[CollectiveOp]) -> list[Any]:
     if len(set(kinds)) > 1:
         raise MismatchError(
             f"the ranks asked for different operations at once: {', '.join(kinds)}, by rank. Scripts in lock step must "
-            "ask for the same operations in the same order: nothing a rank alone knows may decide what it asks for."
+            "ask for the same operations in the same order: state that differs between ranks must not decide it."
         )
     match ops[0]:
         case AllReduceMean():

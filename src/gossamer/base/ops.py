@@ -1,7 +1,7 @@
-"""Collective operations: what an algorithm may ask of its group, and what each operation says about itself.
+"""Collective operations: the requests of an algorithm to its group, and their properties.
 
 An algorithm is a generator: it yields an operation ("the mean of this tensor over the group") and receives the answer.
-It never touches a network. Everything that runs algorithms (a process group, a simulation, a price list) only answers
+It does no communication. Every runner of algorithms (a process group, a simulation, a cost model) only answers
 operations.
 """
 
@@ -27,57 +27,57 @@ def payload_bytes(payload: Payload) -> int:
 
 
 class Operation(ABC):
-    """A collective operation, with all that pricing, recording, coalescing and encoding need to know of it."""
+    """A collective operation, with the properties for cost models, recording, coalescing and encoding."""
 
-    name: ClassVar[str]  # in what explain prints and records
+    name: ClassVar[str]  # in the output of explain and in records
 
     @abstractmethod
     def tensors(self) -> Payload:
-        """What this rank sends, in order."""
+        """Return the tensors that this rank sends, in order."""
 
     @abstractmethod
     def map(self, f: Callable[[Tensor], Any]) -> Self:
-        """The same operation over f of each tensor; it has no `out`."""
+        """Return the same operation on f of each tensor, without `out`."""
 
     @abstractmethod
     def bytes_sent(self, world: int, rank: int = 0) -> float:
-        """Payload bytes that one of `world` workers sends to have it answered; headers are not counted."""
+        """Return the payload bytes that one of `world` workers sends for it, without headers."""
 
     @abstractmethod
     def meta_answer(self, world: int, rank: int) -> Any:
-        """An answer of the right shapes: every rank is taken to send what this one sends."""
+        """Return an answer of the right shapes, assuming that every rank sends the same shapes."""
 
     @abstractmethod
     def answer_alone(self, receive: Callable[[Payload], Payload]) -> Any:
-        """The answer in a group of one, which receives `receive(payload)` for each payload that it sends."""
+        """Return the answer in a group of one, which receives `receive(payload)` for each payload that it sends."""
 
     @abstractmethod
     def coalescing_key(self) -> tuple[Hashable, ...]:
-        """Operations of equal keys can be joined."""
+        """Return a key; operations with equal keys can be joined."""
 
     @abstractmethod
     def join(self, ops: Sequence[Any]) -> tuple[CollectiveOp, Split]:
-        """One operation for all of `ops`, which begin with this one; and how its answer is split again."""
+        """Return one operation for all of `ops`, of which this is the first, and a function that splits its answer."""
 
     @property
     def label(self) -> str:
-        """What a price list calls it."""
+        """Its name in a list of costs."""
         return self.name
 
     def names(self) -> set[str]:
-        """Of all kinds of operations in it."""
+        """Return the names of all operations in it."""
         return {self.name}
 
     def concurrent(self) -> Iterator[CollectiveOp]:
-        """The operations that it consists of, none of which waits for another."""
+        """Return its concurrent operations."""
         yield self  # type: ignore[misc]
 
     def heard(self, world: int) -> Collection[int]:
-        """The ranks that its answer holds a part of: it is not there before they have begun."""
+        """Return the ranks with a part in its answer, which must have begun before it is complete."""
         return range(world)
 
     def within(self, ranks: tuple[int, ...]) -> CollectiveOp:
-        """The same operation within the sub-group `ranks` of a larger group."""
+        """Return the same operation within the sub-group `ranks` of a larger group."""
         return InGroup(ranks, self)  # type: ignore[arg-type]
 
 
@@ -85,15 +85,19 @@ class Operation(ABC):
 class AllReduceMean(Operation):
     """All-reduce: the elementwise mean of `tensor` over the group, in the tensor's shape and dtype.
 
-    Half-precision tensors travel as they are, are summed in float32 and rounded once (NCCL sums them its own way).
-    An answer that is not written over `tensor` may still be given to other ranks, so its reader does not write there
-    until an exchange later; and `tensor` is not written to before the answer is there.
+    Half-precision tensors are sent as they are, summed in float32 and rounded once (NCCL sums them its own way). An
+    answer that is not written over `tensor` may also be passed to other ranks, so its reader must not modify it before
+    the next exchange; `tensor` must not be modified before the answer arrives.
+
+    Args:
+        tensor: this rank's input, with the same shape and dtype on every rank.
+        out: receives the answer, if given; may be `tensor` itself.
     """
 
     name: ClassVar[str] = "Mean"
 
     tensor: Tensor
-    out: Tensor | None = None  # where the answer is written, if given; may be `tensor` itself
+    out: Tensor | None = None
 
     def tensors(self) -> Payload:
         return (self.tensor,)
@@ -102,7 +106,9 @@ class AllReduceMean(Operation):
         return replace(self, tensor=f(self.tensor), out=None)
 
     def bytes_sent(self, world: int, rank: int = 0) -> float:
-        """A reduce-scatter's and an all-gather's, on average over the workers: 2 (n-1)/n of the tensor's bytes."""
+        """Return the bytes of a reduce-scatter and an all-gather, averaged over the workers: 2 (n-1)/n of the tensor's
+        bytes.
+        """
         return 2 * (world - 1) * self.tensor.nbytes / world
 
     def meta_answer(self, world: int, rank: int) -> Tensor:
@@ -112,7 +118,7 @@ class AllReduceMean(Operation):
         due, (heard,) = self.tensor, receive((self.tensor,))
         if heard.shape != due.shape or heard.dtype != due.dtype:
             raise MalformedError(
-                f"{tuple(due.shape)} numbers of {due.dtype} were due, and {tuple(heard.shape)} of {heard.dtype} came"
+                f"expected {tuple(due.shape)} numbers of {due.dtype}, got {tuple(heard.shape)} of {heard.dtype}"
             )
         if self.out is None:
             return heard.clone()
@@ -134,7 +140,11 @@ class AllReduceMean(Operation):
 
 @dataclass(frozen=True)
 class AllGather(Operation):
-    """All-gather: each rank's `payload`, by rank. Shapes and dtypes are the same on every rank."""
+    """All-gather: each rank's `payload`, by rank.
+
+    Args:
+        payload: tensors, with the same shapes and dtypes on every rank.
+    """
 
     name: ClassVar[str] = "Gather"
 
@@ -164,9 +174,10 @@ class AllGather(Operation):
 
 @dataclass(frozen=True)
 class AllToAll(Operation):
-    """All-to-all: send `parts[j]` to rank j; the answer is what each rank addressed to this one, by rank.
+    """All-to-all: send `parts[j]` to rank j; the answer has the parts that each rank sent to this one, by rank.
 
-    What is addressed to rank j has the same shapes and dtypes on every sender.
+    Args:
+        parts: a payload for each rank. Those for rank j have the same shapes and dtypes on every sender.
     """
 
     name: ClassVar[str] = "Exchange"
@@ -200,15 +211,20 @@ class AllToAll(Operation):
 class NeighborAllGather(Operation):
     """Neighbor all-gather: send `payload` to the peers `told`, receive one from each peer in `edges`, in that order.
 
-    Send and receive lists must match: j is told by i exactly where j hears i. A rank may hear itself. Shapes and dtypes
-    are the same on every rank. The weights are the asker's own: a transport reads only the peers.
+    Send and receive lists must match: i sends to j exactly if j receives from i. A rank may receive from itself.
+
+    Args:
+        payload: tensors, with the same shapes and dtypes on every rank.
+        edges: (peer, weight) of the peers to receive from. The weights are for the caller; a transport uses the peers
+            only.
+        `tells`: the peers to send to; None: the same peers.
     """
 
     name: ClassVar[str] = "Mix"
 
     payload: Payload
-    edges: tuple[tuple[int, float], ...]  # ((peer, weight), ...) of the peers to receive from
-    tells: tuple[int, ...] | None = None  # the peers to send to; None: the same peers
+    edges: tuple[tuple[int, float], ...]
+    tells: tuple[int, ...] | None = None
 
     @property
     def hears(self) -> tuple[int, ...]:
@@ -216,7 +232,7 @@ class NeighborAllGather(Operation):
 
     @property
     def told(self) -> tuple[int, ...]:
-        """The peers that the payload goes to."""
+        """The peers that the payload is sent to."""
         return self.hears if self.tells is None else self.tells
 
     def heard(self, world: int) -> Collection[int]:
@@ -249,21 +265,25 @@ SimpleOp = AllReduceMean | AllGather | AllToAll | NeighborAllGather  # an operat
 
 @dataclass(frozen=True)
 class InGroup(Operation):
-    """Run `op` within a sub-group. Within it, ranks are places in `ranks`.
+    """Run `op` within a sub-group, in which ranks are indices into `ranks`.
 
-    Collective over the whole group: every rank asks for an InGroup at the same point, in sub-groups that do not
-    overlap, and each sub-group may ask for an operation of its own.
+    Collective over the whole group: every rank requests an InGroup at the same point, with disjoint sub-groups, and
+    each sub-group may request a different operation.
+
+    Args:
+        ranks: the sub-group, ascending, including this rank.
+        op: the operation of the sub-group.
     """
 
     name: ClassVar[str] = "Among"
 
-    ranks: tuple[int, ...]  # ascending, this one among them
+    ranks: tuple[int, ...]
     op: SimpleOp
 
     def group_of(self, rank: int, world: int) -> tuple[int, ...]:
-        """The sub-group of `rank`, if all sub-groups are alike: blocks of neighbors, or every k-th rank.
+        """Return the sub-group of `rank`, assuming regular sub-groups: blocks of adjacent ranks, or every k-th rank.
 
-        The rank alone, where there is no such group left for it.
+        The rank alone, if no such group is left for it.
         """
         if rank in self.ranks:
             return self.ranks
@@ -312,7 +332,11 @@ class InGroup(Operation):
 
 @dataclass(frozen=True)
 class Coalesced(Operation):
-    """Several operations at once, none of which waits for another; the answers come in the same order."""
+    """Several concurrent operations; the answers are in the same order.
+
+    Args:
+        ops: the operations, which must not depend on each other.
+    """
 
     name: ClassVar[str] = "Together"
 
@@ -383,7 +407,7 @@ def _join_payloads(ops: Sequence[AllGather] | Sequence[NeighborAllGather]) -> tu
 
 
 def _splitting(counts: Sequence[int]) -> Split:
-    """Splits payloads that several others were joined to, `counts` tensors each."""
+    """Return a function that splits joined payloads, `counts` tensors each."""
     ends = list(accumulate(counts))
 
     def split(heard: Sequence[Payload]) -> list[Any]:

@@ -1,7 +1,8 @@
-"""Peer operations: push, pull, await and reply, for peers that do not move in step.
+"""Peer operations: push, pull, await and reply, for peers that are not in lock step.
 
-A peer's script yields an operation and receives the answer, as an algorithm in lock step does. Its runner (sockets, a
-simulation in virtual time) delivers a message at least once and with identical bytes, so a receiver must be idempotent.
+A peer's script yields an operation and receives the answer, as an algorithm in lock step does. Its runner (sockets, or
+a simulation in virtual time) delivers a message at least once and with identical bytes, so receivers must be
+idempotent.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ WORKER, SERVER = "worker", "server"
 
 
 class Peer(NamedTuple):
-    """A worker that trains, or a server that holds parameters; numbered from 0 in each kind."""
+    """A worker that trains, or a server that holds parameters; each kind is numbered from 0."""
 
     kind: str
     number: int
@@ -26,7 +27,7 @@ class Peer(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """A contribution's identity. Steps of a worker ascend; what was taken once is never taken again."""
+    """The identity of a contribution. The steps of a worker ascend; a contribution is applied at most once."""
 
     worker: int
     step: int
@@ -35,25 +36,25 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """Hand a payload to a peer; answered by a Receipt."""
+    """Send a payload to a peer; answered by a Receipt."""
 
     to: Peer
     key: str
     stamp: Stamp
     payload: Payload = ()
-    about: str = ""  # what else the peer must know, as JSON
-    within_seconds: float | None = None  # raise PeerLost in the script without an answer by then; None keeps trying
+    about: str = ""  # further information for the peer, as JSON
+    within_seconds: float | None = None  # timeout of the answer, after which PeerLost is raised; None: no timeout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
-    """Ask for what a peer has under `key` beyond a version; answered by Pulled."""
+    """Request a peer's value of `key` newer than a version; answered by Pulled."""
 
     of: Peer
     key: str
     known: int = -1  # the version that this peer has
     at_least: int = 0  # answered once this clock is reached
-    within_seconds: float | None = None  # as in Push; waiting for the clock counts
+    within_seconds: float | None = None  # as in Push, including the wait for the clock
 
 
 Ask = Push | Pull
@@ -61,24 +62,24 @@ Ask = Push | Pull
 
 @dataclass(frozen=True)
 class AtOnce:
-    """Several operations at once, none of which waits for another; the answers come in the same order."""
+    """Several concurrent operations; the answers are in the same order."""
 
     ops: tuple[Ask, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Await:
-    """Wait until a message comes, or a peer comes or goes."""
+    """Wait until a message arrives, or a peer joins or leaves."""
 
-    until: float | None = None  # at most until the clock shows so many seconds; None waits for ever
+    until: float | None = None  # latest time of the clock, in seconds; None: no limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """A Push arrived, now or before."""
+    """Confirms that a Push arrived, now or before."""
 
-    version: int  # of what it was applied to, afterwards; -1 where it was too late to count
-    payload: Payload = ()  # what the peer gives in exchange
+    version: int  # of the value it was applied to, afterwards; -1 if it was too late to count
+    payload: Payload = ()  # the peer's payload in exchange
     about: str = ""
 
 
@@ -86,7 +87,7 @@ class Receipt:
 class Pulled:
     """The answer to a Pull."""
 
-    version: int  # to which it brings the asker
+    version: int  # of the payload
     payload: Payload = ()
     about: str = ""  # how to read the payload, as JSON
 
@@ -96,7 +97,10 @@ Answer = Receipt | Pulled
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """Answer the message that arrived under `token`. Answered at once, by None; an asker that left gets nothing."""
+    """Answer the message that arrived under `token`.
+
+    Answered immediately by None; a peer that has left receives nothing.
+    """
 
     token: int
     answer: Answer
@@ -104,14 +108,14 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerEvent:
-    """What Await is answered by."""
+    """Base of the answers of Await."""
 
     moment: float  # of the clock, in seconds; comparable to Await.until only
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived(PeerEvent):
-    """`sender` asks for `op` and waits for the Reply to `token`. Tokens are unique, also of repeated messages."""
+    """`sender` requests `op` and waits for the Reply to `token`. Tokens are unique, also of repeated messages."""
 
     token: int
     sender: Peer
@@ -127,7 +131,7 @@ class PeerJoined(PeerEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class PeerLeft(PeerEvent):
-    """A peer was silent for so long that it counts as gone."""
+    """A peer was silent for so long that it counts as lost."""
 
     peer: Peer
 

@@ -45,7 +45,7 @@ class ScriptRun:
     """One worker's script over a transport, operation by operation."""
 
     def __init__(self, script: Script, transport: Transport, bucket: int = 0) -> None:
-        """bucket: whose operations these are, by its place in the step from 1; 0: of none."""
+        """bucket: number of the bucket in the step that the operations belong to, from 1; 0: none."""
         self._script, self._transport, self._bucket = script, transport, bucket
         self._flight, self._noted = flight_recorder.current, flight_recorder.NOTHING
         self._said: CollectiveOp | None = None  # kept while it is under way: its tensors are the transport's
@@ -87,7 +87,7 @@ class ScriptRun:
     def _record(
         self, recorder: SpanRecorder, asked: float, heard: float, computed: float, op: CollectiveOp | None
     ) -> None:
-        """What this thread did since it asked for the last answer; `op` begins now."""
+        """Record the spans of this thread since it requested the last answer; `op` begins now."""
         if self._under_way is not None:
             recorder.add(SpanKind.WIRE, asked, heard)
             self._under_way.ended(recorder, heard)
@@ -104,7 +104,7 @@ class ScriptRun:
 
     @property
     def performed(self) -> ScriptCost:
-        """What it took so far, and its result once it has ended."""
+        """Its costs so far, and its result once it has ended."""
         return ScriptCost(
             result=self._result,
             encode_seconds=self._encode,

@@ -1,4 +1,4 @@
-"""The terms of a recipe: frozen hyperparameters that add up, and whose repr rebuilds them."""
+"""The terms of a recipe: frozen hyperparameters that can be added, with a repr that rebuilds them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Term:
 
 
 def ordered_fields(noun: type[Term]) -> tuple[Field[Any], ...]:
-    """A term's fields as they are written: what may come without its name, then what may not."""
+    """Return a term's fields in the order of its arguments: positional ones, then keyword-only ones."""
     return tuple(sorted(fields(noun), key=lambda item: item.kw_only is True))  # type: ignore[arg-type]
 
 

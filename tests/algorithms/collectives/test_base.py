@@ -64,7 +64,7 @@ def test_alone_there_is_nothing_to_do(collective):
 @pytest.mark.parametrize("collective", EVERY, ids=repr)
 def test_only_ranks_of_the_world_have_tables(collective):
     for rank in (-1, 4):
-        with pytest.raises(ValueError, match=f"ranks of a world of 4 are 0 to 3, and {rank} is none"):
+        with pytest.raises(ValueError, match=f"0 to 3 .* got {rank}"):
             collective.hops(rank, 4)
 
 

@@ -65,5 +65,5 @@ def test_every_node_sends_the_others_as_much(world, per_node):
 
 
 def test_nodes_have_ranks():
-    with pytest.raises(ValueError, match="per_node is a number of workers, 1 or more, not 0"):
+    with pytest.raises(ValueError, match="per_node must be a number of workers, 1 or more, got 0"):
         HierarchicalAllReduce(per_node=0)

@@ -60,7 +60,7 @@ def test_owners_are_the_ranks_of_their_pieces():
 
 
 def test_a_ring_visits_every_rank_once():
-    with pytest.raises(ValueError, match="visits every rank once"):
+    with pytest.raises(ValueError, match="each of the ranks 0 to n - 1 once"):
         RingAllReduce(order=(0, 1, 1))
-    with pytest.raises(ValueError, match="laid through 2 ranks and there are 3"):
+    with pytest.raises(ValueError, match="order has 2 ranks, and there are 3"):
         RingAllReduce(order=(1, 0)).hops(0, 3)

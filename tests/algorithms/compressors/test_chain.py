@@ -134,7 +134,7 @@ def test_parts_of_buckets_are_chained_too(inner: Codec) -> None:
 
 @pytest.mark.parametrize("first", [Int8(), RandomK(density=0.1), Threshold(value=1.0), Dense()], ids=repr)
 def test_the_first_must_choose(first: Compressor) -> None:
-    with pytest.raises(ValueError, match=r"does not choose .* Write Chain\(TopK\(density=0.01\), Int8\(\)\)"):
+    with pytest.raises(ValueError, match=r"select a fixed number .* Write Chain\(TopK\(density=0.01\), Int8\(\)\)"):
         Chain(first, Int8())  # type: ignore[arg-type]
 
 
@@ -142,7 +142,7 @@ def test_the_first_must_choose(first: Compressor) -> None:
     "then", [Dense(), RandomK(density=0.1), TernGrad(), Feedback(Int8()), Sharded(Int8())], ids=repr
 )
 def test_the_second_must_be_a_codec(then: Compressor) -> None:
-    with pytest.raises(ValueError, match="more than an encoder and a decoder"):
+    with pytest.raises(ValueError, match="an encoder and a decoder"):
         Chain(TopK(density=0.1), then)  # type: ignore[arg-type]
 
 

@@ -50,10 +50,10 @@ def test_a_recipe_feeds_back_and_shards_the_inner_compressor() -> None:
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        ({"variance": "frosty"}, "'frozen', 'rows', 'momentum', 'agreed', not 'frosty'"),
+        ({"variance": "frosty"}, "'frozen', 'rows', 'momentum', 'agreed', got 'frosty'"),
         ({"variance": "frozen"}, r'CompressedAdam\(variance="frozen", warmup=1000\), or variance="momentum"'),
         ({"variance": "rows"}, r'CompressedAdam\(variance="rows", warmup=1000\)'),
-        ({"warmup": -1}, "warmup counts steps"),
+        ({"warmup": -1}, "warmup must be a number of steps"),
         ({"clip": -1.0}, r"CompressedAdam\(clip=1.0\)"),
     ],
 )

@@ -285,10 +285,10 @@ def test_half_precision_gradients_are_remembered_in_single(density: float) -> No
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        ({"density": 0.0}, "density is the fraction"),
-        ({"density": 1.5}, "density is the fraction"),
-        ({"warmup": -1}, "warmup counts steps"),
-        ({"clip": 0.0}, r"clip is the largest norm of a tensor\'s mean gradient.* Write DGC\(clip=1.0\)"),
+        ({"density": 0.0}, "density must be the fraction"),
+        ({"density": 1.5}, "density must be the fraction"),
+        ({"warmup": -1}, "warmup must be a number of steps"),
+        ({"clip": 0.0}, r"clip must be the largest norm of a tensor\'s mean gradient.* Write DGC\(clip=1.0\)"),
     ],
 )
 def test_refusals(arguments: dict[str, float], wrong: str) -> None:

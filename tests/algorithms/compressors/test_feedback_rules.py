@@ -364,11 +364,11 @@ def test_nothing_is_shown_that_was_not_written() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rule": "ef22"}, r'not \'ef22\'. Write Feedback\(TopK\(density=0.1\), rule="ef21"\)'),
-        ({"rule": "ef21", "momentum": 0.0}, r"in \(0, 1\], not 0.0.*momentum=0.1"),
-        ({"rule": "ef21", "momentum": 1.5}, r"in \(0, 1\], not 1.5"),
+        ({"rule": "ef22"}, r'got \'ef22\'. Write Feedback\(TopK\(density=0.1\), rule="ef21"\)'),
+        ({"rule": "ef21", "momentum": 0.0}, r"in \(0, 1\], got 0.0.*momentum=0.1"),
+        ({"rule": "ef21", "momentum": 1.5}, r"in \(0, 1\], got 1.5"),
         ({"inner": Route(TopK(density=0.1), rest=Dense(dtype="bfloat16")), "rule": "ef21"}, r"'bfloat16'.*Int8\(\)"),
-        ({"momentum": 0.1}, r'would change nothing. Write Feedback\(TopK\(density=0.1\), rule="ef21", momentum=0.1\)'),
+        ({"momentum": 0.1}, r'no effect.* Write Feedback\(TopK\(density=0.1\), rule="ef21", momentum=0.1\)'),
     ],
 )
 def test_arguments_that_mean_nothing(arguments: dict[str, Any], message: str) -> None:

@@ -26,14 +26,15 @@ def test_nodes_must_be_full() -> None:
     like = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
     for world in (2, 6, 9):
         with pytest.raises(
-            RecipeError, match=rf"{world} workers do not make nodes of 4.*per_node={ {2: 2, 6: 3, 9: 3}[world] }\."
+            RecipeError,
+            match=rf"{world} workers cannot be divided into nodes of 4.*per_node={ {2: 2, 6: 3, 9: 3}[world] }\.",
         ):
             Hierarchical(FED_BACK, per_node=4).init(like, AggregationContext(world=world))
 
 
 def test_debts_that_move_with_the_workers_are_refused() -> None:
     like = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
-    with pytest.raises(RecipeError, match="without the division"):
+    with pytest.raises(RecipeError, match="without the sharding"):
         Hierarchical(Feedback(Sharded(Int8())), per_node=2).init(like, AggregationContext(world=8))
     assert "Sharded" not in repr(resolve("Hierarchical(Int8(block=16), per_node=2)", 64))
 

@@ -90,7 +90,7 @@ def test_codes_that_nobody_wrote_are_refused_before_anything_is_written(spoil) -
     parts, at = MaskParts.of(400, 4, 0.05), partial(AggregationContext, step=9, world=4)
     codes = [parts.chosen(torch.randn(400, generator=rng.generator("codes")), at(rank=rank)) for rank in range(4)]
     mask = masked(400, [1, 2])
-    with pytest.raises(MalformedError, match="rank 2 sent in step 9"):
+    with pytest.raises(MalformedError, match="rank 2 in step 9"):
         parts.mark([(codes[0],), (codes[1],), spoil(codes[2]), (codes[3],)], mask, at(rank=0))
     assert mask.nonzero().view(-1).tolist() == [1, 2]
 
@@ -100,5 +100,5 @@ def test_a_place_beyond_the_part_is_refused() -> None:
     parts = MaskParts.of(10, 4, 0.1)
     assert [parts.bounds(rank, 0)[1] - parts.bounds(rank, 0)[0] for rank in range(4)] == [2, 3, 2, 3]
     codes = [(encode_places(torch.tensor([2], dtype=torch.int32), 3),)] * 4
-    with pytest.raises(MalformedError, match=r"rank 0 .*beyond the 2 of this rank's part"):
+    with pytest.raises(MalformedError, match=r"rank 0 .*beyond the 2 entries of this rank's part"):
         parts.mark(codes, masked(10, []), AggregationContext(world=4))

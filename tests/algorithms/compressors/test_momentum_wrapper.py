@@ -28,7 +28,7 @@ class UnderAdam(Group):
 
 
 def check_nothing_stands_around_it(term: str) -> None:
-    with pytest.raises(RecipeError, match="around it would come in between"):
+    with pytest.raises(RecipeError, match="may be around it"):
         resolve(f"Hierarchical({term}, per_node=2)", 4)
     assert "Route(" in repr(resolve(term))
 

@@ -87,7 +87,7 @@ def test_a_recipe_feeds_back_and_shards_the_inner_compressor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wrong"), [({"warmup": 0}, "warmup counts the steps"), ({"clip": -1.0}, r"OneBitAdam\(clip=1.0\)")]
+    ("arguments", "wrong"), [({"warmup": 0}, "warmup must be the steps"), ({"clip": -1.0}, r"OneBitAdam\(clip=1.0\)")]
 )
 def test_refusals(arguments: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):

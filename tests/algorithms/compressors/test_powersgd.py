@@ -139,5 +139,5 @@ def test_rank_and_shapes() -> None:
     assert PowerSGD(rank=2).suits((10, 10))
     assert not PowerSGD(rank=5).suits((10, 10))
     assert not PowerSGD().suits((1000,))
-    with pytest.raises(ValueError, match="rank counts the columns"):
+    with pytest.raises(ValueError, match="rank must be the number of columns"):
         PowerSGD(rank=0)

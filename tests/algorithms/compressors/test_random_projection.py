@@ -204,7 +204,7 @@ def test_rank_and_shapes() -> None:
     assert not own.suits((3, 500))
     assert not own.suits((500,))
     assert list(own.coefficient_counts(LAYOUT)) == [120, 9, 90, 108, 9]
-    with pytest.raises(ValueError, match=r"rank counts the columns.*RandomProjection\(rank=4\)"):
+    with pytest.raises(ValueError, match=r"rank must be the number of columns.*RandomProjection\(rank=4\)"):
         RandomProjection(rank=0)
 
 

@@ -274,7 +274,7 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("inner", [Int8(), Dense(), RandomK(density=0.1), Sharded(Int8())], ids=repr)
 def test_the_inner_must_choose(inner: Compressor) -> None:
-    with pytest.raises(ValueError, match=r"does not choose .* Write SparseSum\(TopK\(density=0.01\)\)"):
+    with pytest.raises(ValueError, match=r"selects a fixed number .* Write SparseSum\(TopK\(density=0.01\)\)"):
         SparseSum(inner)  # type: ignore[arg-type]
 
 

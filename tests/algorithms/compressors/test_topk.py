@@ -54,7 +54,7 @@ def test_at_least_one_entry_of_each_tensor_travels(density: float, numel: int, c
 @pytest.mark.parametrize("noun", [TopK, RandomK])
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.01, math.nan])
 def test_densities_that_are_none(noun: type[TopK] | type[RandomK], density: float) -> None:
-    with pytest.raises(ValueError, match=rf"not {density}. Write {noun.__name__}\(density=0.01\)"):
+    with pytest.raises(ValueError, match=rf"got {density}. Write {noun.__name__}\(density=0.01\)"):
         noun(density=density)
 
 

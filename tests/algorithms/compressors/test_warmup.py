@@ -108,7 +108,7 @@ def test_it_asks_for_what_the_inner_compressor_asks_for() -> None:
 
 
 def test_steps_that_are_none() -> None:
-    with pytest.raises(ValueError, match=r"not -1. Write Warmup\("):
+    with pytest.raises(ValueError, match=r"got -1. Write Warmup\("):
         Warmup(TopK(density=0.1), steps=-1)
 
 

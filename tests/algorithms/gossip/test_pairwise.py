@@ -152,7 +152,7 @@ LOSSY = [
 
 @pytest.mark.parametrize("compressor", LOSSY, ids=repr)
 def test_letters_that_lose_parameters_are_refused(compressor: Compressor) -> None:
-    with pytest.raises(RecipeError, match=r"Write Gossip\(\) with it, .* or Gossip\('pairwise'\)"):
+    with pytest.raises(RecipeError, match=r"Write Gossip\(\) with this compressor, .* or Gossip\('pairwise'\)"):
         partner(0, torch.zeros(8), compressor=compressor)
 
 

@@ -228,5 +228,5 @@ def test_only_push_sum_goes_with_such_a_graph() -> None:
     PushSum().check(Lopsided(), 5, 0)
     Averaging().check(Exponential(one_peer=True), 6, 0)
     for rule in (Averaging(), Choco(Dense(), 1.0)):
-        with pytest.raises(AttachError, match=r'hears more or less.*Write Gossip\("push-sum"\) \+ Lopsided\(\)'):
+        with pytest.raises(AttachError, match=r'do not sum to 1.*Write Gossip\("push-sum"\) \+ Lopsided\(\)'):
             rule.check(Lopsided(), 5, 0)

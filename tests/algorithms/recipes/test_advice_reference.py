@@ -48,7 +48,7 @@ def test_what_is_no_advice_is_refused(tmp_path: Path, content: object) -> None:
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(RecipeError, match=r"there is no file nowhere\.json"):
+    with pytest.raises(RecipeError, match=r"nowhere\.json does not exist"):
         read_recipe("@nowhere.json")
 
 

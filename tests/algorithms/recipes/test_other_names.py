@@ -95,7 +95,7 @@ def test_names_of_the_field_are_known(name: str):
             "q-FedAvg",
             [
                 "has no equivalent",
-                "nothing weighs devices by their loss",
+                "not weighted by their loss",
                 "The nearest recipe is FedAvg(fraction=0.1).",
             ],
         ),

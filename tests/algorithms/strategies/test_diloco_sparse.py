@@ -58,7 +58,7 @@ def test_outer_momentum_and_little_of_a_difference_are_told(compressor: str) -> 
     for world in (None, 2, 64):
         told = caution(f"DiLoCo(8) + {compressor}", world)
         assert told is not None
-        assert "write DiLoCo(period=8, outer_learning_rate=1.0, outer_momentum=0.0), without" in told
+        assert "write DiLoCo(period=8, outer_learning_rate=1.0, outer_momentum=0.0), as in" in told
         for momentum in (0.0, 0.5):
             assert caution(f"DiLoCo(8, outer_momentum={momentum}) + {compressor}", world) is None
 

@@ -47,15 +47,15 @@ def test_the_table() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((256, 7, 2), r"not made of whole batches of 7 samples.*global_batch=259"),
-        ((4, 8, 1), r"not made of whole batches.*global_batch=8"),
-        ((0, 8, 1), r"not made of whole batches"),
-        ((256, 0, 1), r"batch is a number of samples"),
+        ((256, 7, 2), r"not a multiple of batch=7 samples.*global_batch=259"),
+        ((4, 8, 1), r"not a multiple of batch.*global_batch=8"),
+        ((0, 8, 1), r"not a multiple of batch"),
+        ((256, 0, 1), r"batch must be a number of samples"),
         (
             (32, 8, 5),
             r"4 batches of 8 samples, too few for 5 workers.*batch=4.*global_batch=40.*at most 4 workers",
         ),
-        ((32, 8, 0), r"world=0 is 1 or more"),
+        ((32, 8, 0), r"1 or more.*world=0"),
     ],
 )
 def test_what_cannot_be_dealt_out_is_refused(arguments: tuple[int, int, int], message: str) -> None:

@@ -230,7 +230,7 @@ def test_one_site_for_all_is_synchronous() -> None:
 
 
 def test_sites_that_do_not_divide_the_workers_are_refused() -> None:
-    with pytest.raises(AttachError, match=r"3 workers do not make sites of 2 each.*multiple of 2"):
+    with pytest.raises(AttachError, match=r"3 workers cannot be divided into sites of 2.*multiple of 2"):
         run(LocalSGD(4, per_site=2), 1, world=3)
 
 

@@ -252,10 +252,10 @@ def agree_on(said: list[str]) -> str:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"first_moment_period": 6}, "multiple of period=4, not 6: write first_moment_period=8"),
-        ({"second_moment_period": 2}, "multiple of period=4, not 2: write second_moment_period=4"),
-        ({"first_moment_period": 0}, "multiple of period=4, not 0: write first_moment_period=4"),
-        ({"first_moment_period": 4, "optimizer_state": "reset"}, "leave out one of them"),
+        ({"first_moment_period": 6}, "got 6. Write first_moment_period=8"),
+        ({"second_moment_period": 2}, "got 2. Write second_moment_period=4"),
+        ({"first_moment_period": 0}, "got 0. Write first_moment_period=4"),
+        ({"first_moment_period": 4, "optimizer_state": "reset"}, "Omit one of them"),
         ({"optimizer_state": "mean"}, '"average" or "reset", got \'mean\''),
     ],
 )

@@ -153,7 +153,9 @@ def test_noloco_rejects(options: dict[str, float], why: str) -> None:
 
 
 def test_a_compressor_is_refused_with_a_line_to_write() -> None:
-    with pytest.raises(RecipeError, match=r"Write NoLoCo\(period=4\) \+ RandomPeers\(\) alone, or DiLoCo\(period=4\)"):
+    with pytest.raises(
+        RecipeError, match=r"Write NoLoCo\(period=4\) \+ RandomPeers\(\) without a compressor, or DiLoCo\(period=4\)"
+    ):
         resolve("NoLoCo(4) + RandomPeers() + Int8()")
 
 

@@ -47,7 +47,7 @@ def test_silent_is_estimated_to_send_nothing() -> None:
 
 @pytest.mark.parametrize("text", ["Silent() + Int8()", "Silent() + Ring()"])
 def test_silent_refuses_terms_that_would_have_no_effect(text: str) -> None:
-    with pytest.raises(RecipeError, match=r"Write Silent\(\) alone"):
+    with pytest.raises(RecipeError, match=r"Write Silent\(\) without"):
         resolve(text)
 
 

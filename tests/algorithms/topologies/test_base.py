@@ -233,7 +233,7 @@ def test_it_runs_in_lock_step_or_is_refused(topology):
     if name in {*COLLECTIVES, "Complete"}:
         assert resolve(f"LocalSGD(period=4) + {topology!r}").topology == topology
         return
-    with pytest.raises(RecipeError, match=r"no such collective. Write Gossip\(\) \+ .* or leave it out"):
+    with pytest.raises(RecipeError, match=r"no collective. Write Gossip\(\) \+ .* or omit"):
         resolve(repr(topology))
 
 

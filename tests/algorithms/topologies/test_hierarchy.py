@@ -47,7 +47,7 @@ def test_the_second_eigenvalue_is_known(per_node, nodes):
 
 @pytest.mark.parametrize("per_node", [0, -1])
 def test_a_node_has_somebody_in_it(per_node):
-    with pytest.raises(ValueError, match="per_node is a number of workers, 1 or more"):
+    with pytest.raises(ValueError, match="per_node must be a number of workers, 1 or more"):
         Hierarchy(per_node=per_node)
 
 
@@ -91,13 +91,13 @@ def test_what_a_topology_compresses_between_nodes_becomes_the_compressor(text, r
         ),
         (f"Gossip() + {TOP_K}", r"CHOCO.*Write Gossip\(\) \+ TopK\(density=0.01\) \+ Hierarchy\(per_node=2\)\."),
         (f'Gossip("pairwise") + {TOP_K}', "CHOCO"),
-        ("Gossip() + Hierarchical(Int8())", r"from one to another. Write Int8\(\) in its place"),
-        ("ParameterServer() + Hierarchical(Int8())", r"from one to another. Write Int8\(\) in its place"),
-        ("ParameterServer(push=Route(Hierarchical(Int8())))", r"Write Int8\(\) in its place"),
-        (f"ParameterServer() + {TOP_K}", "workers talk to servers only"),
-        ("Hierarchy(2, between=Ring())", r"between is a compressor.*Write Hierarchy\(per_node=2, between=TopK"),
-        ("Hierarchy(2, between=DGC(0.01))", "Hierarchical around it would come in between"),
-        ("Hierarchy(2, between=0.5)", "between of Hierarchy is"),
+        ("Gossip() + Hierarchical(Int8())", r"single sender and receiver. Write Int8\(\) instead"),
+        ("ParameterServer() + Hierarchical(Int8())", r"single sender and receiver. Write Int8\(\) instead"),
+        ("ParameterServer(push=Route(Hierarchical(Int8())))", r"Write Int8\(\) instead"),
+        (f"ParameterServer() + {TOP_K}", "workers exchange messages with servers only"),
+        ("Hierarchy(2, between=Ring())", r"between must be a compressor.*Write Hierarchy\(per_node=2, between=TopK"),
+        ("Hierarchy(2, between=DGC(0.01))", "Hierarchical, may be around it"),
+        ("Hierarchy(2, between=0.5)", "between of Hierarchy must be"),
         ("Feedback(Hierarchical(Feedback(TopK(0.1))))", "Feedback inside Feedback"),
     ],
 )

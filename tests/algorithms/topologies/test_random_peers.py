@@ -101,5 +101,5 @@ def test_more_draws_decay_as_foretold_from_other_rounds(world):
 
 
 def test_somebody_is_talked_to():
-    with pytest.raises(ValueError, match="count is a number of workers to talk to, 1 or more, not 0"):
+    with pytest.raises(ValueError, match="count must be a number of partners per round, 1 or more, got 0"):
         RandomPeers(count=0)

@@ -83,7 +83,7 @@ def test_a_disk_that_stalls_stops_no_thread_and_ends_the_trace(
     assert not recording.recording
     recording.close()
     goes_on.set()
-    assert [record.getMessage().count("takes less than is recorded") for record in caplog.records] == [1]
+    assert [record.getMessage().count("faster than the disk") for record in caplog.records] == [1]
 
 
 def test_only_the_steps_that_were_asked_for_are_recorded(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_all_are_priced_in_order_and_what_is_out_stays_out(pricer):
 
 def test_what_cannot_be_priced_is_out_with_the_reason(pricer):
     (found,) = foretell(few(["LocalSGD(period=4, per_site=3)"]), BASE, NETWORK, WORKERS, pricer=pricer)
-    assert "could not be priced: 4 workers do not make sites of 3" in (found.excluded or "")
+    assert "could not be priced: 4 workers cannot be divided into sites of 3" in (found.excluded or "")
 
 
 SOME = [

@@ -171,7 +171,7 @@ def test_optimizers_without_a_second_moment_are_refused(rule: Callable[[nn.Modul
     ("options", "why"),
     [
         ({"second_moment": "mean"}, '"own", "agreed" or "amsgrad", got \'mean\''),
-        ({"second_moment": "agreed", "optimizer_state": "reset"}, 'optimizer_state="reset" drops. Leave out one'),
+        ({"second_moment": "agreed", "optimizer_state": "reset"}, 'optimizer_state="reset" drops. Omit one'),
     ],
 )
 @pytest.mark.parametrize("strategy", [LocalSGD, DiLoCo])
@@ -181,5 +181,5 @@ def test_a_second_moment_that_does_not_fit_is_refused(strategy: type, options: d
 
 
 def test_mixing_rejects_an_agreed_second_moment() -> None:
-    with pytest.raises(ValueError, match=r"mix=0.5 keeps a share.*Leave out mix"):
+    with pytest.raises(ValueError, match=r"mix=0.5 keeps a part.*Omit mix"):
         DiLoCo(4, mix=0.5, second_moment="agreed")

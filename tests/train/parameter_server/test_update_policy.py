@@ -97,7 +97,7 @@ def test_a_message_of_another_shape_is_refused() -> None:
     assert [tensor.shape for tensor in flat] != [tensor.shape for tensor in push.payload]
     answers = server.say(0, replace(push, payload=flat))
     assert refused(answers)
-    with pytest.raises(MalformedError, match="rank 0 sent in step 0 cannot be decoded"):
+    with pytest.raises(MalformedError, match="rank 0 in step 0 cannot be decoded"):
         check(answers, MalformedError)
     check_goes_on(server)
 

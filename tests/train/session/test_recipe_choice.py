@@ -93,5 +93,5 @@ def test_the_recipe_of_an_advice_is_attached(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("GOSSAMER_RECIPE", f"@{tmp_path}/advice.json")
     assert chosen_recipe(None, alone) == "Int8()"
     monkeypatch.setenv("GOSSAMER_RECIPE", "@nowhere.json")
-    with pytest.raises(RecipeError, match="there is no file"):
+    with pytest.raises(RecipeError, match="does not exist"):
         chosen_recipe(None, alone)

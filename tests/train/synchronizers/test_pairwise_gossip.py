@@ -285,7 +285,7 @@ def test_what_one_worker_saved_many_go_on_from(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("recipe", "options", "failure", "message"),
     [
-        (RECIPE + " + TopK(density=0.1)", {}, RecipeError, "never agree"),
+        (RECIPE + " + TopK(density=0.1)", {}, RecipeError, "never reach consensus"),
         (RECIPE, {"scaler": torch.amp.GradScaler("cpu")}, AttachError, "GradScaler"),
     ],
 )

@@ -43,7 +43,7 @@ def test_what_cannot_be_served_is_refused() -> None:
     cluster(clips, 2)
     with pytest.raises(RecipeError, match="push"):
         resolve("ParameterServer(push=TopK(0.1)) + Int8()")
-    with pytest.raises(RecipeError, match="Leave it out"):
+    with pytest.raises(RecipeError, match="Omit it"):
         resolve("ParameterServer() + Ring()")
 
 

@@ -161,6 +161,6 @@ def test_the_forecast_knows_sites(compressor):
 
 def test_sites_must_fit_the_world():
     recipe, attached, _ = heard_of("LocalSGD(3, per_site=2)", 1, world=4)
-    with pytest.raises(AttachError, match="do not make sites of 2"):
+    with pytest.raises(AttachError, match="cannot be divided into sites of 2"):
         estimate_traffic(recipe, attached, workers=3)
     assert estimate_traffic(recipe, attached, workers=1).bytes_sent == 0

@@ -1,10 +1,10 @@
-"""All-reduce and broadcast algorithms as tables of hops: which rank sends which pieces to which, in which order.
+"""All-reduce and broadcast algorithms as tables of hops: the pieces that each rank sends, to which rank, in order.
 
-base              Collective, Hop and Does: what a table says
+base              Collective, Hop and Does: the format of a table
 ring              RingAllReduce
 halving_doubling  HalvingDoubling: recursive halving, then doubling
 tree              TreeAllReduce
-direct            DirectAllReduce: each piece straight to its owner and back
+direct            DirectAllReduce: each piece directly to its owner and back
 hierarchical      HierarchicalAllReduce: within nodes, between them, within them
 broadcast         Broadcast: scatter, then all-gather
 """

@@ -11,10 +11,10 @@ from gossamer.algorithms.collectives.base import Collective, Does, Hop
 
 @dataclass(frozen=True, kw_only=True)
 class Broadcast(Collective):
-    """No sum: all ranks end with what `source` had. Each of the others gets a part, and passes it on to the rest.
+    """Broadcast by scatter and all-gather: each other rank receives a part from `source` and passes it to the rest.
 
-    n - 1 pieces; round 0: the source sends piece p to the p-th of the others after it; round 1: that one sends it to
-                  the rest of them
+    n - 1 pieces; round 0: the source sends piece p to the p-th of the other ranks after it; round 1: that rank sends it
+                  to the rest
     bytes:    N from the source, N (n-2)/(n-1) from each other rank; so it takes little longer than one copy on the
               source's line, where a tree of whole copies takes log2 n of them
     messages: n - 1 from the source, n - 2 from each other rank, in 2 rounds

@@ -1,4 +1,4 @@
-"""Direct all-reduce: every piece straight to its owner, and its sum straight to all ranks."""
+"""Direct all-reduce: every piece directly to its owner, and its sum directly to all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gossamer.algorithms.collectives.base import Collective, Does, Hop, others
 
 @dataclass(frozen=True, kw_only=True)
 class DirectAllReduce(Collective):
-    """Piece j goes from all ranks to rank j, which adds them up; then its sum goes from there to all ranks.
+    """All ranks send piece j to rank j, which sums it and sends the sum to all ranks.
 
     n pieces; round 0: rank i sends piece j to each j; round 1: rank j sends piece j to all
     bytes:    2 N (n-1)/n a rank, over n - 1 links each way

@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: pairs share the work, then pairs of pairs, and then back."""
+"""Recursive halving and doubling: a reduce-scatter and an all-gather among ranks at power-of-two distances."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from gossamer.algorithms.collectives.base import Collective, Does, Hop
 
 @dataclass(frozen=True, kw_only=True)
 class HalvingDoubling(Collective):
-    """Swap halves with the neighbor, quarters with the one at distance 2, and so on; then all of it backwards.
+    """Exchange halves with the rank at distance 1, quarters with the one at distance 2, and so on; then in reverse.
 
-    m pieces, m the largest power of two up to n. Of the first 2 (n - m) ranks every odd one stands aside: the one
-    before it adds all that it has, and gives it the sum in the end. The m others, counted anew from 0, talk at distance
+    m pieces, m the largest power of two up to n. Of the first 2 (n - m) ranks every odd one is idle: it sends its
+    tensor to
+    the rank before it, and receives the sum in the end. The m others, renumbered from 0, exchange at distance
     1, 2, ..., m/2 while they add, at m/2, ..., 2, 1 while they keep; the lower of two keeps the lower half.
-    bytes:    2 N (m-1)/m a rank, N more with one to stand in for; N standing aside
-    messages: 2 log2 m a rank (2 more, 1), in as many rounds (2 more where n is no power of two)
+    bytes:    2 N (m-1)/m a rank, N more for one with an idle partner; N for an idle rank
+    messages: 2 log2 m a rank (2 more, 1), in as many rounds (2 more if n is not a power of two)
     source:   Rabenseifner 2004, ICCS; Thakur, Rabenseifner & Gropp 2005, IJHPCA
 
-    The most travels between neighbors, the least between those far from each other.
+    Adjacent ranks exchange the most bytes, distant ranks the fewest.
     """
 
     name: ClassVar[str] = "halving"
@@ -44,7 +45,7 @@ class HalvingDoubling(Collective):
 
 
 def _swaps(member: int, members: int, surplus: int) -> Iterator[Hop]:
-    """One of `members`, a power of two: halves shrink until it owns one piece, and grow again."""
+    """Return the hops of one of `members`, a power of two: its range is halved down to one piece, then doubled."""
     start = 1 if surplus else 0
     first, stop, way = 0, members, []
     for power in range(members.bit_length() - 1):

@@ -1,4 +1,4 @@
-"""Hierarchical all-reduce: add up inside every node, then between the nodes, then share inside the node."""
+"""Hierarchical all-reduce: sum within every node, then between the nodes, then share within the node."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class HierarchicalAllReduce(Collective):
-    """Each rank holds a part of its node's sum; those that hold the same part add up between the nodes, directly.
+    """Each rank sums a part of its node's tensors; ranks with the same part sum it between the nodes, directly.
 
     m nodes of s ranks: s parts of m pieces each. Round 0: part p to the rank of the node that holds it; round 1: its
     piece k to the holder in node k, its owner; round 2: back to the holders; round 3: part p to all of the node
     bytes:    2 N (s-1)/s inside its node and 2 N (m-1)/(m s) between nodes a rank; so 2 N (m-1)/m a node
-    messages: 2 (s-1) inside and 2 (m-1) between nodes a rank, in 4 rounds; without 1 and 2 where there is one node
-    source:   Jia et al. 2018, arXiv:1807.11205 (of the levels; theirs talk in rings)
+    messages: 2 (s-1) inside and 2 (m-1) between nodes a rank, in 4 rounds; without 1 and 2 for a single node
+    source:   Jia et al. 2018, arXiv:1807.11205 (of the levels; theirs use rings)
 
-    per_node: in ranks, consecutive ones. The last node may have fewer, q: place i of it then holds the parts i,
-    i + q, i + 2 q, ..., for each of which a full node has a holder.
+    per_node: number of consecutive ranks per node. The last node may have fewer, q: its place i then holds the parts i,
+    i + q, i + 2 q, ..., each of which has a holder in a full node.
     """
 
     name: ClassVar[str] = "hierarchical"
     per_node: int
 
     def __post_init__(self) -> None:
-        require(self.per_node >= 1, f"per_node is a number of workers, 1 or more, not {self.per_node}")
+        require(self.per_node >= 1, f"per_node must be a number of workers, 1 or more, got {self.per_node}")
 
     def pieces(self, world: int) -> int:
         nodes = self._nodes(world)
         return nodes.parts * nodes.count
 
     def unlike(self, world: int) -> Sequence[int]:
-        """The first of a full node, and of the last one, whose ranks hold more parts where they are fewer."""
+        """Return the first rank of a full node and of the last one, which holds more parts if that node is smaller."""
         nodes = self._nodes(world)
         return 0, (nodes.count - 1) * nodes.parts
 
@@ -63,7 +63,7 @@ class HierarchicalAllReduce(Collective):
 
 @dataclass(frozen=True)
 class _Nodes:
-    """Ranks in nodes of as many as there are parts; the last one may be smaller."""
+    """Ranks in nodes of `parts` ranks; the last one may be smaller."""
 
     world: int
     parts: int
@@ -83,14 +83,14 @@ class _Nodes:
         return range(place, self.parts, self.size(node))
 
     def beside(self, rank: int) -> list[int]:
-        """The others of its node, beginning after `rank`."""
+        """Return the other ranks of its node, starting after `rank`."""
         node, place = divmod(rank, self.parts)
         return [node * self.parts + other for other in others(place, self.size(node))]
 
     def part(self, part: int) -> tuple[int, int]:
-        """Its pieces, from the first one on, until before the second."""
+        """Return the range of a part's pieces."""
         return part * self.count, (part + 1) * self.count
 
     def piece(self, part: int, node: int) -> tuple[int, int]:
-        """The piece of `part` that is owned in `node`, alike."""
+        """Return the range of the piece of `part` that `node` owns."""
         return part * self.count + node, part * self.count + node + 1

@@ -1,4 +1,4 @@
-"""Ring all-reduce: each rank sends to the next one only, and every piece goes round twice."""
+"""Ring all-reduce: each rank sends to the next one only, and every piece makes two rounds of the ring."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class RingAllReduce(Collective):
-    """Every piece goes round once while ranks add to it, and once more, complete, while they keep it.
+    """Every piece passes the ring once while ranks add to it, and again, complete, while they keep it.
 
     n pieces; in round t the rank in place i sends piece i - t - 1 to place i + 1 (mod n); adds until round n - 2
     bytes:    2 N (n-1)/n a rank, over one link out and one in
     messages: 2 (n-1) a rank, in 2 (n-1) rounds
     source:   Patarasuk & Yuan 2009, JPDC
 
-    order: the ranks as they sit along the ring, so that it can follow fast links; None: by rank. The piece of place i
-    is the one with the number of the rank that sits there, which owns it.
+    order: the ranks in their order along the ring, to follow fast links; None: by rank. The piece of place i has the
+    number of the rank at that place, which owns it.
     """
 
     name: ClassVar[str] = "ring"
@@ -29,7 +29,7 @@ class RingAllReduce(Collective):
     def __post_init__(self) -> None:
         require(
             self.order is None or sorted(self.order) == list(range(len(self.order))),
-            f"a ring visits every rank once, and {self.order} does not: write each of 0 to n - 1 once",
+            f"order must have each of the ranks 0 to n - 1 once, got {self.order}",
         )
 
     def pieces(self, world: int) -> int:
@@ -48,7 +48,6 @@ class RingAllReduce(Collective):
         order = tuple(range(world)) if self.order is None else self.order
         require(
             len(order) == world,
-            f"this ring was laid through {len(order)} ranks and there are {world}, so some would be left out: write "
-            "Ring() to lay it by rank",
+            f"order has {len(order)} ranks, and there are {world}. Write order=None for a ring by rank.",
         )
         return order

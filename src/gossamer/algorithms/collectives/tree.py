@@ -1,4 +1,4 @@
-"""Tree all-reduce: sums go up a tree, and the sum at its root comes down again."""
+"""Tree all-reduce: sums pass up a tree, and the sum at its root passes down again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gossamer.algorithms.collectives.base import Collective, Does, Hop
 
 @dataclass(frozen=True, kw_only=True)
 class TreeAllReduce(Collective):
-    """Each rank adds what its two children send and passes it up; the root's sum comes down the same way.
+    """Each rank adds the tensors of its two children and passes the sum up; the root's sum passes down the same way.
 
     one piece; the children of rank i are 2 i + 1 and 2 i + 2; from depth d up in round D - d, down in D + d
     bytes:    N a leaf, 3 N a rank with a parent and two children, 2 N the root
     messages: 1 a leaf, 3 or 2 the others, in 2 D rounds; D = floor(log2 n)
     source:   Thakur, Rabenseifner & Gropp 2005, IJHPCA (of trees; theirs is binomial)
 
-    Few messages, and few bytes for most; the busiest rank sends more than in a ring.
+    Few messages, and few bytes for most ranks; the busiest rank sends more than in a ring.
     """
 
     name: ClassVar[str] = "tree"
@@ -27,7 +27,7 @@ class TreeAllReduce(Collective):
         return 1
 
     def unlike(self, world: int) -> Sequence[int]:
-        """The root, and the first rank that may have a parent and two children."""
+        """Return the root, and the first rank that may have a parent and two children."""
         return range(min(world, 2))
 
     def _hops(self, rank: int, world: int) -> Iterator[Hop]:

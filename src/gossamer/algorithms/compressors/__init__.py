@@ -1,27 +1,27 @@
-"""Compressors: rules for what travels when a group agrees on the mean of many tensors. A file for each algorithm.
+"""Compressors: rules for what a group sends to compute the mean of many tensors. One file per algorithm.
 
 base            Compressor (any script of collective operations) and Codec (an encoder and a decoder)
 wrapper         compressors around another: error_feedback, route, sharded, hierarchical, warmup, chain, rotated
-dense           everything, in full or half precision
-int8, float4, sign_magnitude, bin_means, eden, twobit, terngrad, onebit, qsgd   every entry in few bits; quantize has
-                shared code
-topk, threshold, dgc, sparse_allreduce                         few entries; index_regions: who adds up which of them
-adaptive        as many entries, spread over the tensors by what waiting costs
-arc_topk, shared_mask, randomk  few entries at the same places on all ranks; shared_places: their mean; row_blocks,
-                mask_parts: how places are found, by rows or by parts
-powersgd, random_projection     two thin factors of a matrix, or one of which the other is drawn; random_subspace: what
-                this has in common with randomk
+dense           all entries, in full or half precision
+int8, float4, sign_magnitude, bin_means, eden, twobit, terngrad, onebit, qsgd   quantizers: all entries in few bits;
+                quantize has shared code
+topk, threshold, dgc, sparse_allreduce       sparse compressors; index_regions: the worker that sums each entry
+adaptive        as many entries, distributed over the tensors by their energy
+arc_topk, shared_mask, randomk  sparse compressors with the same indices on all ranks; shared_places: their mean;
+                row_blocks, mask_parts: selection of indices, by rows or by parts
+powersgd, random_projection     low-rank compressors, with two factors or one; random_subspace: code shared by
+                random_projection and randomk
 momentum_wrapper  compressors that do a part of the optimizer's work around another:
-adam_momentum   Adam's momentum travels: onebit_adam (its variance is frozen), compressed_adam (which follows by a rule)
-adam_update     Adam's update travels, of moments that each worker has for itself
-micro_adam      gradients travel, and Adam's moments are those of the last few that arrived
-demo            momentum of one's own, of which the largest coefficients travel
-settling        when a warm-up without a number of steps goes on
-feedback_rules  what Feedback remembers: losses, or what the others know
+adam_momentum   send Adam's momentum: onebit_adam (frozen variance), compressed_adam (variance by a rule)
+adam_update     sends Adam's update, from local moments
+micro_adam      sends gradients; Adam's moments are those of the last few averaged gradients
+demo            sends the largest coefficients of a local momentum
+settling        the end of a warm-up without a number of steps
+feedback_rules  the state of Feedback: residuals, or known estimates
 point_to_point  any compressor between two peers: encode and decode one message
-ownership       which part of an optimizer's work a compressor takes, and the rule by which parameters then move
-decoding        what a group sent: sums that leave their range, and who sent what nobody can read
-distortion      how much of a random input a compressor loses
+ownership       the part of an optimizer's work that a compressor does, and the rule that then updates parameters
+decoding        payloads of a group: sums that overflow, and the sender of an invalid payload
+distortion      the relative error of a compressor on a random input
 """
 
 from gossamer.algorithms.compressors.adam_update import AdamUpdate

@@ -1,4 +1,4 @@
-"""Adam's momentum as what travels: what the compressors that send it have in common."""
+"""Base of the compressors that send Adam's momentum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.base.layout import FlatTensors, Slot, accumulation_dtype
 
 
 class AdamMomentum(MomentumWrapper):
-    """Sends gradients dense for `warmup` steps, and then Adam's first moment by `inner`.
+    """Send gradients uncompressed for `warmup` steps, then Adam's first moment by `inner`.
 
     m_i = b1 m + (1 - b1) g_i, m' = mean C(m_i), g = (m' - b1 m) / (1 - b1), with which Adam's own first moment is m'
     """
@@ -30,7 +30,7 @@ class AdamMomentum(MomentumWrapper):
     @property
     @abstractmethod
     def rule(self) -> UpdateRule:
-        """How parameters move by what arrives."""
+        """The rule that updates the parameters."""
 
     def owns_momentum(self, slot: Slot) -> Ownership:
         return Ownership(optimizers=(Adam,), rule=self.rule, start=self.warmup)
@@ -55,7 +55,7 @@ class AdamMomentum(MomentumWrapper):
         )
         gradient = torch.sub(after.flat, before, alpha=keep).div_(1 - keep)
 
-        def own() -> Tensor:  # what it differs by stays in units of m, as what is owed does
+        def own() -> Tensor:  # the difference to the mean stays in units of m, as the residual does
             return gradient + (staged.own - after.flat)
 
         following = State({MOMENTUM: after, **staged.next_state})

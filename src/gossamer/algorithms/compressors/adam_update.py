@@ -1,4 +1,4 @@
-"""Adam's update as what travels: every worker makes it of its own gradients."""
+"""Sends Adam's update, which each worker computes from its own gradients."""
 
 from __future__ import annotations
 
@@ -21,27 +21,33 @@ VARIANCE = "variance"
 
 @dataclass(frozen=True, repr=False)
 class AdamUpdate(MomentumWrapper):
-    """Let every worker make Adam's update of its own gradients, and send that by `inner`.
+    """Compute Adam's update from local gradients on each worker, and send it by `inner`.
 
     m' = b1 m + (1 - b1) g, v' = b2 v + (1 - b2) g^2, C(m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps)); p -= lr mean
-    law:    the inner compressor's, for the update; a recipe wraps it in Feedback where it is biased
-    bytes:  the inner compressor's; memory: 4 N of at least float32, which take turns in pairs, and the inner one's
+    law:    the inner compressor's, for the update; a recipe wraps it in Feedback if it is biased
+    bytes:  the inner compressor's; memory: 4 N of at least float32, double-buffered, plus the inner compressor's
     source: Chen et al. 2021, arXiv 2004.14180; Chen et al. 2022, arXiv 2205.14473
 
-    For torch.optim.AdamW, and Adam without weight decay, with gossamer.attach: betas and eps are the optimizer's at
-    each step, the learning rate and weight decay stay with it. What waits in feedback waits as a part of an update, in
-    which all entries count alike: large and small gradients have equal chances to travel, and what arrives late is in
-    no variance. The moments are each worker's own, t counts all steps, and after session.close() the optimizer's begin
-    at zero.
+    For torch.optim.AdamW, and Adam without weight decay, with gossamer.attach. betas and eps are read from the
+    optimizer at each step; the learning rate and weight decay remain there. A residual is a part of an update, whose
+    entries all have a similar magnitude: large and small gradients are equally likely to be sent, and late parts are
+    not in the variance. The moments are local to each worker, t counts all steps, and after session.close() the
+    optimizer's moments start at zero.
 
-    Not the same as Adam of the mean, also with inner=Dense(): v holds the noise of one worker's gradients, n times
-    that of their mean, so updates are shorter by up to sqrt(n). Try a learning rate up to sqrt(n) times as large. A
-    factor of a gradient cancels out, so weights of unequal batches do not count.
+    This differs from Adam of the mean gradient, also with inner=Dense(): v contains the noise of one worker's
+    gradients, n times that of their mean, so updates are smaller by up to sqrt(n). Try a learning rate up to sqrt(n)
+    times as large. Constant factors of a gradient cancel, so weights of unequal batches have no effect.
 
-    Where few entries travel, all may at first: AdamUpdate(Warmup(TopK(density=0.01), steps=500)). Where all travel in
-    few bits, entries that no batch ever used move back and forth by less than a step.
+    For sparse compressors, start dense: AdamUpdate(Warmup(TopK(density=0.01), steps=500)). With quantizers, entries
+    that no batch ever used oscillate by less than a step.
 
-    clip: of each tensor's fresh gradient, to a norm of at most clip sqrt(n): see DGC.
+    Args:
+        inner: compressor of the update.
+        clip: norm limit of each tensor's gradient, clip sqrt(n) per worker; see DGC. None: no clipping.
+
+    Example:
+        >>> gossamer.AdamUpdate(gossamer.OneBit())
+        AdamUpdate()
     """
 
     inner: Compressor = OneBit()

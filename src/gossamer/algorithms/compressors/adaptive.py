@@ -1,4 +1,4 @@
-"""Adaptive: spreads the entries that may travel over the tensors, more of them where waiting costs more."""
+"""Adaptive density: distribute the entries to send over the tensors by their gradient energy."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import AllGather, Script
 from gossamer.errors import require
 
-LARGEST = 1e290  # energy of a tensor that is reckoned with: sums of all workers stay finite
-LEAST = 1e-9  # of the largest weight, for tensors with next to no energy: what others have no room for is theirs
+LARGEST = 1e290  # upper limit of a tensor's energy: the sum over all workers stays finite
+LEAST = 1e-9  # lower limit of a weight relative to the largest: tensors of little energy get the remaining entries
 
 
 @dataclass(frozen=True, repr=False)
 class Adaptive(Wrapper):
-    """Send as many entries as the inner compressor, but spread over the tensors by a square-root rule.
+    """Send as many entries as `inner`, distributed over the tensors by a square-root rule.
 
     C(x) = inner of k_t entries of tensor t (x), k_t in proportion to sqrt(n_t E_t), from 1 to n_t, as many in all as
     inner sends;  E_t = |x_t|^2 of all workers together, measured every `every` steps
@@ -38,27 +38,36 @@ class Adaptive(Wrapper):
     source: Kleinrock 1964, Communication Nets (the square-root rule, for the capacities of channels); that it suits the
             residuals of error feedback is our own finding
 
-    The inner compressor says how many entries travel in all; it needs a density, as TopK and Chain have. Entries are
-    spread within a bucket. Until the first measurement, each tensor has the inner compressor's share.
+    The inner compressor determines the total; it needs a density, as TopK and Chain have. Entries are distributed
+    within a bucket. Until the first measurement, each tensor has the inner compressor's share.
 
-    What is chosen is still a density. A bound of each tensor's own error in its place, and one of how much waits beside
-    a gradient, were tried: on most tasks they ended higher than one density for as many bytes.
+    The density remains a hyperparameter. Two automatic rules were tried, a bound on each tensor's own error and one on
+    the size of the residual relative to the gradient: on most tasks they ended at a higher loss than a fixed density
+    that sends as many bytes.
+
+    Args:
+        inner: a compressor with a density.
+        every: steps between measurements of E_t.
+
+    Example:
+        >>> gossamer.Adaptive(gossamer.TopK(density=0.01), every=50)
+        Adaptive(TopK(density=0.01), every=50)
     """
 
     inner: Compressor
-    every: int = 20  # steps between measurements
+    every: int = 20
 
     def __post_init__(self) -> None:
         require(
             self.every >= 1,
-            f"every counts steps between measurements, at least 1, not {self.every}. "
+            f"every must be a number of steps between measurements, 1 or more, got {self.every}. "
             "Write Adaptive(TopK(density=0.01), every=20).",
         )
         held = self.inner.held() if isinstance(self.inner, Compressor) else ()
         require(
             not held or self.inner.with_counts((1,)) is not None,
-            f"{self.inner!r} has no numbers of entries that could be spread otherwise. "
-            "Write Adaptive(TopK(density=0.01)).",
+            f"Adaptive needs a compressor with a density, got {self.inner!r}, which has no numbers of entries to "
+            "distribute. Write Adaptive(TopK(density=0.01)).",
         )
 
     @property
@@ -90,7 +99,7 @@ class Adaptive(Wrapper):
         return self._measured(x, state, at, sending)
 
     def _now(self, x: FlatTensors, state: State) -> Compressor:
-        """The inner compressor with the numbers of entries that hold in this step, the same on every rank."""
+        """Return the inner compressor with this step's numbers of entries, equal on all ranks."""
         energies = () if x.flat.is_meta else tuple(state[FORM].flat.tolist())
         if not any(energies):
             return self.inner
@@ -100,7 +109,7 @@ class Adaptive(Wrapper):
         return found
 
     def _measured(self, x: FlatTensors, state: State, at: AggregationContext, sending: Aggregation) -> Aggregation:
-        """What is sent, and beside it in some steps what the next numbers of entries follow from."""
+        """Aggregate, and in some steps measure the energies that determine the next numbers of entries."""
         known = state[FORM]
         if at.step % self.every and (x.flat.is_meta or bool(known.flat.any())):
             sent = yield from sending
@@ -111,7 +120,7 @@ class Adaptive(Wrapper):
 
 
 def _written(energies: Sequence[float], layout: Layout) -> FlatTensors:
-    """A number for each tensor, so that it goes where the tensor goes."""
+    """Store one number per tensor under the tensor's name, so that it moves with the tensor."""
     return FlatTensors(
         torch.tensor(energies, dtype=torch.float64, device="cpu"), Layout.of(dict.fromkeys(layout.names, (1,)))
     )
@@ -119,14 +128,14 @@ def _written(energies: Sequence[float], layout: Layout) -> FlatTensors:
 
 @lru_cache(maxsize=256)
 def spread(total: int, sizes: tuple[int, ...], energies: tuple[float, ...]) -> tuple[int, ...]:
-    """How many entries of each tensor travel, `total` of all: in proportion to sqrt(size energy), and from 1 to size.
+    """Return the number of entries of each tensor, `total` in all: in proportion to sqrt(size energy), from 1 to size.
 
-    Whoever asks with the same numbers gets the same answer: there is no operation in it whose rounding is not fixed.
+    The result is the same on every machine: every operation in it has a defined rounding.
     """
     roots = [math.sqrt(size) * math.sqrt(energy) for size, energy in zip(sizes, energies, strict=True)]
     weights = [max(root, LEAST * max(roots)) for root in roots]
     low, high = 0.0, max(size / weight for size, weight in zip(sizes, weights, strict=True))
-    for _ in range(100):  # the factor at which they are as many as may travel
+    for _ in range(100):  # bisect for the factor at which the counts add up to `total`
         middle = (low + high) / 2
         low, high = (middle, high) if sum(_bounded(middle, weights, sizes)) <= total else (low, middle)
     wanted = _bounded(low, weights, sizes)
@@ -142,7 +151,7 @@ def _bounded(factor: float, weights: Sequence[float], sizes: Sequence[int]) -> l
 
 
 def _energies(x: FlatTensors, at: AggregationContext) -> Script:
-    """The energy of each tensor on all ranks together; what is no number counts as nothing."""
+    """Return the energy of each tensor summed over all ranks; values that are not finite count as zero."""
     mine = torch.stack([energy(tensor) for _, tensor in x.items()])
     heard = yield AllGather((mine,))
     if x.flat.is_meta:

@@ -1,4 +1,4 @@
-"""ARC-Top-K: the rows that are largest in a sketch which an all-reduce sums, so that no places travel."""
+"""ARC-Top-K: select the rows that are largest in an all-reduced sketch, so that no indices are sent."""
 
 from __future__ import annotations
 
@@ -21,26 +21,39 @@ from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.base.ops import AllReduceMean
 from gossamer.errors import NotFinite, require
 
-SKETCH = torch.bfloat16  # float32's range in half its bytes: a sketch ranks rows, and its last bits rank nothing
+SKETCH = torch.bfloat16  # float32's range in half its bytes; the low bits do not change the ranking of rows
 
 
 @dataclass(frozen=True, repr=False)
 class ARCTopK(Compressor):
-    """Send the K = density m rows of each tensor that are largest in a sketch of the mean; all ranks find the same.
+    """Send the K = density m rows of each tensor that are largest in a sketch of the mean, equal on all ranks.
 
-    x: (m, row), in memory order  v: (row/rank) signs, drawn anew each step, the same on every rank
+    x: (m, row), in memory order  v: (row/rank) random signs, resampled each step, equal on every rank
     s = sum over the rank pieces of a row of (v . mean piece)^2, so E s = |mean row|^2; C(x) = x in the K largest s
     law:    C of the mean is the mean of C, and E |mean - C(mean)|^2 <= (1 - rank K / (row m)) |mean|^2
     bytes:  2 (n-1)/n (2 rank m + K row itemsize), and never more than Dense: flat in the number of workers n
     source: Chen et al. 2025, arXiv:2510.26709 (there with a Gaussian v; the law with this factor is shown here)
 
-    The factor holds whatever the mean; without `rank / row` it would not, since rows that are alike are misjudged
-    together. For signs every number of a sketch is one sum over row / rank neighbors, taken at the speed of memory.
+    The factor holds for any mean; without `rank / row` it would not, since similar rows are misjudged together. With
+    signs, each number of a sketch is one sum over row / rank adjacent entries, computed at memory bandwidth.
 
-    The authors train with a fifth of the rows; with a hundredth, whole rows are too coarse for small layers. Four
-    workers on digits-conv with AdamW, 200 steps: a loss of 0.18 for 2.7 kB a step, no better than RandomK's 0.16 for
-    2.1 kB, and TopK's is 0.014 for 3 kB; on bytelm with AdamW, 100 steps, 3.36 (one seed) for 50 kB, where RandomK has
-    4.00 for 36 kB and TopK 3.07 for 58 kB.
+    The authors train with a fifth of the rows. With 1 %, whole rows are too coarse for small layers. Final loss, and
+    bytes per step, of four workers with AdamW:
+
+                   digits-conv, 200 steps    bytelm, 100 steps
+        ARCTopK    0.18, 2.7 kB              3.36, 50 kB (one seed)
+        RandomK    0.16, 2.1 kB              4.00, 36 kB
+        TopK       0.014, 3 kB               3.07, 58 kB
+
+    Args:
+        density: fraction of rows to send, in (0, 1].
+        row: entries per row.
+        rank: numbers per row of the sketch; divides `row`.
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.ARCTopK(density=0.05)
+        ARCTopK(density=0.05)
     """
 
     density: float
@@ -52,7 +65,7 @@ class ARCTopK(Compressor):
         require_density(self.density, "ARCTopK")
         require(
             self.row >= 1 and self.rank >= 1 and self.row % self.rank == 0,
-            f"a row of {self.row} entries is not cut into {self.rank} equal pieces, one for each number of its sketch. "
+            f"rank must divide row, since a row is cut into `rank` equal pieces, got row={self.row}, rank={self.rank}. "
             f"Write ARCTopK(density={self.density}, row=64, rank=1).",
         )
 
@@ -80,7 +93,7 @@ class ARCTopK(Compressor):
         return row_blocks(layout.sizes, self.row)
 
     def _dearer_than_dense(self, x: FlatTensors) -> bool:
-        """Also where the sketch alone would be: 2 (n-1)/n stands before both."""
+        """Also true if the sketch alone costs more; both costs have the factor 2 (n-1)/n."""
         rows, itemsize = self._rows(x.layout), accumulation_dtype(x.flat.dtype).itemsize
         chosen = sum(shares(self.density, rows.counts)) * self.row * itemsize
         return chosen + rows.total * self.rank * SKETCH.itemsize >= x.layout.numel * itemsize
@@ -88,12 +101,12 @@ class ARCTopK(Compressor):
     def _agreed(
         self, x: FlatTensors, wanted: Tensor, at: AggregationContext, out: Tensor | None, *, waits: bool
     ) -> Aggregation:
-        """Agree on the mean of wanted: (n,). waits: what does not travel is left there, what does becomes zero."""
+        """Compute the mean of wanted: (n,). waits: leave the unsent part in `wanted`; sent entries become zero."""
         rows = self._rows(x.layout)
         key = rng.address(at.seed, at.step, x.layout.names[0], "signs")
         mine = rows.sketch(wanted, signs(key, self.row // self.rank, wanted)).to(SKETCH)
         if not within_range(mine, at.world):
-            raise NotFinite("a number is not finite, or too large for sums over a row and the group")
+            raise NotFinite("the input has a value that is not finite, or too large for sums over a row and the group")
         heard = yield AllReduceMean(mine, mine)
         drawable = all_finite(heard)
         if not drawable:

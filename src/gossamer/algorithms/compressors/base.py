@@ -1,4 +1,4 @@
-"""Base of compressors: the mean of many tensors as a script of collective operations."""
+"""Base classes of compressors: the mean of many tensors, computed by a script of collective operations."""
 
 from __future__ import annotations
 
@@ -24,119 +24,157 @@ OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)  # of the host, of a devic
 
 
 class Decoder(Protocol):
-    """Decodes payloads, and knows how many tensors one has."""
+    """Decodes payloads of a known number of tensors."""
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        """Overwrite `out`: (n,) with the sum of what the payloads stand for over `divisor`. Raises MalformedError."""
+        """Overwrite `out`: (n,) with the sum of the decoded payloads divided by `divisor`. Raises MalformedError."""
 
     def tensors(self, layout: Layout, dtype: torch.dtype) -> int:
-        """How many tensors a payload of such numbers has."""
+        """Return the number of tensors in a payload for inputs of this layout and dtype."""
 
 
 class Compressor(Term, ABC):
-    """A rule for what travels when a group agrees on the mean of many tensors that lie side by side."""
+    """Base class of gradient compressors: computes the mean of a flat bucket of tensors over a group.
+
+    A compressor is a generator. `aggregate` yields collective operations, such as AllReduceMean or AllGather, receives
+    their results, and returns an AggregationResult. It does no communication itself, so the same code runs over every
+    transport, in simulations, and on meta tensors to count bytes.
+
+    Subclasses are frozen dataclasses; their fields are the hyperparameters. For an encoder and a decoder whose payloads
+    are all-gathered, derive from Codec.
+
+    Example:
+        >>> gossamer.Int8(block=128)
+        Int8(block=128)
+    """
 
     kind = "compressor"
 
     @property
     def wants_feedback(self) -> bool:
-        """Whether a recipe should wrap this in Feedback: the rule is biased, and the recipe does not ask for that."""
+        """Whether a recipe should wrap it in Feedback: true for biased compressors unless feedback=False."""
         return False
 
     @property
     def handles_every_shape(self) -> bool:
-        """Whether it has a way for tensors of every shape, so that a recipe need not put Route around it."""
+        """Whether it handles tensors of every shape, so that a recipe need not wrap it in Route."""
         return False
 
     @property
     def decodes_without_input(self) -> bool:
-        """Whether the mean follows from the answers alone, so that a reader needs no input of its own."""
+        """Whether the mean depends on the results of the operations alone, so that a receiver needs no input of its
+        own.
+        """
         return False
 
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
-        """The decoders of one worker's message over such a layout, part by part in the order of its tensors; None where
-        only the whole script can decode it."""
+        """Return the decoders of one worker's message for this layout, in the order of its tensors.
+
+        Returns:
+            (decoder, part of the layout) pairs, or None if only the complete script can decode the message.
+        """
         return None
 
     @property
     def incremental(self) -> bool:
-        """Whether a message is a change to those before it, so that it means nothing to who has not heard them all."""
+        """Whether a message is a change relative to all messages before it, and cannot be decoded without them."""
         return False
 
     @property
     def adapts(self) -> bool:
-        """Whether the form of a message follows from those before it, so that who has not heard them all cannot tell
-        what it is."""
+        """Whether the format of a message depends on earlier messages, so that a receiver that missed them cannot
+        decode it.
+        """
         return False
 
     def denser(self) -> Sequence[Compressor]:
-        """The same with more entries, from a quarter of all downwards: what a warm-up may pass through, since they
-        remember the same. Empty where it has no number of entries to choose."""
+        """Return variants with higher densities, from 1/4 downwards, that share this compressor's state.
+
+        A warm-up passes through them. Empty for compressors without a density.
+        """
         return ()
 
     def counts(self, sizes: Sequence[int]) -> Sequence[int]:
-        """How many entries travel of tensors of these sizes; none where it has no number of entries to choose."""
+        """Return the number of entries sent of tensors of these sizes; empty for compressors without a density."""
         return ()
 
     def with_counts(self, counts: tuple[int, ...]) -> Compressor | None:
-        """The same with so many entries of each tensor of a layout, in its order, which remembers the same; None where
-        it has no number of entries to choose."""
+        """Return a variant that sends these numbers of entries, one per tensor of a layout, and shares this
+        compressor's state.
+
+        None for compressors without a density.
+        """
         return None
 
     @property
     def must_be_outermost(self) -> bool:
-        """Whether no compressor but Route may stand around it."""
+        """Whether only Route may wrap this compressor."""
         return False
 
     def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
-        """What a recipe makes of it: `complete` of it, or itself around the completed ones that it holds."""
+        """Return the compressor that a recipe uses: `complete(self)`, or self with `complete` applied to inner
+        compressors.
+        """
         return complete(self)
 
     def init(self, like: FlatTensors, at: AggregationContext) -> State:
-        """State for tensors laid out, typed and placed as `like`; equal on every rank at first."""
+        """Return the initial state for tensors with the layout, dtype and device of `like`; equal on all ranks."""
         return State()
 
     def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
-        """State for `aggregate_compensated`, where it needs another than `aggregate`."""
+        """Return the initial state for `aggregate_compensated`, if that differs from the one for `aggregate`."""
         return self.init(like, at)
 
     @abstractmethod
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
-        """Agree on the mean of `x` over the group. x.flat: (n,).
+        """Compute the mean of `x` over the group.
 
-        `state` is read, never written: what it becomes is returned as `next_state`. The mean is written to `out` where
-        given: (n,) in x's dtype; it may be x.flat itself, and then `x` (and an `own` that is `x`) is gone. Raises
-        NotFinite, before the first operation and at no other time, where x holds a number that cannot be sent.
+        Args:
+            x: this worker's input, x.flat: (n,).
+            state: read only; the updated state is returned as `next_state`.
+            at: step, rank, world size and seed.
+            out: (n,) in x's dtype, receives the mean. It may be x.flat; `x`, and `own` if it aliases `x`, are then
+                overwritten.
+
+        Raises:
+            NotFinite: x has a value that cannot be sent. Raised before the first operation and at no later point.
         """
 
     def aggregate_compensated(
         self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
-        """Agree on the mean of x + residual.before; write to residual.after what of it this worker did not send."""
+        """Compute the mean of x + residual.before; write the part that this worker did not send to residual.after."""
         wanted = torch.add(x.flat, residual.before, out=residual.after)
         into = out if out is not None and out.dtype == wanted.dtype else None
         staged = yield from self.aggregate(FlatTensors(wanted, x.layout), state, at, into)
         own = staged.own
-        if own.data_ptr() == wanted.data_ptr():  # all of it was sent, and it lies where what is left belongs
+        if own.data_ptr() == wanted.data_ptr():  # all of it was sent; `own` aliases residual.after
             own = wanted.clone()
         residual.after.sub_(own)
         return with_mean_in(replace(staged, own_contribution=lambda: own), out)
 
     def group(self, slot: Slot) -> int:
-        """Tensors of equal group want to lie side by side in a bucket, groups in ascending order."""
+        """Return a sort key: tensors of equal group are placed next to each other in a bucket, groups in ascending
+        order.
+        """
         return 0
 
     def suits(self, shape: Sequence[int]) -> bool:
-        """Whether compressing a tensor of this shape could save anything."""
+        """Whether compressing a tensor of this shape can save bytes."""
         return True
 
     def owns_momentum(self, slot: Slot) -> Ownership | None:
-        """The optimizer whose momentum this tensor gets here; None leaves it to the optimizer, after averaging."""
+        """Return the optimizers that hand their momentum to this compressor for the tensor, or None."""
         return None
 
 
 class Codec(Compressor):
-    """A compressor that is no more than an encoder and a decoder: payloads are all-gathered."""
+    """Base class of compressors that are an encoder and a decoder: payloads are all-gathered, each rank decodes all.
+
+    mean = 1/n sum over the ranks i of decode(encode(x_i))
+
+    Subclasses implement `encode` and `decode`.
+    """
 
     @property
     def decodes_without_input(self) -> bool:
@@ -152,26 +190,41 @@ class Codec(Compressor):
 
     @property
     def reencodable(self) -> bool:
-        """Whether a mean, encoded once more, is as good as new: a recipe may then have every worker average a part."""
+        """Whether encoding a mean again loses little, so that a recipe may wrap the codec in Sharded."""
         return False
 
     @abstractmethod
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
-        """What travels for x.flat, or for x.flat + residual.before where given: (n,).
+        """Encode x.flat: (n,), or x.flat + residual.before if a residual is given.
 
-        What of the latter does not travel is written to residual.after, in the same pass. Shapes depend on the layout
-        only, and the payload shares no memory with x. Raises NotFinite.
+        Args:
+            x: the input; the payload shares no memory with it.
+            at: step, rank, world size and seed.
+            residual: its `after` receives the encoding error, in the same pass.
+
+        Returns:
+            A tuple of tensors. Their shapes depend on the layout only.
+
+        Raises:
+            NotFinite: the input has a value that cannot be sent.
         """
 
     @abstractmethod
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        """Overwrite `out`: (n,) with the sum of what the payloads stand for, in the order given, over `divisor`.
+        """Overwrite `out`: (n,) with the sum of the decoded payloads, added in the order given, divided by `divisor`.
 
-        Raises MalformedError, before it writes, for a payload that no encoder made.
+        Args:
+            payloads: one per rank, in the order of ranks.
+            layout: that of the encoded tensors.
+            out: (n,), receives the result.
+            divisor: number of ranks for a mean, 1 for a sum.
+
+        Raises:
+            MalformedError: no encoder makes such a payload. Raised before `out` is written.
         """
 
     def decoded(self, payload: Payload, layout: Layout, like: Tensor) -> Tensor:
-        """What one payload stands for: (n,), at least in float32."""
+        """Decode one payload: (n,), at least float32."""
         out = scratch_for(layout.numel, accumulation_dtype(like.dtype), like.device)
         self.decode([payload], layout, out)
         return out
@@ -199,7 +252,10 @@ class Codec(Compressor):
 
 
 def with_mean_in(staged: AggregationResult, out: Tensor | None) -> AggregationResult:
-    """The same with its mean in `out`, where one is given: numbers may leave a narrower dtype's range."""
+    """Return the result with its mean copied to `out`, if given.
+
+    The values may exceed the range of a narrower dtype.
+    """
     if out is None or staged.mean is out:
         return staged
     out.copy_(staged.mean)
@@ -207,15 +263,15 @@ def with_mean_in(staged: AggregationResult, out: Tensor | None) -> AggregationRe
 
 
 def mean_buffer_like(x: Tensor, out: Tensor | None) -> Tensor:
-    """Where a mean of such numbers is computed: `out` where that is precise enough."""
+    """Return a buffer for the mean: `out` if its dtype is precise enough, otherwise scratch memory."""
     dtype = accumulation_dtype(x.dtype)
     return out if out is not None and out.dtype == dtype else scratch_like(x, dtype)
 
 
 def relayed(script: Aggregation, answer: Any = None) -> Aggregation:
-    """Go on with a script from `answer`, as `yield from` does from its beginning.
+    """Continue a script with `answer`, as `yield from` runs one from its start.
 
-    Neither operations nor answers are kept alive here: they are as large as buckets.
+    It keeps no references to operations and answers, which are as large as buckets.
     """
     asked, answers = [], [answer]
     del answer
@@ -236,10 +292,19 @@ def aggregate_finite(
     lost: Callable[[], None],
     short: Callable[[BaseException], None] | None = None,
 ) -> Aggregation:
-    """Aggregate x; where it holds a number that cannot be sent, call `lost` and go on with zeros, written over x.
+    """Aggregate x; if x has a value that cannot be sent, call `lost` and continue with zeros, written over x.
 
-    The others wait for this worker either way. The step must then be skipped everywhere. short: is called where memory
-    runs out before the first operation, and the same follows; None: that error is raised.
+    The other ranks wait for this worker in both cases. All ranks must then skip the step.
+
+    Args:
+        compressor: the compressor to run.
+        x: the input; zeroed if it cannot be sent.
+        state: the compressor's state.
+        at: step, rank, world size and seed.
+        out: receives the mean.
+        lost: called if x is not finite.
+        short: called if memory runs out before the first operation; the script then continues with zeros as well.
+            None: the error is raised.
     """
     with decoded_by(compressor):
         script = compressor.aggregate(x, state, at, out)
@@ -255,10 +320,10 @@ def aggregate_finite(
             short(failure)
         else:
             return (yield from relayed(script, (yield asked.pop())))
-    del script  # and what it had allocated
+    del script  # frees its buffers
     x.flat.zero_()
-    # What is still owed may be what cannot be sent; nothing of this attempt will be remembered. What it looks like to
-    # the others must be what they look for.
+    # The residual may be the value that cannot be sent, and the state of this attempt is discarded. The payload must
+    # still have the format that the other ranks expect.
     blank = compressor.init(x, at)
     blank.update({key: state[key] for key in blank if key.rpartition(".")[2] == FORM})
     with decoded_by(compressor):

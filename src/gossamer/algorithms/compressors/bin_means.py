@@ -1,4 +1,4 @@
-"""Bin means: every entry as a bin of equal width, and the mean of each bin's entries."""
+"""Bin means: every entry as the bin that contains it, and the mean of each bin's entries."""
 
 from __future__ import annotations
 
@@ -33,14 +33,23 @@ class BinMeans(Quantizer):
     source: Sarfi et al. 2025, arXiv:2508.15706 (SparseLoCo: 2 bits); Thérien et al. 2025, arXiv:2505.23725 (MuLoCo,
             "statistical"); both as their programs compute it
 
-    Made for the values of Chain(TopK(density=0.015625, chunk=4096), BinMeans()). With two bits, the bins are centered
-    -2, -1, 0 and 1 widths from the mean, 1.5 standard deviations apart. The largest entries of a Gaussian tensor use
-    bins 1 and 3 only; SignMagnitude has as many bits and uses all of its four levels. Two values of one tensor share a
-    bin, so that both lose their sign.
+    Designed for the values of Chain(TopK(density=0.015625, chunk=4096), BinMeans()). With two bits, the bins are
+    centered at -2, -1, 0 and 1 widths from the mean, and a width is 1.5 standard deviations. The largest entries of a
+    Gaussian tensor use bins 1 and 3 only; SignMagnitude has as many bits and uses all of its four levels. Two values of
+    one tensor share a bin, so both lose their sign.
+
+    Args:
+        bits: bits per entry, 2 or 4.
+        deviations: range of all bins, in standard deviations of the tensor.
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.BinMeans(bits=4)
+        BinMeans(bits=4)
     """
 
     bits: int = 2
-    deviations: float = 6.0  # standard deviations that the bins cover
+    deviations: float = 6.0
     feedback: bool = True
 
     def __post_init__(self) -> None:
@@ -56,7 +65,7 @@ class BinMeans(Quantizer):
 
     @property
     def bins(self) -> int:
-        """How many levels each tensor has."""
+        """Number of levels of each tensor."""
         return int(2**self.bits)
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
@@ -77,7 +86,7 @@ class BinMeans(Quantizer):
         average(meant, out, divisor)
 
     def _binned(self, w: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """(codes, means) of w: (n,) float64: (n,) int64 and (tensors x bins,) float64."""
+        """Return (codes, means) of w: (n,) float64: (n,) int64 and (tensors x bins,) float64."""
         owner, count = _owners(sizes, w.device), torch.tensor(sizes, dtype=w.dtype, device=w.device)
         nothing = w.new_zeros(len(sizes))
         center = nothing.index_add(0, owner, w) / count.clamp(min=1)
@@ -94,6 +103,6 @@ class BinMeans(Quantizer):
 
 
 def _owners(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """(n,) int64: for each entry the number of its tensor."""
+    """Return the number of the tensor of each entry: (n,) int64."""
     numbers = torch.arange(len(sizes), device=device)
     return numbers.repeat_interleave(torch.tensor(sizes, device=device), output_size=sum(sizes))

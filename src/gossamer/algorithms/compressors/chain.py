@@ -1,4 +1,4 @@
-"""Chain: few entries, whose values travel in few bits."""
+"""Chain: sparse entries with quantized values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,22 @@ from gossamer.errors import MalformedError, require
 
 @dataclass(frozen=True, repr=False)
 class Chain(Codec):
-    """Choose entries by `first` and send their values by `then`, which sees k values of one dimension per tensor.
+    """Select entries by `first` and send their values by `then`, which receives k values of one dimension per tensor.
 
-    C(x)_j = then(x at the chosen places) if j is chosen by first, else 0
-    law:    what first leaves and what then loses add up to x - C(x)
-    bytes:  (workers - 1) (coded_bytes(k, N) + what then sends for k values), N of all tensors together
+    C(x)_j = then(x at the selected indices) if j is selected by first, else 0
+    law:    x - C(x) is the sum of the errors of first and of then
+    bytes:  (workers - 1) (coded_bytes(k, N) + the payload of then for k values), N of all tensors together
     source: Basu et al. 2019, NeurIPS
+
+    Basu et al. compose a quantizer Q with Top_k or Rand_k (Qsparse-local-SGD).
+
+    Args:
+        first: a compressor that selects a fixed number of entries, such as TopK.
+        then: codec of the values, such as Int8().
+
+    Example:
+        >>> gossamer.Chain(gossamer.TopK(density=0.01), gossamer.Int8())
+        Chain(TopK(density=0.01), Int8())
     """
 
     first: Sparse
@@ -33,13 +43,13 @@ class Chain(Codec):
     def __post_init__(self) -> None:
         require(
             isinstance(self.first, Sparse),
-            f"{self.first!r} does not choose a fixed number of entries, so nothing could be left to send by "
-            f"{self.then!r}. Write Chain(TopK(density=0.01), Int8()).",
+            f"first must select a fixed number of entries, got {self.first!r}. "
+            "Write Chain(TopK(density=0.01), Int8()).",
         )
         require(
             isinstance(self.then, Codec),
-            f"{self.then!r} is more than an encoder and a decoder: it agrees with the group on the way, and values at "
-            "places that differ from rank to rank leave nothing to agree on. Write Chain(TopK(density=0.01), Int8()).",
+            f"then must be an encoder and a decoder (a Codec), got {self.then!r}, which communicates to encode: ranks "
+            "select different indices, so their values cannot be reduced. Write Chain(TopK(density=0.01), Int8()).",
         )
 
     @property
@@ -57,7 +67,7 @@ class Chain(Codec):
         return None if first is None else replace(self, first=first)
 
     def chosen(self, layout: Layout) -> Layout:
-        """The layout of the values that `first` chooses: k in one dimension per tensor."""
+        """Return the layout of the values that `first` selects: k in one dimension per tensor."""
         return chosen(layout.names, tuple(self.first.counts(layout.sizes)))
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
@@ -73,6 +83,6 @@ class Chain(Codec):
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
         if not all(payloads):
-            raise MalformedError("a payload without tensors came, and places and values were due")
+            raise MalformedError("expected a payload of indices and values, got one without tensors")
         chosen = self.chosen(layout)
         sparse_decode([(self.then.decoded(payload[1:], chosen, out), payload[0]) for payload in payloads], out, divisor)

@@ -1,4 +1,4 @@
-"""Compressed Adam: Adam's momentum travels, and its variance follows by a rule of choice."""
+"""Compressed Adam: sends Adam's momentum, compressed; the variance follows a selectable rule."""
 
 from __future__ import annotations
 
@@ -17,29 +17,39 @@ VARIANCES = {
     MOMENTUM: UpdateRule.MOMENTUM_VARIANCE,
     AGREED: UpdateRule.AGREED_VARIANCE,
 }
-FOUND_EARLY = FROZEN, ROWS  # by a warm-up
+FOUND_EARLY = FROZEN, ROWS  # estimated during the warm-up
 
 
 @dataclass(frozen=True, repr=False)
 class CompressedAdam(AdamMomentum):
-    """Send gradients dense for `warmup` steps, then Adam's momentum by `inner`; its variance follows by a rule.
+    """Send gradients uncompressed for `warmup` steps, then Adam's momentum by `inner`, with a selectable variance.
 
     m_i = b1 m + (1 - b1) g_i, m' = mean C(m_i), g = (m' - b1 m) / (1 - b1), with which Adam's own first moment is m'
-    law:    the inner compressor's, for m_i; a recipe wraps it in Feedback where it is biased
+    law:    the inner compressor's, for m_i; a recipe wraps it in Feedback if it is biased
     bytes:  2 (n-1)/n N itemsize for `warmup` steps, then the inner compressor's
     source: Tang et al. 2021, ICML (frozen); Zhang et al. 2025, EMNLP (momentum); Zhang et al. 2024, arXiv 2406.16793
             (one variance for many entries); Zheng et al. 2026, arXiv 2607.01678 (the two moments from one sparse sum)
 
-    For torch.optim.Adam and AdamW, with gossamer.attach. variance, of which nothing travels:
+    For torch.optim.Adam and AdamW, with gossamer.attach. The variance is never sent. Rules:
 
     "momentum"  AdamS: v' = b2 m^2 + (1 - b2) g^2, p -= lr m' / (sqrt(v') + eps). With inner=Dense() it is AdamS.
-    "agreed"    Adam: v' = b2 v + (1 - b2) g^2 where g is not 0, as v was elsewhere; with bias correction. With
+    "agreed"    Adam: v' = b2 v + (1 - b2) g^2 where g is not 0, unchanged elsewhere; with bias correction. With
                 inner=Dense() it is Adam.
-    "frozen"    v stays as it is after `warmup` steps, which must be 1 or more: see OneBitAdam.
-    "rows"      the same, with the mean of v over each row of a matrix (the first dimension) in its entries' place.
+    "frozen"    v is constant after `warmup` steps, 1 or more: see OneBitAdam.
+    "rows"      as "frozen", with the mean of v over each row of a matrix (its first dimension) for all its entries.
 
-    What travels begins at 0 after a warm-up, as in OneBitAdam. What comes out of backward() then is g: clip here, as in
-    OneBitAdam, and not there.
+    As in OneBitAdam, the compressed momentum starts at 0 after a warm-up, and backward() then leaves g in .grad: clip
+    with `clip`, not there.
+
+    Args:
+        inner: compressor of the momentum.
+        variance: "momentum", "agreed", "frozen" or "rows".
+        warmup: steps without compression; 1 or more for "frozen" and "rows".
+        clip: norm limit of each tensor's gradient, clip sqrt(n) per worker; see DGC. None: no clipping.
+
+    Example:
+        >>> gossamer.CompressedAdam(gossamer.TopK(density=0.01), variance="frozen", warmup=1000)
+        CompressedAdam(variance='frozen', warmup=1000)
     """
 
     inner: Compressor = TopK(density=0.01)
@@ -50,13 +60,17 @@ class CompressedAdam(AdamMomentum):
     def __post_init__(self) -> None:
         require(
             self.variance in VARIANCES,
-            f'variance is {", ".join(map(repr, VARIANCES))}, not {self.variance!r}: write variance="{MOMENTUM}"',
+            f"variance must be {', '.join(map(repr, VARIANCES))}, got {self.variance!r}. "
+            f'Write CompressedAdam(variance="{MOMENTUM}").',
         )
-        require(self.warmup >= 0, f"warmup counts steps, not {self.warmup}. Write CompressedAdam(warmup=1000).")
+        require(
+            self.warmup >= 0,
+            f"warmup must be a number of steps, 0 or more, got {self.warmup}. Write CompressedAdam(warmup=1000).",
+        )
         require(
             self.warmup >= 1 or self.variance not in FOUND_EARLY,
-            f"a variance that stands still must be found before, and there is no warm-up: write "
-            f'CompressedAdam(variance="{self.variance}", warmup=1000), or variance="{MOMENTUM}", which needs none',
+            f'variance="{self.variance}" keeps the variance of the warm-up, and warmup is 0. Write '
+            f'CompressedAdam(variance="{self.variance}", warmup=1000), or variance="{MOMENTUM}", which needs none.',
         )
         super().__post_init__()
 

@@ -1,4 +1,4 @@
-"""Decoding of what a group sent: sums that leave their range, and whose payload it was that nobody can read."""
+"""Decoding of a group's payloads: sums that overflow, and the sender of an invalid payload."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError, OutOfRange
 
-Decode = Callable[[Sequence[Payload], Tensor], None]  # overwrites the tensor with the sum of what payloads stand for
+Decode = Callable[[Sequence[Payload], Tensor], None]  # overwrites the tensor with the sum of the decoded payloads
 
 
 def expect_tensors(payloads: Sequence[Payload], count: int) -> None:
-    """Raise MalformedError unless each payload has so many tensors."""
+    """Raise MalformedError unless each payload has `count` tensors."""
     for payload in payloads:
         if len(payload) != count:
-            raise MalformedError(f"a payload of {count} tensors was due, and one of {len(payload)} came")
+            raise MalformedError(f"expected a payload of {count} tensors, got {len(payload)}")
 
 
 def pairs(payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]]:
-    """Payloads of two tensors each. Raises MalformedError for others."""
+    """Return payloads of two tensors each. Raises MalformedError for others."""
     expect_tensors(payloads, 2)
     return [(first, second) for first, second in payloads]
 
@@ -33,18 +33,29 @@ def pairs(payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]]:
 def decode_heard(
     decode: Decode, heard: Sequence[Payload], layout: Layout | None, out: Tensor, at: AggregationContext, first: int = 0
 ) -> bool:
-    """Overwrite `out`: (n,) with what `decode` makes of payloads, in the order of ranks; whether that is finite.
+    """Overwrite `out`: (n,) with the decoded payloads, in the order of ranks; return whether the result is finite.
 
-    All ranks have heard the same, so all come to the same conclusion, from the few numbers in the payloads, without a
-    pass over `out`. Where sums would leave the range, `out` shows in which tensors. Raises MalformedError, which names
-    rank, step and where it can the tensor of `layout`, before anything is written. first: the rank of heard[0].
+    All ranks receive the same payloads and reach the same conclusion, from the few numbers in the payloads and without
+    a pass over `out`. If sums overflow, `out` is not finite in the tensors concerned.
+
+    Args:
+        decode: writes the sum of the decoded payloads.
+        `heard`: received payloads, one per rank.
+        layout: that of `out`, to name a tensor in an error; None if unknown.
+        out: receives the result.
+        at: the step, for an error.
+        first: the rank of the first payload.
+
+    Raises:
+        MalformedError: a payload is invalid; the message has the rank, the step and if possible the tensor. Raised
+            before anything is written.
     """
-    if out.is_meta:  # a price has no numbers to add up, and may be asked for ten thousand payloads
+    if out.is_meta:  # to count bytes nothing is added, possibly for ten thousand payloads
         return True
     try:
         decode(heard, out)
     except OutOfRange:
-        far = 2.0 * HEADROOM**2 * len(heard)  # a codec may stand in another
+        far = 2.0 * HEADROOM**2 * len(heard)  # a codec may be wrapped in another
         decode([_scaled(payload, 1 / far) for payload in heard], out)
         out.mul_(far)
         return False
@@ -57,7 +68,7 @@ def decode_heard(
 
 @contextmanager
 def sent_by(rank: int, at: AggregationContext, tensor: Callable[[], str | None] = lambda: None) -> Iterator[None]:
-    """Name rank, step and tensor in a MalformedError."""
+    """Add the rank, the step and the tensor to a MalformedError."""
     try:
         yield
     except OutOfRange:
@@ -65,27 +76,27 @@ def sent_by(rank: int, at: AggregationContext, tensor: Callable[[], str | None] 
     except MalformedError as error:
         name = tensor()
         raise MalformedError(
-            f"what rank {rank} sent in step {at.step}{'' if name is None else f' for tensor {name!r}'} cannot be "
-            f"decoded, so nothing of it was applied: {error}. It was damaged on its way, or its sender runs another "
+            f"the payload of rank {rank} in step {at.step}{'' if name is None else f' for tensor {name!r}'} cannot be "
+            f"decoded, and none of it was applied: {error}. It was corrupted in transit, or the sender runs another "
             "version, recipe or model."
         ) from error
 
 
 @contextmanager
 def decoded_by(compressor: object) -> Iterator[None]:
-    """Name the compressor in a MalformedError."""
+    """Add the compressor to a MalformedError."""
     try:
         yield
     except OutOfRange:
         raise
     except MalformedError as error:
-        raise MalformedError(f"{compressor!r} met a payload that it has not made: {error}") from error
+        raise MalformedError(f"{compressor!r} received a payload that it did not encode: {error}") from error
 
 
 def _blame(
     decode: Decode, payload: Payload, layout: Layout | None, room: Tensor, rank: int, at: AggregationContext
 ) -> None:
-    """Raise MalformedError where this payload cannot be decoded by itself."""
+    """Raise MalformedError if this payload cannot be decoded alone."""
     with suppress(OutOfRange), sent_by(rank, at, lambda: _nonfinite_tensor(decode, payload, layout, room)):
         decode([payload], room)
 
@@ -95,7 +106,7 @@ def _scaled(payload: Payload, factor: float) -> Payload:
 
 
 def _nonfinite_tensor(decode: Decode, payload: Payload, layout: Layout | None, room: Tensor) -> str | None:
-    """The first tensor that a number of the payload which is not finite belongs to; None where that cannot be told."""
+    """Return the first tensor for which the payload has a value that is not finite; None if unknown."""
     if layout is None:
         return None
     marks = tuple(

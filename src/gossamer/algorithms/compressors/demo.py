@@ -1,4 +1,4 @@
-"""Decoupled momentum: every worker keeps what it has not sent of its own momentum."""
+"""Decoupled momentum (DeMo): each worker sends the largest coefficients of its local momentum."""
 
 from __future__ import annotations
 
@@ -25,24 +25,35 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class DeMo(MomentumWrapper):
-    """Add gradients up in a momentum of one's own, send its largest coefficients, and move by the sign of the mean.
+    """Decoupled momentum: accumulate gradients locally, send the largest coefficients, move by the sign of their mean.
 
     m_i = decay m_i + g_i, q_i = inner(m_i), m_i' = m_i - q_i, Q = mean q_i; p' = p - lr (weight_decay p + sign Q)
-    law:    sum of what was sent + mean m = sum of what was given - sum of what decayed, (1 - decay) m at each step
-    bytes:  the inner compressor's; memory: 2 N of at least float32, which take turns
+    law:    sum of mean q + mean m = sum of mean g - sum of (1 - decay) mean m at each step, sums over the steps
+    bytes:  the inner compressor's; memory: 2 N of at least float32, double-buffered
     source: Peng et al. 2026, ICLR
 
-    What is sent leaves the momentum, so that this is Feedback whose residual fades: what an entry waits for longer than
-    1 / (1 - decay) steps is mostly forgotten, and where everything is sent nothing has momentum. decay=1 is Feedback.
+    The paper calls m the momentum Delta_t, decay beta, and q the fast components. The sent part is removed from the
+    momentum, so DeMo is Feedback with a decaying residual: a part that is not sent within 1 / (1 - decay) steps is
+    mostly lost, and if everything is sent there is no momentum. decay=1 is Feedback.
 
-    sign: with gossamer.attach, for torch.optim.SGD without momentum, Adam and AdamW, whose lr and weight decay are
-    followed and which remember nothing then; for a learning rate such as Adam's. A recipe sends tensors of one
-    dimension dense, but they move by signs, too. sign=False leaves Q to the optimizer as it is, and the others to
-    Route; with LocalSGD and DiLoCo what waits then fades from round to round. One worker alone trains plainly, without
+    With sign=True, use gossamer.attach and torch.optim.SGD without momentum, Adam or AdamW. Their learning rate and
+    weight decay apply; they keep no moments then. Choose a learning rate as for Adam. A recipe sends tensors of one
+    dimension uncompressed, but they move by signs, too. With sign=False the optimizer receives Q, and Route handles the
+    other tensors; with LocalSGD and DiLoCo the residual then decays from round to round. A single worker trains without
     signs.
 
-    The authors' program divides a coefficient's sum by how many workers sent it, and not by all of them, takes 32 of
-    each 64 by 64 block, and adds lr g up, which is the same until lr changes. clip: as in DGC.
+    The authors' program divides a coefficient's sum by the number of workers that sent it, instead of by all, selects
+    32 of each 64 by 64 block, and accumulates lr g, which is equivalent while lr is constant.
+
+    Args:
+        inner: compressor of the momentum.
+        decay: factor of the momentum per step, in [0, 1].
+        sign: whether parameters move by the sign of the mean.
+        clip: norm limit of each tensor's gradient, clip sqrt(n) per worker; see DGC. None: no clipping.
+
+    Example:
+        >>> gossamer.DeMo(decay=0.99)
+        DeMo(decay=0.99)
     """
 
     inner: Compressor = Rotated(TopK(density=0.01))
@@ -53,19 +64,20 @@ class DeMo(MomentumWrapper):
     def __post_init__(self) -> None:
         require(
             0 <= self.decay <= 1,
-            f"decay is the share of what waits that is left after a step, in [0, 1], not {self.decay}. "
-            "Write DeMo(decay=0.999).",
+            f"decay must be the factor of the momentum per step, in [0, 1], got {self.decay}. Write DeMo(decay=0.999).",
         )
         require(
             not any(isinstance(term, Feedback) for term in self.inner.held()),
-            f"{self.inner!r} remembers what it has not sent, and DeMo's momentum is just that: it would be sent twice. "
+            f"{self.inner!r} keeps a residual, and DeMo's momentum is one as well: errors would be sent twice. "
             "Write DeMo(Rotated(TopK(density=0.01))).",
         )
         super().__post_init__()
 
     @property
     def handles_every_shape(self) -> bool:
-        """Route outside would leave tensors of one dimension to the optimizer, whose steps have another size."""
+        """Whether Route is unnecessary; with signs, Route would leave tensors of one dimension to the optimizer's own
+        step size.
+        """
         return self.sign and self.inner.handles_every_shape
 
     @property

@@ -21,16 +21,23 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True, repr=False)
 class Dense(Compressor):
-    """Send everything, cast to `dtype` where one is given ("float32", "float16" or "bfloat16").
+    """Send every entry, uncompressed or cast to `dtype`.
 
     C(x) = x, or x rounded to the nearest number of dtype
     law:    |x - C(x)| <= 2^-11 |x| for float16 (normal numbers), 2^-8 |x| for bfloat16; exact otherwise
     bytes:  2 (n-1)/n N itemsize
     source: Patarasuk & Yuan 2009, JPDC (the bytes); Micikevicius et al. 2018, ICLR (half precision)
 
-    A half-precision mean is summed in float32, divided there and rounded once more, so `own` averages to it only to
-    half a unit in its last place. A number beyond float16's 65504 marks the step as not finite instead of becoming
-    infinite in silence.
+    A half-precision mean is summed in float32, divided there and rounded again, so `own` averages to it only up to half
+    a unit in the last place. A value beyond float16's 65504 marks the step as not finite instead of silently becoming
+    infinite.
+
+    Args:
+        dtype: "float32", "float16", "bfloat16", or None for the tensors' own dtype.
+
+    Example:
+        >>> gossamer.Dense("bfloat16")
+        Dense(dtype='bfloat16')
     """
 
     dtype: str | None = None
@@ -38,8 +45,8 @@ class Dense(Compressor):
     def __post_init__(self) -> None:
         require(
             self.dtype is None or self.dtype in DTYPES,
-            f"Dense sends float32, float16 or bfloat16, not {self.dtype!r}. Write Dense(dtype='bfloat16'), or Dense() "
-            "to send gradients as they are.",
+            f"dtype must be 'float32', 'float16' or 'bfloat16', got {self.dtype!r}. Write Dense(dtype='bfloat16'), or "
+            "Dense() for the gradients' own dtype.",
         )
 
     @property
@@ -57,13 +64,13 @@ class Dense(Compressor):
         return 1
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        """Overwrite `out` with the mean of numbers sent as they are, or in `dtype`. Raises MalformedError."""
+        """Overwrite `out` with the mean of tensors sent in their own dtype, or in `dtype`. Raises MalformedError."""
         dtype = out.dtype if self.dtype is None else DTYPES[self.dtype]
         expect_tensors(payloads, 1)
         for (numbers,) in payloads:
             if numbers.shape != out.shape or numbers.dtype != dtype:
                 raise MalformedError(
-                    f"{len(out)} numbers of {dtype} were due, and {tuple(numbers.shape)} of {numbers.dtype} came"
+                    f"expected {len(out)} numbers of {dtype}, got {tuple(numbers.shape)} of {numbers.dtype}"
                 )
             expect_summable(numbers, len(payloads))
         out.copy_(payloads[0][0])
@@ -76,7 +83,7 @@ class Dense(Compressor):
         if self.dtype is not None and x.flat.dtype != DTYPES[self.dtype]:
             return (yield from self._cast(x.flat, DTYPES[self.dtype], at, out))
         if not within_range(x.flat, at.world):
-            raise NotFinite("a number is not finite, or too large for the sum over the group")
+            raise NotFinite("the input has a value that is not finite, or too large for the sum over the group")
         mean = yield AllReduceMean(x.flat, out)
         return AggregationResult(mean=mean, own_contribution=lambda: x.flat)
 

@@ -1,4 +1,4 @@
-"""Deep gradient compression: few entries travel, and those that wait gather momentum."""
+"""Deep gradient compression: sparse gradients with momentum correction."""
 
 from __future__ import annotations
 
@@ -36,27 +36,38 @@ MOMENTUM = "momentum"
 
 @dataclass(frozen=True, repr=False)
 class DGC(Compressor):
-    """Give gradients momentum on every worker, add up what is not sent, and send the k = density n largest sums.
+    """Deep gradient compression: accumulate momentum and gradients locally, and send the k = density n largest sums.
 
     u' = mu u + g, w = v + u' (Nesterov: v + g + mu u'); v' = w and u' stays, but both are 0 where w is sent
-    law:    sum of what was sent + v = sum of what was offered, which is u' (Nesterov: g + mu u')
+    law:    sum of sent values + v = sum over the steps of u' (Nesterov: g + mu u')
     bytes:  (n-1) (k itemsize + coded_bytes(k, N)), N of all tensors together, or 2 (n-1)/n N itemsize where that is
-            not more: then everything travels; memory: 4 N of at least float32, which take turns in pairs
+            not more: then everything is sent; memory: 4 N of at least float32, double-buffered
     source: Lin et al. 2018, ICLR
 
-    The momentum is that of a torch.optim.SGD: gossamer.attach takes it over, and after session.close() the optimizer's
-    own begins at zero. Weight decay stays with the optimizer. masking: what is sent loses its momentum, else it would
-    act on long after it became stale; density=1 is then plain SGD, and momentum SGD without. Where everything travels
-    at a lower density, only the k largest are masked, so that momentum lasts as long as if the others had waited.
-    warmup: steps in which the density falls from a quarter to its own.
+    u is the paper's velocity (momentum correction), v its local gradient accumulation, 1 - density its sparsity. The
+    momentum is that of torch.optim.SGD: gossamer.attach takes it over, and after session.close() the optimizer's own
+    starts at zero. Weight decay stays with the optimizer.
 
-    then: a codec that the values travel by, such as Int8(); what it loses waits with the rest.
+    masking is the paper's momentum factor masking: sent entries lose their momentum, which would otherwise act on stale
+    gradients. With it, density=1 is plain SGD; without, it is momentum SGD. If everything is sent at a lower density,
+    only the k largest entries are masked, so momentum lasts as long as if the others had waited.
 
-    clip: the largest norm that the mean of each tensor's fresh gradients should have. A worker's own g_i may have up to
-    clip sqrt(n): means of n independent gradients are shorter than these by sqrt(n), so that of noise is clipped where
-    the mean would have been, at clip, for any n; that of equal gradients at clip sqrt(n). (The paper's local gradient
-    holds the 1/n of the mean already, g_i / n, and its limit is clip / sqrt(n): the same.) What backward() leaves in
-    .grad has momentum in it and was sent already: clipping there loses what it cuts off, and a line says so.
+    clip limits the norm of each tensor's mean gradient. A worker's own g_i may have up to clip sqrt(n): the mean of n
+    independent gradients is smaller by sqrt(n), so pure noise is clipped at a mean of norm clip for any n, and equal
+    gradients at clip sqrt(n). (The paper's local gradient includes the 1/n of the mean, g_i / n, and its limit is clip
+    / sqrt(n): the same.) After backward(), .grad includes momentum and was sent already. Clipping it discards a part of
+    the update, and a warning is printed.
+
+    Args:
+        density: fraction of entries to send, in (0, 1].
+        warmup: steps in which the density falls from 1/4 to `density`.
+        masking: whether sent entries lose their momentum.
+        clip: norm limit of each tensor's mean gradient; None: no clipping.
+        then: codec of the values, such as Int8(); its error remains in v.
+
+    Example:
+        >>> gossamer.DGC(density=0.001, warmup=500, clip=1.0)
+        DGC(warmup=500, clip=1.0)
     """
 
     density: float = 0.001
@@ -67,7 +78,9 @@ class DGC(Compressor):
 
     def __post_init__(self) -> None:
         require_density(self.density, "DGC")
-        require(self.warmup >= 0, f"warmup counts steps, not {self.warmup}. Write DGC(warmup=1000).")
+        require(
+            self.warmup >= 0, f"warmup must be a number of steps, 0 or more, got {self.warmup}. Write DGC(warmup=1000)."
+        )
         require_clip(self.clip, "DGC")
 
     @property
@@ -115,14 +128,14 @@ class DGC(Compressor):
         at: AggregationContext,
         out: Tensor | None,
     ) -> Aggregation:
-        """Agree on the mean of all ranks' entries; what values lose on the way stays in `left`."""
+        """Compute the mean of all ranks' entries; the error of encoding the values remains in `left`."""
         payload = encode_places(places, len(x)), *self._said(values, places, left.flat, at)
         heard: Sequence[Payload] = yield AllGather(payload)
         mean = mean_buffer_like(x, out)
 
         def decode(payloads: Sequence[Payload], into: Tensor, divisor: int = at.world) -> None:
             if not all(payloads):
-                raise MalformedError("a payload without tensors came, and places and values were due")
+                raise MalformedError("expected a payload of indices and values, got one without tensors")
             entries = [(self._meant(each[1:], values.layout, into), each[0]) for each in payloads]
             sparse_decode(entries, into, divisor)
 
@@ -153,19 +166,21 @@ class DGC(Compressor):
 def require_clip(clip: float | None, noun: str) -> None:
     require(
         clip is None or clip > 0,
-        f"clip is the largest norm of a tensor's mean gradient, not {clip}. Write {noun}(clip=1.0), or leave it out.",
+        f"clip must be the largest norm of a tensor's mean gradient, above 0, got {clip}. Write {noun}(clip=1.0), or "
+        "omit clip.",
     )
 
 
 def clipped(x: FlatTensors, clip: float | None, at: AggregationContext) -> Tensor:
-    """x.flat, each tensor scaled down to a norm of at most clip sqrt(n): the mean of n such, if they are independent,
-    has the norm clip. What is not finite stays so.
+    """Return x.flat with each tensor scaled down to a norm of at most clip sqrt(n).
+
+    The mean of n independent tensors of that norm has the norm clip. Values that are not finite remain so.
     """
     if clip is None:
         return x.flat
     limit = clip * sqrt(at.world)
     spans = x.flat.split(list(x.layout.sizes))
-    norms = [torch.linalg.vector_norm(span, dtype=torch.float64) for span in spans]  # float32's squares overflow early
+    norms = [torch.linalg.vector_norm(span, dtype=torch.float64) for span in spans]  # squares overflow in float32
     return torch.cat(
         [span * (limit / norm).clamp(max=1).to(span.dtype) for span, norm in zip(spans, norms, strict=True)]
     )
@@ -174,7 +189,7 @@ def clipped(x: FlatTensors, clip: float | None, at: AggregationContext) -> Tenso
 def _everything(
     places: Tensor, values: Tensor, left: FlatTensors, at: AggregationContext, out: Tensor | None
 ) -> Aggregation:
-    """Agree on the mean of what is left and the values taken from it together, so that nothing is left."""
+    """Compute the mean of `left` with the selected values restored, so that no residual remains."""
     whole = left.flat.index_copy(0, places.long(), values)
     staged = yield from Dense().aggregate(FlatTensors(whole, left.layout), State(), at, mean_buffer_like(whole, out))
     left.flat.zero_()

@@ -1,4 +1,4 @@
-"""EDEN and DRIVE: a random rotation, few bits for each coefficient, and a scale that makes the estimate unbiased."""
+"""EDEN and DRIVE: random rotation, few bits per coefficient, and a scale that makes the estimate unbiased."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import Payload
 from gossamer.errors import require
 
-# The positive half of the nearest levels to a standard normal variable (Lloyd 1982, Max 1960), by bits.
+# The positive half of the optimal quantization levels of a standard normal variable (Lloyd 1982, Max 1960), by bits.
 LEVELS = {
     1: (0.7978845608,),
     2: (0.4527800398, 1.5104176087),
     4: (0.1283950299, 0.3880482940, 0.6567591215, 0.9423404265, 1.2562311585, 1.6180464079, 2.0690173036, 2.7326355767),
 }
-ROUNDS = 2  # of signs and sums: after one, an input with two large entries has two-valued coefficients
+ROUNDS = 2  # of signs and Hadamard sums: after one, an input with two large entries has two-valued coefficients
 
 
 @dataclass(frozen=True, repr=False)
 class EDEN(Codec):
-    """Send each coefficient of a random rotation in a few bits, without bias, and remember nothing.
+    """Send each coefficient of a random rotation in a few bits; unbiased, and without a residual.
 
     y = R x in blocks of d entries;  c_j = the level nearest to sqrt(d) y_j / |y|;  C(x) = S R^T c, S = |x|^2 / (c . y)
     R = (H D / sqrt(d))^2, H Walsh-Hadamard, D random signs, drawn by each worker in each step
@@ -44,10 +44,19 @@ class EDEN(Codec):
             powers of two
     source: Vargaftik et al. 2021, NeurIPS (DRIVE: 1 bit); Vargaftik et al. 2022, ICML (EDEN)
 
-    Signs travel as a seed of 63 bits. H D is not a uniform rotation, so a bias remains for inputs with few large
-    entries; two rounds make it small. Each worker draws its own signs, or errors would be equal and a mean would not
-    shrink them. The scale makes single messages worse than OneBit's: with feedback, write Rotated(OneBit(),
-    by="hadamard").
+    The papers call the levels centroids and S the scale. The signs D are sent as a 63-bit seed. H D is not a uniform
+    rotation, so a bias remains for inputs with few large entries; two rounds make it small. Each worker draws its own
+    signs: with equal signs the errors would be equal, and averaging would not reduce them. The unbiased scale gives a
+    single message a larger error than OneBit's. With feedback, write Rotated(OneBit(), by="hadamard").
+
+    Args:
+        bits: bits per coefficient: 1, 2 or 4.
+        block: entries that are rotated together (d), a power of two, 8 or more.
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.EDEN(bits=2)
+        EDEN(bits=2)
     """
 
     bits: int = 1
@@ -99,7 +108,7 @@ class EDEN(Codec):
         return self._rotated(levels.mul_(_spread(scales, _blocks(sizes, self.block)).to(dtype)), sizes, key, back=True)
 
     def _rotated(self, x: Tensor, sizes: tuple[int, ...], key: int, *, back: bool = False) -> Tensor:
-        """R x, or R^T x: (n,)."""
+        """Return R x, or R^T x: (n,)."""
         found = torch.empty_like(x)
         draws = torch.randint(0, 2, (ROUNDS, self.block), generator=rng.generator("rotation", key), device="cpu")
         signs_of_rounds = (2 * draws - 1).to(x.device, x.dtype)
@@ -110,7 +119,7 @@ class EDEN(Codec):
 
 
 def quantized(y: Tensor, blocks: Sequence[int], bits: int) -> tuple[Tensor, Tensor]:
-    """(codes, scales) of coefficients y: (n,), in blocks of these lengths: (n,) int64 and (blocks,) float64."""
+    """Return (codes, scales) of coefficients y: (n,), in blocks of these lengths: (n,) int64 and (blocks,) float64."""
     y = y.double()
     owner = _spread(torch.arange(len(blocks), device=y.device), blocks)
     nothing = y.new_zeros(len(blocks))
@@ -124,17 +133,17 @@ def quantized(y: Tensor, blocks: Sequence[int], bits: int) -> tuple[Tensor, Tens
 
 
 def _spread(values: Tensor, blocks: Sequence[int]) -> Tensor:
-    """(blocks,) -> (n,): for each entry its block's value."""
+    """Repeat each block's value for its entries: (blocks,) -> (n,)."""
     return values.repeat_interleave(torch.tensor(blocks, device=values.device), output_size=sum(blocks))
 
 
 @lru_cache(maxsize=1024)
 def _blocks(sizes: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """The lengths of the blocks that are rotated, in their order."""
+    """Return the lengths of the rotated blocks, in order."""
     return tuple(length for start, stop, length in spans(sizes, block) for _ in range((stop - start) // length))
 
 
 def _levels(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """All levels, ascending: (2^bits,)."""
+    """Return all levels, ascending: (2^bits,)."""
     half = torch.tensor(LEVELS[bits], dtype=dtype, device=device)
     return torch.cat([-half.flip(0), half])

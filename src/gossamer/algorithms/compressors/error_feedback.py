@@ -1,4 +1,4 @@
-"""Error feedback: what a compressor did not send is not lost."""
+"""Error feedback: the compression error of a step is added to the next input."""
 
 from __future__ import annotations
 
@@ -21,57 +21,73 @@ CLASSIC, EF21 = "classic", "ef21"
 
 @dataclass(frozen=True, repr=False)
 class Feedback(Wrapper):
-    """Remember what the inner compressor lost and offer it again next time.
+    """Error feedback: keep the compression error of `inner` as a residual and add it to the next input.
 
     wanted = x + decay residual, residual' = wanted - own, answer = mean own
-    ef21:  told = (1 - momentum) told + momentum x, known' = known + C(told - known), answer = mean known'
-    law:    classic: sum of what was sent + mean residual = sum of what was given - (1 - decay) sum of mean residuals
-            before each step; ef21: the answer is the mean of what is known, and a gradient that stays as it is becomes
-            known exactly
-    bytes:  the inner compressor's; memory: 2 N of at least float32, which take turns (ef21: 4 N, with momentum 6 N)
+    ef21:  v = (1 - momentum) v + momentum x, g' = g + C(v - g), answer = mean g'
+    law:    classic: sum of own + mean residual = sum of x - (1 - decay) sum of mean residuals before each step, sums
+            over the steps, x and own averaged over the workers; ef21: the answer is mean g', and g' converges to a
+            gradient that stays constant
+    bytes:  the inner compressor's; memory: 2 N of at least float32, double-buffered (ef21: 4 N, with momentum 6 N)
     source: Seide et al. 2014, Interspeech; Karimireddy et al. 2019, ICML; decay: Sarfi et al. 2025, arXiv:2508.15706
             (SparseLoCo: 0.95 per round); ef21: Richtarik et al. 2021, NeurIPS, with momentum Fatkhullin et al. 2023,
             NeurIPS
 
-    The residual is local and in gradient units: a learning rate that falls also shrinks what is still owed.
+    Karimireddy et al. call the residual the error e_t, wanted p_t and own Delta_t. Richtarik et al. call g the
+    gradient estimate g_i^t; Fatkhullin et al. call momentum eta.
 
-    A decay below 1 forgets old losses. A residual of many rounds of local steps points to parameters that training has
-    left since. SparseLoCo decays it instead of an outer momentum.
+    The residual is local to a rank and in gradient units, so a decaying learning rate also scales the late part of an
+    update. A decay below 1 discounts old errors. A residual that spans many rounds of local steps refers to outdated
+    parameters; SparseLoCo decays it and uses no outer momentum.
 
-    With rule "ef21" nothing is owed: entries that do not travel are answered as they were last told. An answer goes on
-    from the last one, so only strategies that average all workers' gradients take it. momentum is that of SGD in its
-    averaging form, begins with the first gradient, and stands before the wire: write SGD(lr, momentum=0) with it, and
-    for momentum=0.1 ten times the lr that goes with SGD's own momentum of 0.9. Adam smooths what comes once more.
+    With rule "ef21" there is no residual: entries that are not sent keep their last known value in the answer. The
+    answer is updated incrementally, so only strategies that average the gradients of all workers accept it. momentum is
+    an exponential moving average, starts with the first gradient, and is applied before compression: use SGD(lr,
+    momentum=0) with it, and for momentum=0.1 ten times the lr of SGD with its own momentum of 0.9. Adam smooths the
+    result again.
 
-    Measured under AdamW (examples/digits.py, conv; 200 steps, four workers, two seeds): TopK(0.01) ends at a loss of
-    0.068 with "ef21" and 0.014 classic, PowerSGD(1) at 0.116 and 0.022, Dense() at 0.003; with a momentum of 0.1 or 0.3
-    neither comes down to classic feedback.
+    Measured under AdamW (examples/digits.py, conv; 200 steps, four workers, two seeds), the final loss is higher with
+    "ef21" than with classic feedback, also with a momentum of 0.1 or 0.3:
+
+        TopK(0.01)    classic 0.014, ef21 0.068
+        PowerSGD(1)   classic 0.022, ef21 0.116
+        Dense()       0.003
+
+    Args:
+        inner: the compressor whose error is kept.
+        rule: "classic" or "ef21".
+        momentum: weight of the newest gradient in the moving average, in (0, 1], for "ef21" only; None means 1.
+        decay: factor of the residual per step, in [0, 1], for "classic" only.
+
+    Example:
+        >>> gossamer.Feedback(gossamer.TopK(density=0.01), decay=0.95)
+        Feedback(TopK(density=0.01), decay=0.95)
     """
 
     inner: Compressor
     rule: str = CLASSIC
-    momentum: float | None = None  # the newest gradient's share of what is told, for "ef21" only; None: all of it
-    decay: float = 1.0  # share of the residual that is offered again, for "classic" only
+    momentum: float | None = None
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         require(
             self.rule in (CLASSIC, EF21),
-            f'rule is "{CLASSIC}" or "{EF21}", not {self.rule!r}. Write Feedback({self.inner!r}, rule="{EF21}").',
+            f'rule must be "{CLASSIC}" or "{EF21}", got {self.rule!r}. Write Feedback({self.inner!r}, rule="{EF21}").',
         )
         require(
             self.momentum is None or 0 < self.momentum <= 1,
-            f"momentum is the newest gradient's share of what is told, in (0, 1], not {self.momentum}: 1 smooths "
-            f'nothing. Write Feedback({self.inner!r}, rule="{EF21}", momentum=0.1).',
+            f"momentum must be the weight of the newest gradient, in (0, 1], got {self.momentum}; 1 means no "
+            f'smoothing. Write Feedback({self.inner!r}, rule="{EF21}", momentum=0.1).',
         )
         require(
             self.rule == EF21 or self.momentum is None,
-            f"momentum={self.momentum} smooths what is told, and classic feedback sends every gradient in full, late "
-            f'or not, so it would change nothing. Write Feedback({self.inner!r}, rule="{EF21}", '
-            f"momentum={self.momentum}), or leave it out.",
+            f"momentum={self.momentum} has no effect with classic feedback: momentum smooths the gradients of "
+            f'rule="{EF21}". Write Feedback({self.inner!r}, rule="{EF21}", '
+            f"momentum={self.momentum}), or omit momentum.",
         )
         require(
             0 <= self.decay <= 1,
-            f"decay must be in [0, 1], got {self.decay}: it is the share of the residual that is offered again. "
+            f"decay must be in [0, 1], got {self.decay}: it is the factor of the residual per step. "
             f"Write Feedback({self.inner!r}, decay=0.95).",
         )
         require(
@@ -83,9 +99,9 @@ class Feedback(Wrapper):
         halves = [term for term in held if isinstance(term, Dense) and term.dtype is not None]
         require(
             not halves,
-            f"the mean of what {halves and halves[0]!r} sends is rounded once more, which no worker sees, and answers "
-            f'that go on from the last one would add these errors up. Write Feedback(Int8(), rule="{EF21}"), or '
-            f'leave rule="{EF21}" out.',
+            f"the mean that {halves and halves[0]!r} sends is rounded again, which no worker can observe, so the "
+            f'incremental answers of rule="{EF21}" would accumulate these errors. Write Feedback(Int8(), '
+            f'rule="{EF21}"), or omit rule="{EF21}".',
         )
 
     @property

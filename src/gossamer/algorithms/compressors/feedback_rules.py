@@ -1,4 +1,4 @@
-"""Feedback rules: what a worker remembers of what it sent, and what it therefore sends next."""
+"""Feedback rules: the state that error feedback keeps, and the input that it gives to the inner compressor."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gossamer.base.aggregation import Aggregation, AggregationContext, Aggregati
 from gossamer.base.kernels import Residual, all_finite, scratch_like
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 
-RESIDUAL = "residual"  # what this worker did not send yet
-KNOWN = "known"  # what the others know of this worker's numbers: the sum of all that it sent
-KNOWN_MEAN = "known_mean"  # the mean of that over the workers, the last answer: the same bits on every rank
-SMOOTHED = "smoothed"  # the moving average of this worker's numbers
-BEGUN = "begun"  # per tensor: 1 where its moving average holds anything, else 0
+RESIDUAL = "residual"  # the part of this worker's inputs that was not sent yet
+KNOWN = "known"  # the other ranks' estimate of this worker's input: the sum of all that it sent
+KNOWN_MEAN = "known_mean"  # its mean over the workers, equal to the last answer: the same bits on every rank
+SMOOTHED = "smoothed"  # the moving average of this worker's inputs
+BEGUN = "begun"  # per tensor: 1 if its moving average has started, else 0
 
 
 class FeedbackRule(Protocol):
-    """Memory around an inner compressor."""
+    """The state around an inner compressor, and its update."""
 
     @property
     def incremental(self) -> bool:
-        """Whether a message is a change to those before it, and means nothing without them."""
+        """Whether a message is a change relative to earlier messages, and cannot be decoded without them."""
 
     def init(self, inner: Compressor, like: FlatTensors, at: AggregationContext) -> State: ...
 
@@ -37,7 +37,7 @@ class FeedbackRule(Protocol):
 
 @dataclass(frozen=True)
 class Losses:
-    """Add what was lost to the next numbers. decay: the share of what was lost before that is added."""
+    """Classic error feedback: add the residual, times `decay`, to the next input."""
 
     decay: float = 1.0
 
@@ -60,7 +60,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Differences:
-    """The difference to what the others know travels; momentum: the newest numbers' share of what is told."""
+    """EF21: send the difference to the known estimate. momentum: weight of the newest input in its moving average."""
 
     momentum: float
 
@@ -76,8 +76,10 @@ class Differences:
     def aggregate(
         self, inner: Compressor, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None
     ) -> Aggregation:
-        """The inner compressor compensates for what is known, with a minus before it: it sends the difference, by the
-        very encoder that it has within feedback."""
+        """Run the inner compressor with the negated estimate as residual, so that it encodes the difference.
+
+        It uses the same encoder as classic error feedback.
+        """
         smoothed = self._smoothed(x, state)
         told = smoothed.get(SMOOTHED, x).flat.to(state[KNOWN].flat.dtype)
         known, mean = state.scratch(KNOWN), state.scratch(KNOWN_MEAN)
@@ -89,11 +91,11 @@ class Differences:
             at,
             mean.flat,
         )
-        torch.add(state[KNOWN].flat, staged.own, out=known.flat)  # entries that did not travel keep their bits
+        torch.add(state[KNOWN].flat, staged.own, out=known.flat)  # entries that were not sent keep their bits
         mean.flat.add_(state[KNOWN_MEAN].flat)
 
         def own() -> Tensor:
-            """What is known, less what of it the group has not given back yet: so it averages to the answer."""
+            """Return the estimate minus the group's unsettled residual, so that its mean is the answer."""
             debt = staged.owed
             return known.flat.clone() if debt is None else torch.sub(known.flat, debt, alpha=at.world)
 
@@ -106,7 +108,7 @@ class Differences:
         return with_mean_in(answer, out)
 
     def _smoothed(self, x: FlatTensors, state: State) -> State:
-        """The moving averages with x in them. A tensor's first numbers are its first average, not a part of it."""
+        """Update the moving averages with x. The first input of a tensor initializes its average."""
         if self.momentum == 1:
             return State()
         before, after, begun = state[SMOOTHED].flat, state.scratch(SMOOTHED), state.scratch(BEGUN)
@@ -119,14 +121,16 @@ class Differences:
 
 
 def debtor(prefix: str, memory: Container[str]) -> tuple[str, int]:
-    """(key, sign) of what takes up what the group owes itself: a residual as more to send, and what is known as less
-    that was sent."""
+    """Return (key, sign) of the state that absorbs the group's residual: a residual has +1, a known estimate -1."""
     return (prefix + KNOWN, -1) if prefix + KNOWN in memory else (prefix + RESIDUAL, 1)
 
 
 def begins_from(key: str) -> str:
-    """The key of what the same memory of a new worker begins from: it has sent nothing, and the answer goes on only if
-    it is taken to have sent just that."""
+    """Return the state key from which the same state of a new worker is initialized.
+
+    A new worker has sent nothing. Its known estimate starts at the known mean, so that the incremental answer stays
+    valid.
+    """
     prefix, dot, last = key.rpartition(".")
     return prefix + dot + KNOWN_MEAN if last == KNOWN else key
 

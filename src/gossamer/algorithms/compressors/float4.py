@@ -25,12 +25,20 @@ class Float4(Quantizer):
     law:    |x_j - C(x)_j| <= min(|x_j|, max(|x_j| / 3, s / 128)), so that |x - C(x)|^2 <= |x|^2 - s^2 per block; zeros
             stay zero
     bytes:  (workers - 1) (ceil(N / 2) + 4 ceil(N / block)), N per tensor
-    source: Douillard et al. 2025, arXiv:2501.18512 (E3M0 for differences of parameters, summed in float32; the blocks
-            are this library's)
+    source: Douillard et al. 2025, arXiv:2501.18512 (E3M0 for pseudo-gradients, summed in float32; the blocks are this
+            library's)
 
-    Relative to itself an entry loses no more where it is small than where it is large, down to a 128th of its block's
-    largest. That suits differences of parameters, whose sizes differ by orders of magnitude, and what a mean over
-    several workers then averages out. Sums are in float32: only what travels is coarse.
+    The relative error is the same for small and large entries, down to 1/128 of the block's largest. That suits
+    pseudo-gradients (differences of parameters), whose entries differ by orders of magnitude, and averaging over
+    several workers reduces the error. Sums are in float32; only messages are quantized.
+
+    Args:
+        block: entries that share a scale, an even number.
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.DiLoCo(period=20) + gossamer.Float4()
+        DiLoCo(period=20) + Float4()
     """
 
     block: int = 256
@@ -39,8 +47,8 @@ class Float4(Quantizer):
     def __post_init__(self) -> None:
         require(
             self.block >= 2 and self.block % 2 == 0,
-            f"block counts the entries that share a scale, and two of them share a byte: an even number, at least 2, "
-            f"not {self.block}. Write Float4(block=256).",
+            f"block must be the number of entries that share a scale, even since two entries share a byte, 2 or more, "
+            f"got {self.block}. Write Float4(block=256).",
         )
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:

@@ -1,4 +1,4 @@
-"""Hierarchical compression: means within a node as they are, and compressed means between the nodes."""
+"""Hierarchical compression: exact means within a node, compressed means between the nodes."""
 
 from __future__ import annotations
 
@@ -23,36 +23,46 @@ from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype, 
 from gossamer.base.ops import AllGather, AllToAll, InGroup, Payload, Script, in_group
 from gossamer.errors import NotFinite, RecipeError, require
 
-PREFIX = "place"  # of the keys of what a place remembers
-FILLED = 16  # rows of a tensor, for each that may be added to it so that it can be cut between rows
+PREFIX = "place"  # of the state keys of a place
+FILLED = 16  # a tensor is cut between rows if it has this many rows per row of padding
 
 
 @dataclass(frozen=True, repr=False)
 class Hierarchical(Compressor):
-    """Average within a node as it is, and by `between` among the nodes, each worker of a node a part of it.
+    """Average exactly within each node, and by `between` among the nodes, where each worker of a node handles a part.
 
     rank = node per_node + place;  m_p = mean over the node of x_p;  answer_p = mean over nodes of C(m_p)
     law:    own_p = x_p + per_node (C(m_p) - m_p) where the place is p, else x_p, so that mean own = answer
     bytes:  2 (per_node - 1)/per_node N itemsize within a node, C's for N/per_node entries between nodes, and 1 to each
     source: Goyal et al. 2017, arXiv:1706.02677 (the three phases)
 
-    Every tensor is cut by itself, so that no memory depends on what lies beside it: in blocks of rows, or of entries
-    where it has few rows, filled up with zeros to equal lengths. What `between` remembers of the p-th pieces lies with
-    place p, under "place<p>." A single node sends nothing between nodes, and remembers nothing.
+    The phases are a reduce-scatter within the node, an aggregation by `between` among the workers with the same place,
+    and an all-gather within the node. Each tensor is cut separately, so no state depends on the other tensors of its
+    bucket: into blocks of rows, or of entries if it has few rows, padded with zeros to equal lengths. Place p keeps the
+    state of `between` for the p-th pieces, under "place<p>." A single node sends nothing between nodes and has no
+    state.
+
+    Args:
+        between: compressor between the nodes.
+        per_node: workers per node; the number of workers must be a multiple of it.
+
+    Example:
+        >>> gossamer.Hierarchical(gossamer.Int8(), per_node=4)
+        Hierarchical(Int8(), per_node=4)
     """
 
     between: Compressor
     per_node: int = 8
 
     def __post_init__(self) -> None:
-        require(self.per_node >= 1, f"per_node is a number of workers, 1 or more, not {self.per_node}")
+        require(self.per_node >= 1, f"per_node must be a number of workers, 1 or more, got {self.per_node}")
 
     @property
     def handles_every_shape(self) -> bool:
         return self.between.handles_every_shape
 
     def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
-        """The ways for tensors of all shapes part between the nodes: within a node everything is sent as it is."""
+        """Apply Route to the compressor between nodes; within a node every tensor is sent uncompressed."""
         inner = self.between.completed(complete)
         return replace(self, between=inner if inner.handles_every_shape else Route(inner))
 
@@ -72,15 +82,15 @@ class Hierarchical(Compressor):
         state = self.between.init(blank, where.at(at))
         if any(map(is_owed, state)):
             raise RecipeError(
-                f"{self.between!r} divides the nodes once more and remembers what its parts still owe, which nobody "
-                "could settle if workers changed. Write what it holds without the division, such as "
-                f"Hierarchical(Feedback(Int8()), per_node={self.per_node})."
+                f"{self.between!r} shards the tensors among nodes again and keeps a residual per shard, which cannot "
+                "be redistributed if the number of workers changes. Use its inner compressor without the sharding, "
+                f"such as Hierarchical(Feedback(Int8()), per_node={self.per_node})."
             )
         return State({where.prefix + key: packed for key, packed in state.items()})
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if not within_range(x.flat, at.world):
-            raise NotFinite("a number is not finite, or too large for the sum over the group")
+            raise NotFinite("the input has a value that is not finite, or too large for the sum over the group")
         where = _Place.of(at, self.per_node)
         part = _part(x.layout, where.size)
         mean = mean_buffer_like(x.flat, out)
@@ -100,8 +110,10 @@ class Hierarchical(Compressor):
         )
 
     def _between(self, x: FlatTensors, state: State, where: _Place, at: AggregationContext) -> Aggregation:
-        """Agree on the means over nodes of x.flat: (n,), one node's. Where `between` cannot send them it sends zeros,
-        and a byte tells the counterparts, which tell their nodes."""
+        """Compute the mean over nodes of x.flat: (n,), one node's mean.
+
+        If `between` cannot send its input it sends zeros, and a flag byte reports that to the same place of all nodes.
+        """
         if where.nodes == 1:
             return AggregationResult(mean=x.flat, own_contribution=lambda: x.flat)
         lost: list[bool] = []
@@ -114,7 +126,7 @@ class Hierarchical(Compressor):
 
 
 def _all_fine(lost: Sequence[bool], like: Tensor, where: _Place, at: AggregationContext) -> Script:
-    """Whether no rank has lost anything, as is known once all have begun."""
+    """Whether no rank lost its input; known once all have started."""
     heard = yield AllGather((like.new_full((1,), bool(lost), dtype=torch.uint8),))
     flags = _rows(heard, torch.uint8, 1, where.across, at)
     return like.is_meta or not any(bool(flag.item()) for flag in flags)
@@ -123,7 +135,7 @@ def _all_fine(lost: Sequence[bool], like: Tensor, where: _Place, at: Aggregation
 def _rows(
     heard: Sequence[Payload], dtype: torch.dtype, count: int, ranks: Sequence[int], at: AggregationContext
 ) -> list[Tensor]:
-    """What each of some ranks sent: (count,) of dtype. Raises MalformedError."""
+    """Return the tensor that each rank sent: (count,) of dtype. Raises MalformedError."""
     for rank, payload in zip(ranks, heard, strict=True):
         with sent_by(rank, at):
             expect_tensors([payload], 1)
@@ -132,13 +144,13 @@ def _rows(
 
 
 def _all_finite(answers: Sequence[Tensor]) -> bool:
-    """Whether all places sent numbers: one whose mean is not finite sends NaN in all of them."""
+    """Whether all places sent finite values: a place whose mean is not finite sends NaN in every entry."""
     return all(within_range(row, 1) for row in answers)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a worker stands: the place-th of `size` in the node-th of `nodes` nodes."""
+    """The position of a worker: place `place` of `size` in node `node` of `nodes`."""
 
     node: int
     place: int
@@ -151,8 +163,8 @@ class _Place:
             return cls(0, 0, 1, 1)
         if at.world % per_node:
             raise RecipeError(
-                f"{at.world} workers do not make nodes of {per_node} each, and places in the last would have no "
-                f"counterparts. Run a multiple of {per_node} workers, or write per_node={_divisor(at.world, per_node)}."
+                f"{at.world} workers cannot be divided into nodes of {per_node}, so the last node would be "
+                f"incomplete. Run a multiple of {per_node} workers, or write per_node={_divisor(at.world, per_node)}."
             )
         return cls(*divmod(at.rank, per_node), per_node, at.world // per_node)
 
@@ -163,24 +175,27 @@ class _Place:
 
     @property
     def across(self) -> tuple[int, ...]:
-        """The ranks in the same place of all nodes."""
+        """The ranks at the same place of all nodes."""
         return tuple(range(self.place, self.nodes * self.size, self.size))
 
     @property
     def prefix(self) -> str:
-        """Before the keys of what is remembered here: other places remember other pieces."""
+        """The prefix of this place's state keys; other places keep state of other pieces."""
         return f"{PREFIX}{self.place}."
 
     def at(self, at: AggregationContext) -> AggregationContext:
-        """Where `between` stands. The pieces of one tensor share its name, and would share noise."""
+        """The context of `between`.
+
+        Pieces of one tensor share its name, so the seed includes the place to separate noise.
+        """
         seed = rng.address(at.seed, "place", self.place)
         return replace(at, seed=seed, rank=self.node, world=self.nodes)
 
 
 def place_of(key: str) -> int | None:
-    """The place in a node whose pieces are remembered under a state's key; None where whole tensors are.
+    """Return the place whose pieces a state key belongs to; None for the state of whole tensors.
 
-    The pieces of place p begin at p times their length.
+    The pieces of place p start at p times their length.
     """
     first = next((part for part in key.split(".") if part.startswith(PREFIX)), None)
     return None if first is None else int(first.removeprefix(PREFIX))
@@ -191,7 +206,7 @@ def _divisor(world: int, most: int) -> int:
 
 
 def _mean(rows: Sequence[Tensor]) -> Tensor:
-    """The mean of a node's numbers in the order of its ranks, in at least float32: (m,)."""
+    """Return the mean of a node's tensors, added in the order of its ranks in at least float32: (m,)."""
     first, *others = rows
     mean = scratch_like(first, accumulation_dtype(first.dtype)).copy_(first)
     for row in others:
@@ -203,7 +218,7 @@ def _mean(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _piece(slot: Slot, size: int, offset: int) -> Slot:
-    """One of `size` equal pieces of a tensor, at `offset`: of whole rows in memory, where that fills up little."""
+    """Return the slot of one of `size` equal pieces of a tensor, at `offset`: whole rows if that pads little."""
     axes = [axis for axis, count in enumerate(slot.shape) if count > 1]
     if axes:
         axis = max(axes, key=lambda axis: slot.stride[axis])  # the outermost in memory
@@ -216,7 +231,7 @@ def _piece(slot: Slot, size: int, offset: int) -> Slot:
 
 @lru_cache(maxsize=256)
 def _part(layout: Layout, size: int) -> Layout:
-    """What one place of a node gets of all tensors, the same at every place. Tensors without entries are left out."""
+    """Return the layout of one place's pieces, equal at every place. Tensors without entries are omitted."""
     slots: list[Slot] = []
     offset = 0
     for slot in layout:
@@ -227,7 +242,7 @@ def _part(layout: Layout, size: int) -> Layout:
 
 
 def _cut(x: FlatTensors, part: Layout, size: int) -> Sequence[Tensor]:
-    """Each place's pieces of all tensors side by side: `size` of (m,)."""
+    """Return each place's pieces of all tensors, concatenated: `size` tensors of (m,)."""
     rows = scratch_for(size * part.numel, x.flat.dtype, x.flat.device).view(size, part.numel)
     for piece in part:
         span = x.layout.by_name[piece.name].flat_view(x.flat)
@@ -241,7 +256,7 @@ def _cut(x: FlatTensors, part: Layout, size: int) -> Sequence[Tensor]:
 
 
 def _joined(rows: Sequence[Tensor], part: Layout, layout: Layout, out: Tensor) -> None:
-    """Overwrite `out`: (n,) with all tensors, of which every place gives its pieces: (m,) each."""
+    """Overwrite `out`: (n,) with all tensors, from the pieces of each place: (m,) each."""
     blocks = torch.stack(list(rows))
     for piece in part:
         span = layout.by_name[piece.name].flat_view(out)
@@ -249,7 +264,9 @@ def _joined(rows: Sequence[Tensor], part: Layout, layout: Layout, out: Tensor) -
 
 
 def _own(x: FlatTensors, part: Layout, mean: Tensor, staged: AggregationResult, where: _Place) -> Tensor:
-    """x, and at this place what the node's mean became on its way, times the ranks that share it: (n,)."""
+    """Return x, plus at this place the compression error of the node's mean times the number of ranks that share it:
+    (n,).
+    """
     whole = x.flat.to(accumulation_dtype(x.flat.dtype), copy=True)
     error = (staged.own - mean).mul_(where.size)
     for piece in part:

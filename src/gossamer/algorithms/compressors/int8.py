@@ -1,4 +1,4 @@
-"""8-bit quantization, one scale a block."""
+"""8-bit quantization with one scale per block."""
 
 from __future__ import annotations
 
@@ -25,9 +25,17 @@ class Int8(Quantizer):
     bytes:  (workers - 1) (N + 4 ceil(N / block)), N per tensor
     source: Dettmers 2016, ICLR (8-bit gradients); Dettmers et al. 2022, ICLR (blocks)
 
-    u_j is uniform in [0, 1), in steps that float32 cannot tell apart (kernels/noise.py). What is rounded so is right on
-    average and needs no feedback, at twice the mean square error: only where it is not stochastic does `feedback` say
-    whether a recipe wraps this in Feedback.
+    u_j is uniform in [0, 1), with the resolution of float32. Stochastic rounding is unbiased and needs no feedback, at
+    twice the mean squared error; `feedback` applies only if stochastic=False.
+
+    Args:
+        block: entries that share a scale, 1 or more.
+        stochastic: whether to round at random, without bias.
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.Int8(block=128)
+        Int8(block=128)
     """
 
     block: int = 256
@@ -35,7 +43,11 @@ class Int8(Quantizer):
     feedback: bool = True
 
     def __post_init__(self) -> None:
-        require(self.block >= 1, f"block counts the entries that share a scale, at least 1, not {self.block}")
+        require(
+            self.block >= 1,
+            f"block must be the number of entries that share a scale, 1 or more, got {self.block}. "
+            "Write Int8(block=256).",
+        )
 
     @property
     def wants_feedback(self) -> bool:

@@ -1,4 +1,6 @@
-"""Mask parts: a buffer in as many equal parts as there are ranks, each of which marks as many places in its own."""
+"""Mask parts: a buffer in as many equal parts as there are ranks; each rank marks the same number of indices in its
+part.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,14 @@ from gossamer.base.kernels import coded_bytes, decode_places, encode_places, lar
 from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError
 
-WORD = 8  # marks, of a byte each, that are looked at together
+WORD = 8  # flags, of a byte each, that are tested together
 
 
 @dataclass(frozen=True)
 class MaskParts:
-    """Parts of a buffer of `numel` places, at least one for each of `world` ranks; each marks `each` of its own."""
+    """Parts of a buffer of `numel` entries, at least one for each of `world` ranks; each rank marks `each` of its own
+    part.
+    """
 
     numel: int
     world: int
@@ -33,7 +37,7 @@ class MaskParts:
 
     @property
     def total(self) -> int:
-        """How many places a mask has."""
+        """Number of indices in a mask."""
         return self.world * self.each
 
     @property
@@ -42,40 +46,43 @@ class MaskParts:
 
     @property
     def coded_bytes(self) -> int:
-        """What the places of one rank take."""
+        """Bytes of the encoded indices of one rank."""
         return coded_bytes(self.each, self.longest)
 
     def bounds(self, rank: int, step: int) -> tuple[int, int]:
-        """Where the part of a rank begins and ends: in every step another, so that what only one rank has is found."""
+        """Return the bounds of a rank's part.
+
+        Parts rotate every step, so entries that are large on one rank only are found.
+        """
         part = (rank + step) % self.world
         return part * self.numel // self.world, (part + 1) * self.numel // self.world
 
     def chosen(self, x: Tensor, at: AggregationContext) -> Tensor:
-        """The places of the largest entries of x: (n,) in this rank's part, counted from where it begins, as a code."""
+        """Encode the indices of the largest entries of x: (n,) in this rank's part, relative to its start."""
         begin, end = self.bounds(at.rank, at.step)
         places, _ = largest(x[begin:end], [end - begin], [self.each])
         return encode_places(places, self.longest)
 
     def mark(self, heard: Sequence[Payload], mask: Tensor, at: AggregationContext) -> None:
-        """Overwrite the mask: (n,) bool with the places that ranks told. Raises MalformedError, before it writes."""
+        """Overwrite the mask: (n,) bool with the indices that ranks sent. Raises MalformedError, before it writes."""
         found = [self._told(payload, rank, at) for rank, payload in enumerate(heard)]
         mask.zero_().index_fill_(0, torch.cat(found), True)
 
     def _told(self, payload: Payload, rank: int, at: AggregationContext) -> Tensor:
-        """The places that a rank told, in the whole buffer: (each,) int64."""
+        """Return the indices that a rank sent, in the whole buffer: (each,) int64."""
         begin, end = self.bounds(rank, at.step)
         with sent_by(rank, at):
             expect_tensors([payload], 1)
             places = decode_places(payload[0], self.each, self.longest).long()
             if not places.is_meta and int(places[-1]) >= end - begin:
-                raise MalformedError(f"a place was told beyond the {end - begin} of this rank's part")
+                raise MalformedError(f"an index is beyond the {end - begin} entries of this rank's part")
         return places + begin
 
     def fitted(self, mask: Tensor) -> Tensor:
-        """The places of a mask: (n,) bool, ascending: (total,) int64.
+        """Return `total` indices of a mask: (n,) bool, ascending: (total,) int64.
 
-        Where it has more, as after another number of ranks, every so many are left out; where it has fewer, as at
-        first, evenly spread ones are put in. All ranks do the same with the same mask.
+        A mask with more, as after a change of the number of ranks, is thinned out evenly; one with fewer, as at first,
+        is filled with evenly spaced indices. All ranks compute the same from the same mask.
         """
         if mask.is_meta:
             return mask.new_empty(self.total, dtype=torch.int64)
@@ -95,12 +102,15 @@ def _mask_parts(numel: int, world: int, density: float) -> MaskParts:
 
 
 def _spread(count: int, n: int, like: Tensor) -> Tensor:
-    """`count` numbers below n, evenly spread: (count,) int64."""
+    """Return `count` numbers below n, evenly spaced: (count,) int64."""
     return torch.arange(count, device=like.device) * n // max(count, 1)
 
 
 def marked(mask: Tensor) -> Tensor:
-    """The places where a mask: (n,) bool is set, ascending: (k,) int64. Eight at a time, since few of them are."""
+    """Return the indices at which a mask: (n,) bool is set, ascending: (k,) int64.
+
+    Tests eight at a time; few are set.
+    """
     whole = len(mask) // WORD * WORD
     if not whole or mask.storage_offset() % WORD:
         return mask.nonzero().view(-1)

@@ -1,4 +1,4 @@
-"""MicroAdam: Adam's moments are those of the last few sums that arrived."""
+"""MicroAdam: Adam's moments are computed from the last few averaged gradients."""
 
 from __future__ import annotations
 
@@ -19,18 +19,26 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class MicroAdam(MomentumWrapper):
-    """Send gradients by `inner`; Adam's moments forget what arrived more than `window` steps ago.
+    """Send gradients by `inner`, and compute Adam's moments from the last `window` averaged gradients only.
 
-    m = (1 - b1) / (1 - b1^t) sum_(r < window) b1^r g_(t-r), v likewise, of g^2 and b2; p -= lr m / (sqrt(v) + eps)
-    law:    the inner compressor's; a recipe wraps it in Feedback where it is biased
-    bytes:  the inner compressor's; memory: (window + 2) N in the optimizer's state, in the place of Adam's 2 N
+    m = (1 - b1) / (1 - b1^t) sum_(r < window) b1^r g_(t-r), v the same of g^2 and b2; p -= lr m / (sqrt(v) + eps)
+    law:    the inner compressor's; a recipe wraps it in Feedback if it is biased
+    bytes:  the inner compressor's; memory: (window + 2) N in the optimizer's state, instead of Adam's 2 N
     source: Modoranu et al. 2024, NeurIPS
 
-    For torch.optim.Adam and AdamW, with gossamer.attach. With inner=Dense() it is Adam for `window` steps. The paper
-    saves memory, on one machine: it keeps the window's entries alone and quantizes feedback to 4 bits. Here bytes are
-    what is saved: the window holds sums of all workers in full size, and feedback is at least float32.
+    For torch.optim.Adam and AdamW, with gossamer.attach. With inner=Dense() it equals Adam for `window` steps. The
+    paper (`window` is m there) saves memory on one machine: it stores only the selected entries of the window and
+    quantizes the error feedback to 4 bits. This version saves bytes: the window holds dense averaged gradients, and the
+    residual is at least float32.
 
-    clip: of each tensor's fresh gradient, to a norm of at most clip sqrt(n): see DGC.
+    Args:
+        inner: compressor of the gradients.
+        window: number of averaged gradients that the moments include.
+        clip: norm limit of each tensor's gradient, clip sqrt(n) per worker; see DGC. None: no clipping.
+
+    Example:
+        >>> gossamer.MicroAdam(gossamer.TopK(density=0.01), window=20)
+        MicroAdam(window=20)
     """
 
     inner: Compressor = TopK(density=0.01)
@@ -39,7 +47,8 @@ class MicroAdam(MomentumWrapper):
 
     def __post_init__(self) -> None:
         require(
-            self.window >= 1, f"window counts gradients, at least 1, not {self.window}. Write MicroAdam(window=10)."
+            self.window >= 1,
+            f"window must be a number of gradients, 1 or more, got {self.window}. Write MicroAdam(window=10).",
         )
         super().__post_init__()
 

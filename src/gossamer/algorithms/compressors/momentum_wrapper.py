@@ -1,4 +1,4 @@
-"""Base of compressors that do a part of the optimizer's work around another."""
+"""Base of compressors that do a part of the optimizer's work around an inner compressor."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gossamer.algorithms.compressors.wrapper import Wrapper
 
 
 class MomentumWrapper(Wrapper):
-    """A compressor that makes moments or updates of gradients before `inner` sends them, or of what it has sent.
+    """Compute moments or updates from gradients before `inner` sends them, or from the averaged result.
 
-    Nothing but Route may stand around it, so that what a recipe adds, such as Feedback, it adds within. clip: of each
-    tensor's fresh gradient, to a norm of at most clip sqrt(n): see DGC.
+    Only Route may wrap it, so a recipe adds other wrappers, such as Feedback, inside. clip: norm limit of each tensor's
+    gradient, clip sqrt(n) per worker; see DGC.
     """
 
     clip: float | None

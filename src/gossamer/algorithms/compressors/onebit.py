@@ -26,20 +26,31 @@ class OneBit(Quantizer):
     """Send each entry's sign in one bit, with one magnitude per block, or two values per column of a matrix.
 
     C(x)_j = s sign(x_j), s = mean |x| over the block j is in; by columns: the mean of the entries of j's column that
-    are on x_j's side of zero, which zero is above
+    have
+    the sign of x_j, where zeros count as positive
     law:    |x - C(x)|^2 = |x|^2 - d s^2 per block of d entries; by columns: C(x) has every column's sum and no rule
             with two values per column and this split is nearer; blocks and columns of zeros stay zero
     bytes:  (workers - 1) (ceil(N / 8) + 4 ceil(N / block)), N per tensor; by columns ceil(N / 8) + 8 cols
     source: Seide et al. 2014, Interspeech (columns); Karimireddy et al. 2019, ICML (the mean magnitude)
 
-    A bit tells two signs and no third, so a zero beside others becomes s: with feedback -s is owed for it, and what it
-    was sent in all steps together stays bounded, but an optimizer that divides by the size of gradients, such as Adam,
-    moves it all the same. Rows of an embedding that no batch held stay where they are if blocks end with rows, that is
-    with a `block` that divides the length of a row, or if Route(..., names="*embedding*") sends it another way.
+    Karimireddy et al. call this the scaled sign, |x|_1 / d sign(x). One bit encodes two signs and no zero, so a zero in
+    a block with other values becomes s. With feedback the residual corrects it by -s, so the sum over the steps stays
+    bounded, but an optimizer that divides by the size of gradients, such as Adam, moves the entry nevertheless. Rows of
+    an embedding that no batch contained stay unchanged if blocks end with rows, that is with a `block` that divides the
+    length of a row, or if Route(..., names="*embedding*") sends them uncompressed.
 
-    Means, since the root mean square would be no contraction: with it one large entry among small ones makes the error
-    larger than the tensor. Tensors of more than two dimensions are seen as (first, everything else), those of fewer as
-    one column.
+    The magnitude is a mean, since the root mean square is not a contraction: with it, one large entry among small ones
+    makes the error larger than the tensor. Tensors of more than two dimensions are reshaped to (first, rest), those of
+    fewer to one column.
+
+    Args:
+        block: entries that share a magnitude, a power of two, 8 or more.
+        columns: whether to send two values per column of a matrix instead.
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.OneBit(block=512)
+        OneBit(block=512)
     """
 
     block: int = 2048
@@ -49,16 +60,16 @@ class OneBit(Quantizer):
     def __post_init__(self) -> None:
         require(
             is_power_of_two(self.block) and 8 <= self.block <= LARGEST_BLOCK,
-            f"block counts the entries that share a magnitude, and they are summed by halves: a power of two from 8 to "
-            f"{LARGEST_BLOCK}, not {self.block}. Write OneBit(block=2048).",
+            f"block must be the number of entries that share a magnitude, a power of two from 8 to {LARGEST_BLOCK}, "
+            f"got {self.block}. Write OneBit(block=2048).",
         )
 
     @property
     def reencodable(self) -> bool:
-        return not self.columns  # a part of the buffer has none
+        return not self.columns  # a part of the buffer has no columns
 
     def suits(self, shape: Sequence[int]) -> bool:
-        """By columns, a matrix of two rows is no larger than its columns' values."""
+        """Whether compression saves bytes; by columns it does not for matrices of two rows."""
         return not self.columns or prod(shape) // 8 + 8 * _matrix_shape(shape)[1] < 4 * prod(shape)
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
@@ -74,9 +85,9 @@ class OneBit(Quantizer):
 
 
 def columns_encode(x: FlatTensors, residual: Residual | None = None) -> Payload:
-    """(values, bits): (columns of all tensors, 2) float32, for entries not below zero and below, and eight to a byte.
+    """Return (values, bits): (columns, 2) float32, the means of entries >= 0 and < 0; and 8 signs per byte.
 
-    w = x + residual.before, or x; residual.after = w - what the bits stand for. Raises NotFinite.
+    w = x + residual.before, or x; residual.after = w - the decoded payload. Raises NotFinite.
     """
     w = wanted(x.flat, residual)
     values = [w.new_empty(0, 2)]
@@ -90,7 +101,7 @@ def columns_encode(x: FlatTensors, residual: Residual | None = None) -> Payload:
 
 
 def columns_decode(payloads: Sequence[tuple[Tensor, Tensor]], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-    """Overwrite `out`: (n,) with the sum of what the payloads stand for, in the order given, over `divisor`.
+    """Overwrite `out`: (n,) with the sum of the decoded payloads, in the order given, divided by `divisor`.
 
     Raises MalformedError before anything is written.
     """
@@ -105,13 +116,13 @@ def columns_decode(payloads: Sequence[tuple[Tensor, Tensor]], layout: Layout, ou
 
 
 def _side_mean(matrix: Tensor, side: Tensor) -> Tensor:
-    """The mean of each column's entries on one side of zero: (cols,), 0 where none is. Summed in float64."""
+    """Return the mean of each column's entries on one side of zero: (cols,), 0 without entries. Summed in float64."""
     total = torch.where(side, matrix, torch.zeros_like(matrix)).sum(0, dtype=torch.float64)
     return (total / side.sum(0).clamp(min=1)).to(matrix.dtype)
 
 
 def _meant(layout: Layout, values: Tensor, negative: Tensor, dtype: torch.dtype) -> Tensor:
-    """What values and bits stand for: (n,)."""
+    """Return the decoded values and bits: (n,)."""
     meant = torch.empty_like(negative, dtype=dtype)
     for slot, pair in zip(layout, _per_tensor(layout, values), strict=True):
         above, below = pair.to(dtype).unbind(1)
@@ -124,7 +135,7 @@ def _per_tensor(layout: Layout, values: Tensor) -> Iterator[Tensor]:
 
 
 def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """(rows, cols)"""
+    """Return (rows, cols)."""
     return (shape[0], prod(shape[1:])) if len(shape) > 1 else (prod(shape), 1)
 
 

@@ -1,4 +1,4 @@
-"""Ownership: which part of an optimizer's work a compressor takes, and by which rule parameters then move."""
+"""Ownership: the part of an optimizer's work that a compressor does, and the rule that then updates parameters."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from torch.optim import Optimizer
 
 
 class UpdateRule(Enum):
-    """How the optimizer's step is made where a compressor has a part in it; gossamer.train.moments has the rules."""
+    """The rule of the optimizer's step if a compressor does a part of it; implemented in gossamer.train.moments."""
 
-    VELOCITY = "velocity"  # SGD: what arrives has momentum in it
-    STEP = "step"  # Adam: what arrives is its step, but for the learning rate
-    # Adam: what arrives makes its first moment, and its second ...
-    FROZEN_VARIANCE = "frozen variance"  # ... stands still
-    ROW_VARIANCE = "row variance"  # ... stands still, and is its mean over each row
-    MOMENTUM_VARIANCE = "momentum variance"  # ... is made of the first one's square
-    AGREED_VARIANCE = "agreed variance"  # ... goes on where something arrived
-    WINDOW = "window"  # Adam: both moments are those of the last few gradients that arrived
-    SHARED_VARIANCE = "shared variance"  # Adam: steps divide by the second moment that all workers agreed on last
-    SIGN = "sign"  # SGD or Adam: parameters move by the sign of what arrives
+    VELOCITY = "velocity"  # SGD: the mean includes momentum
+    STEP = "step"  # Adam: the mean is the step, except for the learning rate
+    # Adam: the mean determines the first moment, and the second ...
+    FROZEN_VARIANCE = "frozen variance"  # ... is constant
+    ROW_VARIANCE = "row variance"  # ... is constant, and is its mean over each row
+    MOMENTUM_VARIANCE = "momentum variance"  # ... is computed from the square of the first
+    AGREED_VARIANCE = "agreed variance"  # ... is updated for entries that arrived
+    WINDOW = "window"  # Adam: both moments are those of the last few averaged gradients
+    SHARED_VARIANCE = "shared variance"  # Adam: steps divide by the last second moment that all workers share
+    SIGN = "sign"  # SGD or Adam: parameters move by the sign of the mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ownership:
-    """A compressor applies the momentum of one of these `optimizers` in its place, and parameters move by `rule`, once
-    `start` exchanges were committed.
+    """A compressor that applies the momentum of one of `optimizers`; parameters move by `rule`.
 
-    window: how many gradients a rule remembers that remembers them.
+    Args:
+        optimizers: classes of optimizers that are supported.
+        rule: the rule that updates the parameters.
+        start: number of exchanges after which the rule applies.
+        window: number of gradients that the rule WINDOW includes.
     """
 
     optimizers: tuple[type[Optimizer], ...]

@@ -1,8 +1,8 @@
 """Point-to-point encoding: any compressor between two peers.
 
-A compressor is written for a group. The writer runs it in a group of one, whose answers are its own tensors, and sends
-these. The reader runs the same script over numbers that do not count, is answered with the writer's tensors, and comes
-to the same mean.
+A compressor is written for a group. The sender runs it in a group of one, answers its operations with its own tensors,
+and sends these tensors. The receiver runs the same script with a dummy input, answers it with the sender's tensors, and
+computes the same mean.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from gossamer.errors import MalformedError
 
 
 class EncodedMessage(NamedTuple):
-    """One message of a writer."""
+    """One encoded message of a sender."""
 
-    payload: Payload  # perhaps in memory of x
-    own: Callable[[], Tensor]  # computes what it stands for
-    next_state: State  # to commit once it was sent
+    payload: Payload  # may alias x
+    own: Callable[[], Tensor]  # computes the decoded message
+    next_state: State  # to commit once the message was sent
 
 
 def begin(compressor: Compressor, like: FlatTensors, at: AggregationContext) -> State:
-    """A writer's state at first."""
+    """Return the sender's initial state."""
     return compressor.init(like, _by_itself(at))
 
 
 def encode(compressor: Compressor, x: FlatTensors, state: State, at: AggregationContext) -> EncodedMessage:
-    """Encode x. x.flat: (n,), only read; at: of the writer. own() is (n,) and must be asked before x is written.
+    """Encode x. x.flat: (n,), read only; at: of the sender. own() is (n,) and must be called before x is modified.
 
     Raises NotFinite.
     """
@@ -55,9 +55,9 @@ def encode(compressor: Compressor, x: FlatTensors, state: State, at: Aggregation
 
 
 def decode(compressor: Compressor, payload: Payload, layout: Layout, at: AggregationContext, out: Tensor) -> None:
-    """Overwrite out: (n,) with what a message stands for. at: of its writer; the state of either does not matter.
+    """Overwrite out: (n,) with the decoded message. at: of its sender. No state of either peer is needed.
 
-    Raises MalformedError for what no writer has written; what `out` holds is then undefined.
+    Raises MalformedError for a message that no sender encodes; the content of `out` is then undefined.
     """
     parts = _parts_of(Itself(compressor), Itself(layout), out.dtype)
     if parts is not None:
@@ -70,9 +70,9 @@ def decode(compressor: Compressor, payload: Payload, layout: Layout, at: Aggrega
     if not finite:
         found = None if out.is_meta else first_nonfinite(FlatTensors(out, layout))
         raise MalformedError(
-            f"a message of {compressor!r} for step {at.step} holds numbers that are not finite"
-            f"{'' if found is None else f' (tensor {found!r})'}, so nothing of it was applied. Its sender's numbers "
-            "overflowed: see the sender's own log."
+            f"a message of {compressor!r} for step {at.step} has numbers that are not finite"
+            f"{'' if found is None else f' (tensor {found!r})'}, so none of it was applied. The sender's numbers "
+            "overflowed: see the sender's log."
         )
 
 
@@ -80,21 +80,21 @@ class MessagePart(NamedTuple):
     """The tensors of a message that one decoder reads."""
 
     decoder: Decoder
-    tensors: int  # how many
-    place: LayoutPart  # what they stand for
+    tensors: int  # number of tensors
+    place: LayoutPart  # the tensors that they decode to
 
 
 @lru_cache(maxsize=256)
 def _parts_of(
     compressor: Itself[Compressor], layout: Itself[Layout], dtype: torch.dtype
 ) -> tuple[MessagePart, ...] | None:
-    """The same objects come again and again; what is only equal to them is found below."""
+    """Return `_parts`, cached by identity: the same objects are passed at every step."""
     return _parts(compressor.item, layout.item, dtype)
 
 
 @lru_cache(maxsize=1024)
 def _parts(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> tuple[MessagePart, ...] | None:
-    """Found once for each layout: many small messages would cost more to take apart than to decode."""
+    """Return the parts of a message, cached by layout: for small messages this takes longer than decoding."""
     found = compressor.decoders(layout)
     if found is None:
         return None
@@ -108,7 +108,7 @@ def _parts(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> tuple[
 
 
 def _decode(parts: Sequence[MessagePart], payload: Payload, out: Tensor, at: AggregationContext) -> bool:
-    """Whether the numbers were finite."""
+    """Decode the parts; return whether the numbers are finite."""
     rest, finite = payload, True
     for decoder, tensors, place in parts:
         said, rest = rest[:tensors], rest[tensors:]
@@ -119,7 +119,7 @@ def _decode(parts: Sequence[MessagePart], payload: Payload, out: Tensor, at: Agg
         apart = out.new_empty(place.layout.numel)
         finite &= decode_heard(_reader(decoder, place.layout), [said], place.layout, apart, at, at.rank)
         place.scatter(apart, out)
-    narrow = out.dtype != accumulation_dtype(out.dtype)  # than what numbers are added up in
+    narrow = out.dtype != accumulation_dtype(out.dtype)  # than the dtype of sums
     return finite and not (narrow and not all_finite(out))
 
 
@@ -130,7 +130,7 @@ def _reader(decoder: Decoder, layout: Layout) -> Decode:
 def _read_by_script(
     compressor: Compressor, payload: Payload, layout: Layout, at: AggregationContext, out: Tensor
 ) -> bool:
-    """Whether the numbers were finite."""
+    """Decode by running the script; return whether the numbers are finite."""
     rest = iter(payload)
     device = torch.device("meta") if compressor.decodes_without_input else out.device
     x = FlatTensors.zeros(layout, dtype=out.dtype, device=device)
@@ -144,12 +144,13 @@ def _read_by_script(
 def _check_count(compressor: Compressor, came: int, due: int) -> None:
     if came != due:
         raise MalformedError(
-            f"a message of {came} tensors came, and {compressor!r} writes {due}: its sender has another recipe or model"
+            f"expected a message of {due} tensors for {compressor!r}, got {came}: the sender has another recipe "
+            "or model"
         )
 
 
 def _by_itself(at: AggregationContext) -> AggregationContext:
-    """The context of a worker that is a group of its own; its draws are still no other worker's."""
+    """Return the context of a worker in a group of one; its random numbers still differ from other workers'."""
     return replace(at, world=1, rank=0, seed=rng.address("letter", at.seed, at.rank))
 
 
@@ -166,5 +167,5 @@ def _alone(script: Aggregation, answered: Callable[[CollectiveOp], Any]) -> Aggr
 def _taken(like: Payload, said: Iterator[Tensor]) -> Payload:
     taken = tuple(tensor for _, tensor in zip(like, said, strict=False))
     if len(taken) < len(like):
-        raise MalformedError(f"a message ended after {len(taken)} of {len(like)} tensors")
+        raise MalformedError(f"the message ended after {len(taken)} of {len(like)} tensors")
     return taken

@@ -1,4 +1,4 @@
-"""PowerSGD: matrices as two thin factors."""
+"""PowerSGD: matrices as two low-rank factors."""
 
 from __future__ import annotations
 
@@ -32,15 +32,24 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class PowerSGD(Compressor):
-    """One step of power iteration on the mean matrix, started from the last one's factor.
+    """Low-rank compression by one step of power iteration on the mean matrix, warm-started with the last right factor.
 
     x_i: (rows, cols)  q: (cols, rank)   p = orth(mean x_i q), q' = mean x_i^T p, mean x_i ~ p q'^T
     law:    own_i = p (x_i^T p)^T, so the mean of own is the answer, and |x - own| <= |x|
-    bytes:  2 (n-1)/n itemsize (rank (rows + cols) per matrix + N of the tensors that are none)
+    bytes:  2 (n-1)/n itemsize (rank (rows + cols) per matrix + N of the other tensors)
     source: Vogels et al. 2019, NeurIPS; the local error as in the authors' later implementation
 
-    Tensors of more than two dimensions are seen as (first, everything else). Those that two factors would not make
-    smaller travel dense, in the first round.
+    The paper calls x the matrix M (n x m), the factors P and Q, and rank r. Tensors of more than two dimensions are
+    reshaped to (first, rest). Tensors that two factors would not make smaller are sent uncompressed, in the first
+    round.
+
+    Args:
+        rank: columns of each factor, 1 or more.
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.PowerSGD(rank=2)
+        PowerSGD(rank=2)
     """
 
     rank: int = 4
@@ -49,7 +58,7 @@ class PowerSGD(Compressor):
     def __post_init__(self) -> None:
         require(
             self.rank >= 1,
-            f"rank counts the columns of a factor, at least 1, not {self.rank}. Write PowerSGD(rank=4).",
+            f"rank must be the number of columns of a factor, 1 or more, got {self.rank}. Write PowerSGD(rank=4).",
         )
 
     @property
@@ -83,9 +92,9 @@ class PowerSGD(Compressor):
     ) -> Aggregation:
         factoring = _factoring(Itself(x.layout), self.rank, q.layout.names)
         first = project(x.flat, factoring, q.flat, HEADROOM * at.world, residual)
-        others = first[factoring.left_numel :].clone()  # of this worker
-        first = (yield AllReduceMean(first, first)).clone()  # what was sent may be kept as a message
-        finite = all_finite(first)  # of the mean, so every rank comes to the same conclusion
+        others = first[factoring.left_numel :].clone()  # this worker's uncompressed tensors
+        first = (yield AllReduceMean(first, first)).clone()  # a sent buffer may be kept as a message
+        finite = all_finite(first)  # of the mean, so the result is the same on every rank
         if not finite:
             first.zero_()
         orthonormalize(factoring, first)
@@ -97,7 +106,7 @@ class PowerSGD(Compressor):
             expand(factoring, torch.cat([first[: factoring.left_numel], others]), mine, whole)
             return whole
 
-        following = FlatTensors((yield AllReduceMean(mine)).clone(), q.layout)  # a state is written to, answers never
+        following = FlatTensors((yield AllReduceMean(mine)).clone(), q.layout)  # states are written to, answers are not
 
         mean = mean_buffer_like(x.flat, out)
         expand(factoring, first, following.flat, mean)
@@ -112,7 +121,7 @@ class PowerSGD(Compressor):
 
 @lru_cache(maxsize=256)
 def _factoring(layout: Itself[Layout], rank: int, cut: tuple[str, ...]) -> Factoring:
-    """Found once: the same layout comes again at every step."""
+    """Cached: the layout is the same at every step."""
     slots, names = layout.item.slots, set(cut)
     tensors = [(slot.shape, slot.stride, slot.offset) for slot in slots]
     return Factoring.of(rank, tensors, [slot.name in names for slot in slots])

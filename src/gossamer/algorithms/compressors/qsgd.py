@@ -19,19 +19,28 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class QSGD(Quantizer):
-    """Send each entry as one of 2 levels + 1 multiples of its block's norm, at random between the two nearest.
+    """Round each entry at random, without bias, to a multiple of its block's norm / `levels`.
 
     C(x)_j = |x| l_j / levels, l_j = floor(levels x_j / |x| + u_j), |x| over the block j is in, u_j as in Int8
     law:    E C(x) = x, E |C(x) - x|^2 <= min(d / levels^2, sqrt(d) / levels) |x|^2, d = block; zeros stay zero
     bytes:  (workers - 1) (ceil(N b / 8) + 4 ceil(N / block)), N per tensor, b the bits of 2 levels
     source: Alistarh et al. 2017, NeurIPS (a block is a bucket there)
 
-    The paper codes levels by Elias' rule, whose length depends on the numbers: fewer bits where most levels are 0, as
-    with few levels and large blocks. Here every level takes the same b bits, so that sizes are known beforehand, all
-    workers' are equal, and codes are read in any order.
+    The paper calls `levels` s. It uses Elias coding, whose length depends on the values: fewer bits if most levels are
+    0, as with few levels and large blocks. Here every level takes b bits, so message sizes are known in advance, equal
+    on all workers, and codes can be decoded in any order.
 
-    Right on average, so no feedback by default: a residual only shrinks where the bound above is below 1, so
-    Feedback(QSGD(...)) asks for levels above sqrt(block).
+    QSGD is unbiased and has no feedback by default. A residual only shrinks if the bound above is below 1, so
+    Feedback(QSGD(...)) needs levels above sqrt(block).
+
+    Args:
+        levels: quantization steps from zero to the norm, 1 to 32767; 127 takes 8 bits an entry, 7 takes 4.
+        block: entries that share a norm, a power of two.
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.QSGD(levels=7)
+        QSGD(levels=7)
     """
 
     levels: int = 127
@@ -41,13 +50,13 @@ class QSGD(Quantizer):
     def __post_init__(self) -> None:
         require(
             1 <= self.levels < 2**15,
-            f"levels counts the steps from zero to a block's norm, 1 to 32767, not {self.levels}. "
+            f"levels must be the number of steps from zero to a block's norm, 1 to 32767, got {self.levels}. "
             "Write QSGD(levels=127) for eight bits an entry, QSGD(levels=7) for four.",
         )
         require(
             is_power_of_two(self.block) and self.block <= LARGEST_BLOCK,
-            f"block counts the entries that share a norm, and their squares are summed by halves: a power of two, at "
-            f"most {LARGEST_BLOCK}, not {self.block}. Write QSGD(block=512).",
+            f"block must be the number of entries that share a norm, a power of two, at most {LARGEST_BLOCK}, got "
+            f"{self.block}. Write QSGD(block=512).",
         )
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:

@@ -9,7 +9,7 @@ from gossamer.base.layout import FlatTensors
 
 
 def noise_key(x: FlatTensors, at: AggregationContext) -> int:
-    """The address of what this worker draws for x in this step: no two workers, steps or buckets share their noise."""
+    """Return the seed of this worker's random numbers for x in this step; unique per worker, step and bucket."""
     return rng.address(at.seed, at.step, at.rank, next(iter(x.layout.names), ""))
 
 
@@ -18,7 +18,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 class Quantizer(Codec):
-    """A codec that sends every entry, in a few bits, and loses what they cannot tell."""
+    """Base class of codecs that send every entry in a few bits."""
 
     feedback: bool
 

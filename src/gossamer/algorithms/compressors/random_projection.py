@@ -1,4 +1,4 @@
-"""Random projections: one thin factor of a matrix, the other of which all ranks draw alike."""
+"""Random projections: low-rank compression with one factor; all ranks generate the other from the same seed."""
 
 from __future__ import annotations
 
@@ -25,21 +25,29 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class RandomProjection(RandomSubspace):
-    """Send a matrix times a thin orthonormal one, which all ranks draw alike for each step.
+    """Project each matrix onto a random low-rank subspace, which all ranks generate equally in each step.
 
     x: (rows, cols)  q: (cols, rank)   C(x) = (x q) q^T; without feedback cols/rank (x q) q^T
     law:    E |x - C(x)|^2 = (1 - rank/cols) |x|^2; without feedback E C(x) = x
-    bytes:  2 (n-1)/n itemsize (rank rows per matrix + N of the tensors that are none): no q travels
+    bytes:  2 (n-1)/n itemsize (rank rows per matrix + N of the other tensors): q is not sent
     source: Konecny et al. 2016 (one factor random, from a seed); Vogels et al. 2019, NeurIPS (unbiased low rank);
-            Hao et al. 2024, ICML (q drawn anew)
+            Hao et al. 2024, ICML (q resampled)
 
-    PowerSGD's q follows what it finds, and takes a second round; this one finds nothing, and messages add up: it keeps
-    as much of a matrix as RandomK does for as many bytes, in directions instead of entries.
+    PowerSGD adapts q to the gradients, which takes a second round. This compressor does not adapt, and its messages can
+    be summed: it keeps as much of a matrix as RandomK does for as many bytes, in directions instead of entries.
 
-    cols is the shorter side: where rows are fewer, it is q^T x that travels. Tensors of more than two dimensions are
-    seen as (first, everything else); those that are no longer than rank travel dense. q has one order of sums, the same
-    bits everywhere; products with it are added up as whoever computes them does. Right inside Feedback nothing is
-    scaled, whatever `feedback` says: cols/rank times what is owed would be paid back.
+    cols is the shorter side: if rows are fewer, q^T x is sent. Tensors of more than two dimensions are reshaped to
+    (first, rest); tensors with a shorter side of at most rank are sent uncompressed. q has the same bits everywhere;
+    products with it are summed in the order of the device's matrix product. Directly inside Feedback nothing is scaled,
+    whatever `feedback` is: otherwise the residual would be repaid cols/rank times.
+
+    Args:
+        rank: columns of q, 1 or more.
+        feedback: whether a recipe wraps it in Feedback; if not, the result is scaled to be unbiased.
+
+    Example:
+        >>> gossamer.RandomProjection(rank=8)
+        RandomProjection(rank=8)
     """
 
     rank: int = 4
@@ -48,7 +56,7 @@ class RandomProjection(RandomSubspace):
     def __post_init__(self) -> None:
         require(
             self.rank >= 1,
-            f"rank counts the columns of a factor, at least 1, not {self.rank}. Write RandomProjection(rank=4).",
+            f"rank must be the number of columns of q, 1 or more, got {self.rank}. Write RandomProjection(rank=4).",
         )
 
     def suits(self, shape: Sequence[int]) -> bool:
@@ -58,7 +66,7 @@ class RandomProjection(RandomSubspace):
         return [self.rank * max(_sides(slot.shape)) if self.suits(slot.shape) else slot.numel for slot in layout]
 
     def bases(self, layout: Layout, at: AggregationContext) -> dict[str, Tensor]:
-        """q: (cols, rank) of each matrix for this step, in float64 on the processor; the same bits on every rank."""
+        """Return q: (cols, rank) of each matrix for this step, in float64 on the CPU; the same bits on every rank."""
         return dict(_bases(Itself(layout), self, at.seed, at.step))
 
     def project(self, flat: Tensor, layout: Layout, at: AggregationContext) -> Tensor:
@@ -103,12 +111,12 @@ class RandomProjection(RandomSubspace):
 
 
 def _sides(shape: Sequence[int]) -> tuple[int, int]:
-    """(rows, cols) as they are seen."""
+    """Return (rows, cols) of the tensor as a matrix."""
     return shape[0], prod(shape[1:])
 
 
 def _projected(slot: Slot, flat: Tensor, basis: Tensor | None) -> Tensor:
-    """The coefficients of one tensor: (rank * longer side,), or all of its entries in memory order."""
+    """Return the coefficients of one tensor: (rank * longer side,), or all of its entries in memory order."""
     if basis is None:
         return slot.flat_view(flat)
     rows, cols = _sides(slot.shape)
@@ -117,7 +125,7 @@ def _projected(slot: Slot, flat: Tensor, basis: Tensor | None) -> Tensor:
 
 
 def _expand(slot: Slot, values: Tensor, basis: Tensor | None, whole: Tensor) -> None:
-    """Write what these coefficients stand for to a tensor's place in `whole`: (n,)."""
+    """Write the tensor of these coefficients to its place in `whole`: (n,)."""
     if basis is None:
         slot.flat_view(whole).copy_(values)
         return
@@ -131,8 +139,9 @@ def _expand(slot: Slot, values: Tensor, basis: Tensor | None, whole: Tensor) -> 
 def _bases(
     layout: Itself[Layout], projection: RandomProjection, seed: int, step: int
 ) -> tuple[tuple[str, Tensor], ...]:
-    """Found once a step. Draws are even in (-1, 1), whose signs may all be turned, so that q q^T is a multiple of the
-    identity on average; and a multiple of 2^-24, which no library's logarithm rounds."""
+    """Return the bases of a step. The draws are uniform in (-1, 1), symmetric around 0, so q q^T is a multiple of the
+    identity on average; and multiples of 2^-24, so no library's logarithm rounds them.
+    """
     matrices = [slot for slot in layout.item if projection.suits(slot.shape)]
     if not matrices:
         return ()

@@ -1,4 +1,6 @@
-"""Random subspaces: linear compressors that send coefficients in orthonormal directions which all ranks draw alike."""
+"""Random subspaces: linear compressors that send coefficients of orthonormal directions which all ranks generate
+equally.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from gossamer.base.layout import Layout
 
 
 class RandomSubspace(Compressor):
-    """x -> S x, read as S^T S x, where the k rows of S are orthonormal and follow from the step alone.
+    """Send S x, decoded as S^T S x, where the k rows of S are orthonormal and depend on the step alone.
 
-    Both maps are linear, so the reading of a sum of messages is the sum of what each alone is read as: such messages
-    may be summed by who cannot read them.
+    Both maps are linear, so the decoded sum of messages is the sum of the decoded messages: a party that cannot decode
+    them, such as a secure aggregator, can sum them.
     """
 
     feedback: bool
@@ -28,18 +30,18 @@ class RandomSubspace(Compressor):
 
     @abstractmethod
     def coefficient_counts(self, layout: Layout) -> Sequence[int]:
-        """How many numbers travel of each tensor: k together."""
+        """Return the number of coefficients sent of each tensor: k together."""
 
     @abstractmethod
     def project(self, flat: Tensor, layout: Layout, at: AggregationContext) -> Tensor:
-        """S x of x: (n,), as (k,)."""
+        """Return S x of x: (n,), as (k,)."""
 
     @abstractmethod
     def expand(self, values: Tensor, layout: Layout, at: AggregationContext, out: Tensor | None = None) -> Tensor:
-        """S^T y of y: (k,), as (n,), in `out` where given."""
+        """Return S^T y of y: (k,), as (n,), in `out` if given."""
 
     def scales(self, layout: Layout, values: Tensor) -> Tensor:
-        """n/k of the tensor that each of values: (k,) is a number of, by which what is read is x on average: (k,)."""
+        """Return n/k of the tensor of each coefficient: (k,). Scaled by it, the decoded tensor is x on average."""
         counts = self.coefficient_counts(layout)
         scales = [size / max(count, 1) for size, count in zip(layout.sizes, counts, strict=True)]
         return torch.tensor(scales, dtype=values.dtype, device=values.device).repeat_interleave(

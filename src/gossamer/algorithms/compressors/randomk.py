@@ -1,4 +1,4 @@
-"""Random-k: few entries, from places that all ranks draw alike."""
+"""Random-k sparsification: entries at random indices, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,28 @@ from gossamer.base.kernels import Residual
 from gossamer.base.kernels.reference.counter_rng import uniform
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 
-MOST_KEPT = 2**16  # places whose runs are remembered from step to step
+MOST_KEPT = 2**16  # indices for which the runs are cached between steps
 
 
 @dataclass(frozen=True, repr=False)
 class RandomK(RandomSubspace):
-    """Send k = density n entries of each tensor, at least one, from places that all ranks draw alike.
+    """Send k = density n random entries of each tensor, at least one, at indices that all ranks generate equally.
 
     C(x)_j = x_j if j is drawn, else 0; without feedback n/k x_j
     law:    E |x - C(x)|^2 = (1 - k/n) |x|^2; without feedback E C(x) = x
-    bytes:  2 (n-1)/n k itemsize: no places travel, and one mean answers for everyone
-    source: Stich et al. 2018, NeurIPS; Konecny et al. 2016 (scaled)
+    bytes:  2 (n-1)/n k itemsize: no indices are sent, and values are all-reduced
+    source: Stich et al. 2018, NeurIPS (rand_k); Konecny et al. 2016 (scaled)
 
-    Right inside Feedback nothing is scaled, whatever `feedback` says: n/k times what is owed would be paid back.
+    Directly inside Feedback nothing is scaled, whatever `feedback` is: otherwise the residual would be repaid n/k
+    times.
+
+    Args:
+        density: fraction of entries to send, in (0, 1].
+        feedback: whether a recipe wraps it in Feedback; if not, values are scaled by n/k to be unbiased.
+
+    Example:
+        >>> gossamer.RandomK(density=0.01)
+        RandomK(density=0.01)
     """
 
     density: float
@@ -43,7 +52,7 @@ class RandomK(RandomSubspace):
         return [replace(self, density=density) for density in densities(self.density)]
 
     def places(self, layout: Layout, at: AggregationContext, device: torch.device | str = "cpu") -> Tensor:
-        """(k,) int64: the places drawn for this step, the same on every rank, ascending in the whole buffer."""
+        """Return the indices for this step: (k,) int64, equal on every rank, ascending in the whole buffer."""
         key = rng.address(at.seed, at.step, layout.names[0], "places")
         return draw(layout.sizes, self.coefficient_counts(layout), key, device)
 
@@ -79,18 +88,18 @@ class RandomK(RandomSubspace):
 
 
 def draw(sizes: Sequence[int], counts: Sequence[int], key: int, device: torch.device | str = "cpu") -> Tensor:
-    """counts[i] distinct places of each tensor i, ascending in the whole buffer: (sum of counts,) int64.
+    """Draw counts[i] distinct indices of each tensor i, ascending in the whole buffer: (sum of counts,) int64.
 
-    Each tensor, bent to a ring that begins at a place drawn evenly, is cut into counts[i] runs as equal as can be, and
-    one place is drawn from each. So every place has the chance counts[i] / sizes[i], exactly, in time that grows with
-    the places drawn and not with the tensor.
+    Each tensor, treated as a ring that starts at a uniformly drawn index, is cut into counts[i] runs of nearly equal
+    length, and one index is drawn from each. So every index has exactly the probability counts[i] / sizes[i], and the
+    time grows with the number of draws instead of the size of the tensor.
     """
     total = sum(counts)
     if torch.device(device).type == "meta":
         return torch.empty(total, dtype=torch.int64, device=device)
     bits = (uniform(key, total + 2 * len(counts), device) * 2.0**24).long()
     runs = (_runs if total <= MOST_KEPT else _runs.__wrapped__)(tuple(sizes), tuple(counts), torch.device(device))
-    begin = bits[total:].view(2, -1)[0] * 2**24 + bits[total:].view(2, -1)[1]  # 48 bits: even for any tensor
+    begin = bits[total:].view(2, -1)[0] * 2**24 + bits[total:].view(2, -1)[1]  # 48 bits: uniform for any tensor
     place = runs.low + (runs.length * bits[:total] >> 24)
     turned = (place + begin[runs.tensor]) % runs.size + runs.offset
     return torch.sort(turned).values
@@ -98,13 +107,13 @@ def draw(sizes: Sequence[int], counts: Sequence[int], key: int, device: torch.de
 
 @dataclass(frozen=True)
 class _Runs:
-    """What each place is drawn from: (k,) int64 each. The same at every step."""
+    """The run that each index is drawn from: (k,) int64 each; equal at every step."""
 
-    tensor: Tensor  # its number
-    size: Tensor  # its entries
-    offset: Tensor  # where it begins in the buffer
-    low: Tensor  # where the run begins in the tensor
-    length: Tensor  # the run's
+    tensor: Tensor  # number of the tensor
+    size: Tensor  # entries of the tensor
+    offset: Tensor  # of the tensor in the buffer
+    low: Tensor  # offset of the run in the tensor
+    length: Tensor  # of the run
 
 
 @lru_cache(maxsize=64)

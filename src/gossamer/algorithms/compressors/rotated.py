@@ -1,4 +1,4 @@
-"""Rotation: a compressor sees the coefficients of tensors in another basis."""
+"""Rotation: the inner compressor receives the coefficients of the tensors in another orthonormal basis."""
 
 from __future__ import annotations
 
@@ -22,41 +22,50 @@ from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.base.ops import Payload
 from gossamer.errors import require
 
-LARGEST_EDGE = 256  # of a cosine block, whose cost grows with it
+LARGEST_EDGE = 256  # of a DCT block; the cost grows with it
 
 
 class Transform(Protocol):
-    """Overwrites `out` with the coefficients of x, or with what has these coefficients; whether that is finite."""
+    """Overwrite `out` with the transform of x, or with the inverse transform; return whether the result is finite."""
 
     def __call__(self, x: Tensor, layout: Layout, block: int, out: Tensor, *, inverse: bool = False) -> bool: ...
 
 
 @dataclass(frozen=True, repr=False)
 class Rotated(Wrapper):
-    """Let another compressor send the coefficients of every block in another orthonormal basis.
+    """Compress the coefficients of each block in another orthonormal basis.
 
     C(x) = T^-1 inner(T x), T^-1 = T^T in blocks: DCT-II over rows and columns, or H S / sqrt(block), S random signs
     law:    |x - C(x)| = |T x - inner(T x)|: the inner compressor's, for coefficients
     bytes:  the inner compressor's
-    source: Peng et al. 2026, ICLR (cosines); Suresh et al. 2017, ICML (random rotation)
+    source: Peng et al. 2026, ICLR (DCT); Suresh et al. 2017, ICML (random rotation)
 
-    by="hadamard" spreads every entry over its block, so that one large entry no longer coarsens the steps of all
-    others: for quantizers that the largest entry of a block rules, such as Int8 and TernGrad, and for OneBit. Where the
-    norm does, as with QSGD, which no rotation changes, it gains nothing, and few levels lose more. by="dct" gathers
-    what varies slowly in few coefficients: for TopK and the like, where neighbors in a tensor have anything to do with
-    each other.
+    by="hadamard" spreads each entry over its block, so that one large entry does not coarsen the quantization of all
+    others. Use it with quantizers whose scale is the largest entry of a block, such as Int8 and TernGrad, and with
+    OneBit. It does not help quantizers scaled by the norm, such as QSGD: a rotation keeps the norm, and with few levels
+    the error grows. by="dct" concentrates smooth signals in few coefficients. Use it with TopK and similar compressors,
+    for tensors whose adjacent entries are correlated.
 
-    Tensors of more than two dimensions are seen as (first, everything else) in the order of their memory, and cut into
-    blocks of `block` by `block`, those of one dimension into blocks of `block`; at an end stays a shorter one. (The
-    largest divisor instead would leave a dimension of prime length as it is.) Hadamard's blocks have one dimension, and
-    the rest of a tensor is cut into powers of two. The signs are the same on all ranks, in all blocks and at every
-    step, so that whatever is inside may remember coefficients; Feedback around it remembers entries. EDEN draws fresh
-    signs for each sender and step, and is unbiased. OneBit's scale |y|_1 / n, with y = T x, has the least squared error
-    for fixed signs, and is biased.
+    Tensors of more than two dimensions are reshaped to (first, rest) in memory order and cut into `block` x `block`
+    blocks; those of one dimension into blocks of `block`. The last block may be shorter. (Blocks of the largest divisor
+    would leave a dimension of prime length unchanged.) Hadamard blocks are one-dimensional, and the remainder of a
+    tensor is cut into powers of two. The signs S are equal on all ranks, in all blocks and at every step, so an inner
+    compressor may keep state of coefficients; Feedback around Rotated keeps entries. EDEN draws new signs for each
+    sender and step, and is unbiased. OneBit's scale |y|_1 / n, with y = T x, has the least squared error for fixed
+    signs, and is biased.
 
-    Cosines are products of matrices, like PowerSGD's: ranks hear the same bits where processors and threads are alike.
-    Hadamard's sums have one order everywhere. Of what these lose in float32, a tenth of a millionth of an entry's
-    block, nothing is remembered; integers come through blocks of a power of four unchanged.
+    The DCT is a matrix product, like PowerSGD's: ranks compute the same bits if their processors and thread counts are
+    equal. Hadamard sums have the same order everywhere. The rounding error of the transforms in float32, about 1e-7 of
+    a block's norm, is in no residual; integers pass unchanged through Hadamard blocks of a power of four.
+
+    Args:
+        inner: compressor of the coefficients.
+        by: "dct" or "hadamard".
+        block: edge of a DCT block, 2 to 256; or entries of a Hadamard block, a power of two.
+
+    Example:
+        >>> gossamer.Rotated(gossamer.OneBit(), by="hadamard", block=1024)
+        Rotated(OneBit(), by='hadamard', block=1024)
     """
 
     inner: Compressor
@@ -66,18 +75,18 @@ class Rotated(Wrapper):
     def __post_init__(self) -> None:
         require(
             self.by in TRANSFORMS,
-            f"by is 'dct', which gathers what is smooth, or 'hadamard', which spreads what stands out, not "
+            f"by must be 'dct' (concentrates smooth signals) or 'hadamard' (spreads large entries), got "
             f"{self.by!r}. Write Rotated(TernGrad(), by='hadamard').",
         )
         require(
             self.by != "dct" or 2 <= self.block <= LARGEST_EDGE,
-            f"block is the edge of a block of cosines, from 2 to {LARGEST_EDGE} since an entry costs as many "
-            f"multiplications, not {self.block}. Write Rotated(TopK(density=0.01), block=64).",
+            f"block must be the edge of a DCT block, from 2 to {LARGEST_EDGE} because the cost per entry grows with "
+            f"it, got {self.block}. Write Rotated(TopK(density=0.01), block=64).",
         )
         require(
             self.by != "hadamard" or (is_power_of_two(self.block) and 2 <= self.block <= LARGEST_BLOCK),
-            f"block counts the entries that are added and subtracted by pairs: a power of two from 2 to "
-            f"{LARGEST_BLOCK}, not {self.block}. Write Rotated(TernGrad(), by='hadamard', block=1024).",
+            f"block must be the number of entries of a Hadamard block, a power of two from 2 to "
+            f"{LARGEST_BLOCK}, got {self.block}. Write Rotated(TernGrad(), by='hadamard', block=1024).",
         )
 
     @property
@@ -89,7 +98,7 @@ class Rotated(Wrapper):
         return self.inner.decodes_without_input
 
     def completed(self, complete: Callable[[Compressor], Compressor]) -> Compressor:
-        """Feedback stands around all of it, where the inner compressor itself wants that."""
+        """Put Feedback around Rotated, if the inner compressor needs it."""
         return complete(self) if self.wants_feedback else replace(self, inner=self.inner.completed(complete))
 
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
@@ -114,13 +123,13 @@ class Rotated(Wrapper):
         mean = _room(x, out)
         wanted = torch.add(x.flat, residual.before, out=residual.after)
         coefficients = FlatTensors(self.turned(wanted, x.layout), x.layout)
-        left = residual.after.zero_()  # all that is wanted is in the coefficients
+        left = residual.after.zero_()  # the coefficients include the residual
         staged = yield from self.inner.aggregate_compensated(coefficients, Residual(left, left), state, at, mean)
         self.turned(left, x.layout, left, inverse=True)
         return self._result(staged, x.layout, mean, out)
 
     def turned(self, flat: Tensor, layout: Layout, out: Tensor | None = None, *, inverse: bool = False) -> Tensor:
-        """Coefficients of numbers, or numbers of coefficients: (n,), in `out` or scratch memory, at least float32."""
+        """Return the transform of flat: (n,), or its inverse, in `out` or scratch memory, at least float32."""
         found = scratch_like(flat, accumulation_dtype(flat.dtype)) if out is None else out
         if found.dtype != flat.dtype:
             flat = found.copy_(flat)
@@ -145,7 +154,7 @@ class Rotated(Wrapper):
 
 @dataclass(frozen=True)
 class _TurnedBack:
-    """A decoder of coefficients, which decodes what has them."""
+    """A decoder that applies the inverse rotation to the decoded coefficients."""
 
     rotation: Rotated
     decoder: Decoder
@@ -163,7 +172,7 @@ class _TurnedBack:
 
 
 def _room(x: FlatTensors, out: Tensor | None) -> Tensor:
-    """Where means of coefficients lie: `out` where that is precise enough, else scratch memory beside it."""
+    """Return the buffer for the mean of coefficients: `out` if precise enough, otherwise scratch memory."""
     dtype = accumulation_dtype(x.flat.dtype)
     if out is not None and out.dtype == dtype:
         return out
@@ -183,14 +192,14 @@ TRANSFORMS: dict[str, Transform] = {"dct": _cosines, "hadamard": _signed_sums}
 
 @lru_cache(maxsize=256)
 def _signs(block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(block,): 1 or -1, the same everywhere. A few numbers, which stay in the first cache."""
+    """Return (block,) of 1 or -1, equal on all ranks."""
     draws = torch.randint(0, 2, (block,), generator=rng.generator("signs of a rotation", block), device="cpu")
     return (2 * draws - 1).to(device=device, dtype=dtype)
 
 
 @lru_cache(maxsize=256)
 def _matrices(layout: Itself[Layout]) -> tuple[tuple[int, int], ...]:
-    """(rows, cols) of every tensor as it lies in memory; one row where it has one dimension."""
+    """Return (rows, cols) of each tensor in memory order; one row for tensors of one dimension."""
     return tuple(_matrix(slot) for slot in layout.item)
 
 

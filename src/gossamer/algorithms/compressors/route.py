@@ -1,4 +1,4 @@
-"""Route: compresses the tensors that are worth it, and sends the others by another way."""
+"""Route: compress large tensors, and send the others by another compressor."""
 
 from __future__ import annotations
 
@@ -22,14 +22,25 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class Route(Compressor):
-    """Compress the tensors worth it; send those of one dimension, or below `smallest` entries, by `rest`.
+    """Compress tensors of two or more dimensions and `smallest` or more entries by `inner`; send the others by `rest`.
 
-    way(x) = inner if x has two dimensions, at least `smallest` entries, suits inner, and is none of `names`; else rest
+    way(x) = inner if x has two dimensions, at least `smallest` entries, suits inner, and does not match `names`; else
+    rest
     law:    the laws of both
     bytes:  the sum of both, in as many messages as the longer of them
     source: Lin et al. 2018, ICLR (biases and norms stay dense)
 
-    `names` is a pattern of names as in a shell: "*.embedding.*" sends every embedding by `rest`, whatever its shape.
+    Recipes add Route around compressors that do not handle tensors of every shape.
+
+    Args:
+        inner: compressor of the large tensors.
+        rest: compressor of the others.
+        smallest: fewest entries of a tensor that `inner` compresses.
+        names: shell pattern of parameter names sent by `rest`: "*.embedding.*" selects every embedding, of any shape.
+
+    Example:
+        >>> gossamer.Route(gossamer.TopK(density=0.01), names="*.embedding.*")
+        Route(TopK(density=0.01), names='*.embedding.*')
     """
 
     inner: Compressor
@@ -38,7 +49,11 @@ class Route(Compressor):
     names: str | None = None
 
     def __post_init__(self) -> None:
-        require(self.smallest >= 0, f"smallest counts entries, not {self.smallest}")
+        require(
+            self.smallest >= 0,
+            f"smallest must be a number of entries, 0 or more, got {self.smallest}. "
+            "Write Route(TopK(density=0.01), smallest=256).",
+        )
 
     @property
     def handles_every_shape(self) -> bool:
@@ -56,7 +71,7 @@ class Route(Compressor):
         return None if None in parts else [each for part in parts if part is not None for each in part]
 
     def parts(self, layout: Layout) -> Sequence[tuple[int, LayoutPart]]:
-        """Which tensors go by which way: (place in `ways`, part), without ways that no tensor takes."""
+        """Return the tensors of each way: (index in `ways`, part), without ways that no tensor takes."""
         return _divided(Itself(self), Itself(layout))
 
     @property
@@ -112,7 +127,7 @@ class Route(Compressor):
 
 @lru_cache(maxsize=256)
 def _divided(route: Itself[Route], layout: Itself[Layout]) -> tuple[tuple[int, LayoutPart], ...]:
-    """Found once: the same objects come again at every step."""
+    """Cached: the same objects are passed at every step."""
     named: tuple[list[str], list[str]] = [], []
     for slot in layout.item:
         named[route.item.group(slot)].append(slot.name)
@@ -120,7 +135,7 @@ def _divided(route: Itself[Route], layout: Itself[Layout]) -> tuple[tuple[int, L
 
 
 def _joined(layout: Layout, parts: Sequence[tuple[LayoutPart, Tensor]]) -> Tensor:
-    """The parts' tensors in the places that they have in `layout`: (n,)."""
+    """Copy the parts' tensors to their places in `layout`: (n,)."""
     flat = parts[0][1]
     whole = scratch_for(layout.numel, accumulation_dtype(flat.dtype), flat.device)
     if sum(part.layout.numel for part, _ in parts) < layout.numel:
@@ -131,6 +146,6 @@ def _joined(layout: Layout, parts: Sequence[tuple[LayoutPart, Tensor]]) -> Tenso
 
 
 def _joint_debt(whole: Layout, parts: Sequence[tuple[LayoutPart, AggregationResult]]) -> Callable[[], Tensor] | None:
-    """Computes what the parts owe together, in the places that it has in `whole`; None where they owe nothing."""
+    """Return a function that computes the parts' `owes` in the places of `whole`; None without any."""
     owing = [(part, staged.owes) for part, staged in parts if staged.owes is not None]
     return (lambda: _joined(whole, [(part, owes()) for part, owes in owing])) if owing else None

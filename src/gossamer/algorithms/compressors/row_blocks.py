@@ -1,4 +1,4 @@
-"""Row blocks: tensors side by side, each cut into rows of equal length, and a sketch of every row."""
+"""Row blocks: tensors cut into rows of equal length, and a sketch of every row."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 from gossamer.base.kernels.reference.counter_rng import uniform
 
-SMALL = 2**14  # entries: below, a tensor takes longer to call for than to copy
+SMALL = 2**14  # entries; for smaller tensors, a function call takes longer than a copy
 
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """Tensors of these sizes, each cut into rows of `row` entries in memory order; its last one may be shorter."""
+    """Tensors of these sizes, each cut into rows of `row` entries in memory order; the last row may be shorter."""
 
     sizes: tuple[int, ...]
     row: int
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """How many rows each tensor has."""
+        """Number of rows of each tensor."""
         return tuple(-(-size // self.row) for size in self.sizes)
 
     @cached_property
@@ -35,8 +35,7 @@ class RowBlocks:
 
     @cached_property
     def _spans(self) -> tuple[tuple[int, int, int], ...]:
-        """(begin, end, number of the first row) of tensors whose rows follow each other without a gap, taken together:
-        two hundred small ones would otherwise be as many calls."""
+        """(begin, end, first row) of tensors whose rows are contiguous, merged to reduce the number of calls."""
         found: list[tuple[int, int, int]] = []
         begin = row = 0
         for size, count in zip(self.sizes, self.counts, strict=True):
@@ -52,14 +51,16 @@ class RowBlocks:
         return len(self._spans) > 1 and sum(self.sizes) < SMALL * len(self._spans)
 
     def _filled_up(self, x: Tensor) -> Tensor:
-        """A copy of x: (n,) in which each tensor is filled up with zeros to whole rows: (total row,)."""
+        """Return a copy of x: (n,) with each tensor padded with zeros to whole rows: (total row,)."""
         filled = x.new_zeros(self.total * self.row)
         gaps = [(size, count * self.row - size) for size, count in zip(self.sizes, self.counts, strict=True)]
         torch._foreach_copy_(list(filled.split([size for gap in gaps for size in gap])[::2]), x.split(list(self.sizes)))
         return filled
 
     def places(self, rows: Tensor) -> Tensor:
-        """The places of the entries of some rows, ascending in the whole buffer: (k',) int64, k' <= len(rows) row."""
+        """Return the indices of the entries of some rows, ascending in the whole buffer: (k',) int64, k' <= len(rows)
+        row.
+        """
         columns = torch.arange(self.row, device=rows.device)
         if self._even or rows.is_meta:
             return (rows.long()[:, None] * self.row + columns).view(-1)
@@ -71,9 +72,10 @@ class RowBlocks:
         return every[every < size.cumsum(0)[tensor][:, None]]
 
     def sketch(self, x: Tensor, signs: Tensor) -> Tensor:
-        """signs . piece for each piece of len(signs) entries of every row: (total, pieces), zero beyond a tensor's end.
+        """Return signs . piece for each piece of len(signs) entries of every row: (total, pieces), zero beyond a
+        tensor's end.
 
-        One pass over x: (n,), as fast as memory is, or three over many small tensors. signs: (row / pieces,).
+        One pass over x: (n,) at memory bandwidth, or three passes for many small tensors. signs: (row / pieces,).
         """
         if self._many_small:
             return row_blocks((self.total * self.row,), self.row).sketch(self._filled_up(x), signs)
@@ -92,17 +94,17 @@ class RowBlocks:
 
 @lru_cache(maxsize=256)
 def row_blocks(sizes: tuple[int, ...], row: int) -> RowBlocks:
-    """Found once: the same sizes come again at every step."""
+    """Cached: the sizes are the same at every step."""
     return RowBlocks(sizes, row)
 
 
 def signs(key: int, count: int, like: Tensor) -> Tensor:
-    """(count,) of -1 and 1 in like's dtype, each as likely, drawn under a 63-bit key."""
+    """Return (count,) of -1 and 1 in like's dtype, with equal probability, from a 63-bit key."""
     return (uniform(key, count, like.device) >= 0.5).to(like.dtype).mul_(2).sub_(1)
 
 
 def squared_norms(sketch: Tensor) -> Tensor:
-    """(rows, pieces) -> (rows,) float32: in proportion to the squared norms, whatever the range of the numbers."""
+    """Return values proportional to the rows' squared norms, without overflow: (rows, pieces) -> (rows,) float32."""
     found = sketch.float()
     if found.is_meta or not found.numel():
         return found.new_empty(len(found))

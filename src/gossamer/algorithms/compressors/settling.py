@@ -1,4 +1,4 @@
-"""Settling: whether what waits to be sent has stopped growing, as all ranks agree."""
+"""Settling: detects, equally on all ranks, that the residual has stopped growing."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gossamer.base.kernels.reference.segments import expect
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import AllGather, Script
 
-SETTLED = 1.2  # times the mean of its stage: 2 where it grows by as much in each step, 1 where it stays as it is
+SETTLED = 1.2  # times the stage's mean ratio; the ratio is 2 times the mean while growing linearly, 1 when constant
 
 
 class WarmupProgress(NamedTuple):
-    """How far a warm-up has come: sums over the steps of a stage and all ranks, and this rank's of its last step.
+    """The progress of a warm-up: sums over the steps of a stage and all ranks, and this rank's values of its last step.
 
-    Energies are squares added up: of what waits in residuals, and of what was given to send.
+    `waiting` is the energy (sum of squares) of the residuals, `given` that of the inputs.
     """
 
     stage: float = 0.0
-    steps: float = 0.0  # of this stage that were heard of
+    steps: float = 0.0  # of this stage that were counted
     waiting: float = 0.0
     given: float = 0.0
     my_waiting: float = 0.0
@@ -31,15 +31,15 @@ class WarmupProgress(NamedTuple):
 
     @classmethod
     def read(cls, kept: FlatTensors) -> WarmupProgress:
-        """The newest record: of a tensor that nobody used, or that was reset, it is an older one."""
+        """Return the newest record; tensors that were unused or reset have an older one."""
         return max(cls(*row) for row in kept.flat.view(-1, len(cls._fields)).tolist())
 
     def written(self, layout: Layout) -> FlatTensors:
-        """One record for each tensor, so that it goes where the tensors go."""
+        """Store one record per tensor under the tensor's name, so that it moves with the tensor."""
         return FlatTensors(torch.tensor(self * len(layout), dtype=torch.float64, device="cpu"), layout)
 
     def heard(self, waiting: float, given: float) -> WarmupProgress:
-        """After a step in which all ranks together had so much. Where nobody was given anything, there is no news."""
+        """Return the progress after a step with these energies over all ranks; unchanged if all inputs were zero."""
         if not given > 0:
             return self
         so_far = self._replace(
@@ -50,18 +50,18 @@ class WarmupProgress(NamedTuple):
 
 
 def blank(names: tuple[str, ...]) -> FlatTensors:
-    """Before the first step."""
+    """Return the records before the first step."""
     return WarmupProgress().written(Layout.of({name: (len(WarmupProgress._fields),) for name in names}))
 
 
 def energy(x: Tensor) -> Tensor:
-    """The sum of squares: () float64."""
+    """Return the sum of squares: () float64."""
     norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
     return norm.square()
 
 
 def exchange(progress: WarmupProgress, like: Tensor, at: AggregationContext) -> Script:
-    """What all ranks had in their last steps: (waiting, given), the same bits everywhere."""
+    """Sum (waiting, given) of the last step over all ranks; the result has the same bits on every rank."""
     mine = like.new_tensor([progress.my_waiting, progress.my_given], dtype=torch.float64)
     heard = yield AllGather((mine,))
     for rank, payload in enumerate(heard):

@@ -1,4 +1,4 @@
-"""Sharded aggregation: every worker averages a part in a reduce-scatter, and all-gathers it encoded again."""
+"""Sharded aggregation: each worker averages a part in a reduce-scatter, and an all-gather sends it encoded again."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ OWED = "owed"
 
 
 def is_owed(key: str) -> bool:
-    """Whether a state's key is that of a part's debt; wrappers put prefixes before it."""
+    """Whether a state key is that of a part's residual of the second encoding; wrappers prefix the keys."""
     return key.rpartition(".")[2] == OWED
 
 
 def is_unsent(key: str) -> bool:
-    """Whether a state's key is that of something still to be sent: a residual or a debt."""
+    """Whether a state key is that of a residual, of the first or the second encoding."""
     return key.rpartition(".")[2] in (RESIDUAL, OWED)
 
 
 def settle(state: State, at: AggregationContext) -> None:
-    """Move what the group owes itself into this worker's own memory, so that no memory depends on where parts lie.
+    """Move the residual of the second encoding into this worker's own state, so that no state depends on the partition.
 
-    A worker's counts once in `workers`, so it takes `workers` times as much.
+    An entry of one worker counts 1/workers in the mean, so it is multiplied by the number of workers.
     """
     for key in filter(is_owed, state):
         place, sign = debtor(key.removesuffix(OWED), state)
@@ -52,15 +52,23 @@ def settle(state: State, at: AggregationContext) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Sharded(Wrapper):
-    """A codec's reduce-scatter and all-gather: worker j averages the j-th part and encodes the mean again.
+    """Compressed reduce-scatter and all-gather: worker j averages the j-th part and encodes the mean again.
 
-    m_j = mean over workers of C(x)_j, answer_j = C(m_j + owed_j), owed'_j = m_j + owed_j - answer_j
-    law:    mean own = answer + owed' - owed; without Feedback around it nothing is owed, and own has that error instead
+    m_j = mean over workers of C(x)_j, answer_j = C(m_j + e_j), e'_j = m_j + e_j - answer_j
+    law:    mean own = answer + e' - e; without Feedback around it e stays 0, and own has that error instead
     bytes:  2 (workers - 1) M, M the largest part's message: about 2/workers of the codec's alone
     source: Seide et al. 2014, Interspeech; Tang et al. 2021, ICML (error feedback in both places)
 
-    Parts have ceil(N / workers) entries, messages are filled up to the largest one's size. What is owed lies with the
-    part's worker: N / workers more of at least float32, which take turns.
+    Tang et al. call C(m + e) the server compression and e the server error. Parts have ceil(N / workers)
+    entries; messages are padded to the size of the largest. The worker of a part keeps its server error: memory of
+    2 N / workers numbers of at least float32, double-buffered.
+
+    Args:
+        inner: the codec, such as Int8() or Float4().
+
+    Example:
+        >>> gossamer.Sharded(gossamer.Int8())
+        Sharded(Int8())
     """
 
     inner: Codec
@@ -108,7 +116,7 @@ class Sharded(Wrapper):
         finite = decode_heard(partial(self._decode, mine, divisor=at.world), heard, mine.layout, agreed, at)
         told = self._encode_mean(mine, agreed, finite, owed, _at(at, "mean", at.rank))
         like, lost = agreed.new_empty(0), agreed if owed is None else None
-        del heard, agreed  # as large as the bucket together, and not needed while the answers travel
+        del heard, agreed  # as large as the bucket together, and unused during the all-gather
         answers = yield AllGather(told)
         mean = mean_buffer_like(x.flat, out)
         finite = True
@@ -125,7 +133,7 @@ class Sharded(Wrapper):
     def _encode_parts(
         self, parts: Sequence[OwnedPart], flat: Tensor, residual: Residual | None, at: AggregationContext
     ) -> tuple[Payload, ...]:
-        """What travels to each worker. For a price one message stands for all, which are equally long."""
+        """Encode the part for each worker. To count bytes, one message represents all: their lengths are equal."""
         if flat.is_meta:
             first = parts[0]
             return (self._encode(first, first.of(flat), first.of_residual(residual), at),) * len(parts)
@@ -142,7 +150,7 @@ class Sharded(Wrapper):
         lost: Tensor | None,
         at: AggregationContext,
     ) -> Tensor:
-        """What this worker sent, less what its part lost in the second encoding where it is not remembered."""
+        """Return the sent values, minus the second encoding's error of this worker's part if no residual keeps it."""
         whole = like.new_empty(sum(part.layout.numel for part in parts))
         for part, payload in zip(parts, sent, strict=True):
             self._decode(part, [payload], part.of(whole))
@@ -153,13 +161,14 @@ class Sharded(Wrapper):
     def _encode_mean(
         self, part: OwnedPart, mean: Tensor, finite: bool, owed: Residual | None, at: AggregationContext
     ) -> Payload:
-        """What travels for a part's mean, + owed.before. Only this worker knows whether the sum stayed within range: it
-        tells all ranks by numbers that cannot be added up."""
+        """Encode the mean of a part, plus `owed.before`. Only this worker knows whether the sum overflowed: it reports
+        that to all ranks by values that cannot be summed.
+        """
         if finite:
             try:
                 return self._encode(part, mean, owed, at)
             except NotFinite:
-                pass  # what is owed may leave the range, too
+                pass  # the residual may overflow, too
         zeros = self._encode(part, torch.zeros_like(mean), None, at)
         return tuple(
             torch.full_like(each, torch.finfo(each.dtype).max) if each.is_floating_point() else each for each in zeros
@@ -177,13 +186,13 @@ class Sharded(Wrapper):
 
 @dataclass(frozen=True)
 class OwnedPart:
-    """The entries that one worker averages: pieces of tensors, under the names of these."""
+    """The entries that one worker averages: pieces of tensors, with the names of the tensors."""
 
-    start: int  # the first of them
+    start: int  # offset of the first entry
     layout: Layout
     shapes: tuple[torch.Size, ...] = ()  # of its message's tensors
-    room: tuple[int, ...] = ()  # their numbers of elements in the largest part's message
-    dtypes: tuple[torch.dtype, ...] = ()  # theirs
+    room: tuple[int, ...] = ()  # elements of each tensor in the message of the largest part
+    dtypes: tuple[torch.dtype, ...] = ()
 
     def of(self, flat: Tensor) -> Tensor:
         return flat[self.start : self.start + self.layout.numel]
@@ -192,14 +201,14 @@ class OwnedPart:
         return None if residual is None else Residual(self.of(residual.before), self.of(residual.after))
 
     def filled(self, payload: Payload) -> Payload:
-        """As long as the largest part's."""
+        """Pad a payload to the size of the largest part's."""
         return tuple(
             each.reshape(-1) if each.numel() == room else pad(each.reshape(-1), (0, room - each.numel()))
             for each, room in zip(payload, self.room, strict=True)
         )
 
     def emptied(self, payload: Payload) -> Payload:
-        """Without what `filled` added. Raises MalformedError."""
+        """Remove the padding of `filled`. Raises MalformedError."""
         expect_tensors([payload], len(self.room))
         for each, room, dtype in zip(payload, self.room, self.dtypes, strict=True):
             expect(each, dtype, room)
@@ -208,13 +217,13 @@ class OwnedPart:
 
 @lru_cache(maxsize=256)
 def _parts(codec: Codec, same: Itself[Layout], world: int, dtype: torch.dtype) -> tuple[OwnedPart, ...]:
-    """Where each worker's part lies, and what its messages look like. All parts but the last ones are equally large."""
+    """Return each worker's part and the shapes of its message. All parts but the last ones have equal sizes."""
     layout = same.item
     size = -(-layout.numel // world)
     parts = [
         _cut(layout, min(rank * size, layout.numel), min((rank + 1) * size, layout.numel)) for rank in range(world)
     ]
-    known: dict[tuple[int, ...], Payload] = {}  # by the sizes of its pieces, which most parts have alike
+    known: dict[tuple[int, ...], Payload] = {}  # by the sizes of the pieces, which are equal for most parts
     messages = [
         known.get(part.layout.sizes) or known.setdefault(part.layout.sizes, _message(codec, part.layout, world, dtype))
         for part in parts
@@ -236,11 +245,11 @@ def _message(codec: Codec, layout: Layout, world: int, dtype: torch.dtype) -> Pa
 
 
 def _cut(layout: Layout, start: int, stop: int) -> OwnedPart:
-    """The pieces of tensors that lie between two places."""
+    """Return the pieces of tensors between two offsets."""
     pieces = {slot.name: (min(slot.end, stop) - max(slot.offset, start),) for slot in layout}
     return OwnedPart(start, Layout.of({name: piece for name, piece in pieces.items() if piece[0] > 0}))
 
 
 def _at(at: AggregationContext, stage: str, number: int) -> AggregationContext:
-    """An address of its own for each part and stage: the pieces of one tensor share its name, and would share noise."""
+    """Return a context with a separate seed for each part and stage: pieces of one tensor share its name."""
     return replace(at, seed=rng.address(at.seed, stage, number))

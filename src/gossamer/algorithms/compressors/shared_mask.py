@@ -1,4 +1,4 @@
-"""Shared mask: entries at places that all ranks agreed on a step before, each rank having chosen those of its part."""
+"""Shared mask: entries at indices that all ranks selected together in the previous step."""
 
 from __future__ import annotations
 
@@ -24,23 +24,37 @@ MASK = "mask"
 
 @dataclass(frozen=True, repr=False)
 class SharedMask(Compressor):
-    """Send the entries of a mask that was agreed on in the step before; meanwhile agree on that of the next one.
+    """Send the entries of a mask selected in the previous step, and select the mask of the next step with them.
 
-    C(x)_j = x_j if j is in the mask, else 0;  next mask = union over the ranks i of the k/n largest of what waits at
-    rank i in the i-th of n equal parts of the buffer, k = density N
-    law:    the mean of C is C of the mean; without feedback nothing waits, and rank i goes by the k/n largest of x
+    C(x)_j = x_j if j is in the mask, else 0;  next mask = union over the ranks i of the k/n largest entries of rank i's
+    residual in the i-th of n equal parts of the buffer, k = density N
+    law:    the mean of C is C of the mean; without feedback there is no residual, and rank i selects the k/n largest of
+            x
     bytes:  (n-1) (2 k/n itemsize + coded_bytes(k/n, N/n)), and never more than Dense: flat in the number of workers n;
-            memory: 2 N bytes, which take turns
+            memory: 2 N bytes, double-buffered
     source: Zheng et al. 2026, arXiv:2607.01678 (masks by parts, one step late; only its abstract was read)
 
-    The paper goes by the first moment of what was agreed on, and a worker keeps its part. Here what waits is the
-    statistic, which feedback has anyway and which learned faster than a moving average of what was offered; and parts
-    go round, so that what only one rank has is found. At first places are evenly spread. A worker alone sends as TopK.
+    The paper selects by the averaged first moment, and each worker keeps its part. Here the selection uses the
+    residual, which feedback has anyway and which converged faster than a moving average of the inputs. Parts rotate
+    among the ranks, so entries that are large on one rank only are found. The first mask is evenly spaced. A single
+    worker sends as TopK.
 
-    Four workers on digits-conv with AdamW, 200 steps: a loss of 0.050 for 2.2 kB a step, where RandomK has 0.157 for
-    2.1 kB, SparseSum(TopK(density=0.01)) 0.041 for 2.4 kB, and TopK, which sends four times the places, 0.014 for 3 kB.
-    In the same order, of one seed here: digits-resnet with SGD 0.034 for 4.6 kB, 0.262 for 4.3 kB, 0.025 for 5 kB, and
-    0.025 for 7 kB; bytelm with AdamW, 100 steps, 3.15 for 38 kB, 4.00 for 36 kB, 3.10 for 41 kB, and 3.07 for 58 kB.
+    Final loss, and bytes per step, of four workers (digits-conv: AdamW, 200 steps; digits-resnet: SGD, one seed;
+    bytelm: AdamW, 100 steps, one seed). TopK sends four times the indices:
+
+                                  digits-conv      digits-resnet    bytelm
+        SharedMask                0.050, 2.2 kB    0.034, 4.6 kB    3.15, 38 kB
+        RandomK                   0.157, 2.1 kB    0.262, 4.3 kB    4.00, 36 kB
+        SparseSum(TopK(0.01))     0.041, 2.4 kB    0.025, 5 kB      3.10, 41 kB
+        TopK                      0.014, 3 kB      0.025, 7 kB      3.07, 58 kB
+
+    Args:
+        density: fraction of entries to send, in (0, 1].
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.SharedMask(density=0.01)
+        SharedMask(density=0.01)
     """
 
     density: float
@@ -77,7 +91,7 @@ class SharedMask(Compressor):
         return MaskParts.of(x.layout.numel, world, self.density)
 
     def _dearer_than_dense(self, x: FlatTensors, at: AggregationContext) -> bool:
-        """Also where some rank would have no part."""
+        """Also true if a rank would have no part."""
         if x.layout.numel < at.world:
             return True
         parts, itemsize = self._parts(x, at.world), accumulation_dtype(x.flat.dtype).itemsize
@@ -93,8 +107,10 @@ class SharedMask(Compressor):
         *,
         waits: bool,
     ) -> Aggregation:
-        """Agree on the mean of wanted: (n,) at the mask, and on the next mask. waits: what does not travel is left in
-        `wanted`, and what travels becomes zero there."""
+        """Compute the mean of wanted: (n,) at the mask, and the next mask.
+
+        waits: leave the unsent part in `wanted`; sent entries become zero there.
+        """
         require_places(x.layout)
         refuse_nonsense(wanted)
         parts = self._parts(x, at.world)

@@ -1,4 +1,4 @@
-"""Shared places: the mean of values that stand at the same places on every rank, so that no place travels with them."""
+"""Shared indices: the mean of values at indices that are equal on every rank, so no indices are sent."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gossamer.errors import NotFinite
 
 
 def refuse_nonsense(x: Tensor) -> None:
-    """Raise NotFinite where x holds a number that cannot be sent, now or later."""
+    """Raise NotFinite if x has a value that cannot be sent, now or later."""
     if not all_finite(x):
-        raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+        raise NotFinite("the input has a value that is not finite, or too large to be added to the residual")
 
 
 def refuse_large(values: Tensor, at: AggregationContext) -> None:
-    """Raise NotFinite where values could not be added up over the group."""
+    """Raise NotFinite if values are too large to be summed over the group."""
     if not within_range(values, at.world):
-        raise NotFinite("a number is too large for the sum over the group")
+        raise NotFinite("the input has a value that is too large for the sum over the group")
 
 
 def mean_at(values: Tensor, places: Tensor, x: Tensor, out: Tensor | None) -> Aggregation:
-    """Agree on the mean of values: (k,) at places: (k' <= k,) int64 of x: (n,), the same on every rank.
+    """Compute the mean of values: (k,) at indices `places`: (k' <= k,) int64 of x: (n,), equal on every rank.
 
-    What stands behind the first k' values is room that is not used.
+    Values beyond the first k' are padding.
     """
     told = yield AllReduceMean(values)
 

@@ -19,7 +19,7 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class SignMagnitude(Quantizer):
-    """Send each entry in two bits, its sign and whether it is large, with two magnitudes per block.
+    """Send each entry in two bits, its sign and a large/small flag, with two magnitudes per block.
 
     C(x)_j = h sign(x_j) if |x_j| > m, else l sign(x_j); m = mean |x| over the block of d entries j is in, h and l the
     means of |x| over its a entries above m and over the others
@@ -27,8 +27,16 @@ class SignMagnitude(Quantizer):
     bytes:  (workers - 1) (ceil(N / 4) + 8 ceil(N / block)), N per tensor
     source: this library's own; BinMeans is the 2-bit code of SparseLoCo (arXiv:2508.15706, 2025)
 
-    Made for values that another rule chose: Chain(TopK(density=0.01), SignMagnitude()). The largest entries of a tensor
-    have magnitudes that differ little, but for a few far above the others.
+    Designed for values that another compressor selected: Chain(TopK(density=0.01), SignMagnitude()). The largest
+    entries of a tensor have similar magnitudes, except for a few far above the others.
+
+    Args:
+        block: entries that share two magnitudes, a power of two, 8 or more.
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.Chain(gossamer.TopK(density=0.01), gossamer.SignMagnitude())
+        Chain(TopK(density=0.01), SignMagnitude())
     """
 
     block: int = 512
@@ -37,8 +45,8 @@ class SignMagnitude(Quantizer):
     def __post_init__(self) -> None:
         require(
             is_power_of_two(self.block) and 8 <= self.block <= LARGEST_BLOCK,
-            f"block counts the entries that share two magnitudes, and they are summed by halves: a power of two from 8 "
-            f"to {LARGEST_BLOCK}, not {self.block}. Write SignMagnitude(block=512).",
+            f"block must be the number of entries that share two magnitudes, a power of two from 8 to {LARGEST_BLOCK}, "
+            f"got {self.block}. Write SignMagnitude(block=512).",
         )
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:

@@ -1,4 +1,4 @@
-"""Sparse all-reduce: few entries, each added up by one worker, so that traffic does not grow with the workers."""
+"""Sparse all-reduce: each worker sums the sparse entries of one region, so traffic does not grow with the workers."""
 
 from __future__ import annotations
 
@@ -33,25 +33,37 @@ from gossamer.base.layout import FlatTensors, accumulation_dtype
 from gossamer.base.ops import AllGather, AllToAll, Payload
 from gossamer.errors import MalformedError, NotFinite, OutOfRange, require
 
-DEVIATIONS = 2  # of chance, by which a region may be fuller than the average one
+DEVIATIONS = 2  # standard deviations of room for a region that receives more entries than the average one
 
 
 @dataclass(frozen=True, repr=False)
 class SparseSum(Wrapper):
-    """Choose entries by `inner`; worker j adds up those of its region and tells everyone the largest sums.
+    """Sparse all-reduce: worker j sums the entries of its region that `inner` selects, and broadcasts the largest.
 
-    s = w_j + sum over the others i of what they sent of w_i; answer = s/n where |s| is among the r largest, else 0
-    law:    own is what was sent, and w_j - (s - n answer) in the own region; so mean own = answer, and nothing is owed
+    s = w_j + sum over the other workers i of the entries of w_i sent to j; answer = s/n where |s| is among the r
+    largest,
+    else 0
+    law:    own is the sent entries, and w_j - (s - n answer) in the own region; so mean own = answer, exactly
     bytes:  (n-1) (4 + (c + r) itemsize + coded_bytes(c, R) + coded_bytes(r, R)), R entries a region, r = k/n of them,
             c = r + 2 sqrt(r); at most 24 k (n-1)/n where r >= 40, and never more than Dense
-    source: Li & Hoefler 2022, PPoPP (Ok-Topk); what is not told waits where it was added up, as in Sharded
+    source: Li & Hoefler 2022, PPoPP (Ok-Topk); sums that are not sent stay at the worker that computed them, as in
+            Sharded
 
-    So it is about two messages of k entries for any number of workers n, where inner alone sends n-1 of them. A
-    worker's own region needs no choice and no wire. What finds no room waits with the worker that chose it, and a
-    sum that is not told with the one that added it up: in their residuals. Without Feedback it is lost.
+    Ok-Topk calls the two phases "split and reduce" and "balance and allgatherv". Together they cost about two messages
+    of k entries for any number of workers n, while inner alone sends n-1 of them. Entries of a worker's own region need
+    no selection and no communication. Selected entries beyond the room c stay in the residual of the worker that
+    selected them, and sums that are not among the r largest in the residual of the worker that computed them. Without
+    Feedback both are lost.
 
-    Regions are blocks of neighbors, one of every n for each worker, drawn by chance and anew every 64 steps: whatever
-    the pattern of large entries, it does not fill one region for long.
+    Regions consist of blocks of adjacent entries, one of every n blocks for each worker, assigned at random and
+    reassigned every 64 steps, so no pattern of large entries fills one region for long.
+
+    Args:
+        inner: a compressor that selects a fixed number of entries, such as TopK.
+
+    Example:
+        >>> gossamer.SparseSum(gossamer.TopK(density=0.01))
+        SparseSum(TopK(density=0.01))
     """
 
     inner: Sparse
@@ -59,7 +71,7 @@ class SparseSum(Wrapper):
     def __post_init__(self) -> None:
         require(
             isinstance(self.inner, Sparse),
-            f"{self.inner!r} does not choose a fixed number of entries, so there are no few entries to add up. "
+            f"SparseSum needs a compressor that selects a fixed number of entries, got {self.inner!r}. "
             "Write SparseSum(TopK(density=0.01)).",
         )
 
@@ -85,14 +97,16 @@ class SparseSum(Wrapper):
         return self._summed(x, wanted, at, out)
 
     def rooms(self, x: FlatTensors, world: int) -> tuple[int, int]:
-        """How many entries a worker may send to another, and how many sums that one tells."""
+        """Return (c, r): the most entries that a worker sends to another, and the number of sums that each worker
+        sends.
+        """
         regions, count = Regions(x.layout.numel, world), sum(self.inner.counts(x.layout.sizes))
         each = count / world
         sent = min(count, regions.rows, ceil(each + DEVIATIONS * sqrt(each)))
         return sent, min(regions.least_members, ceil(each))
 
     def _dearer_than_dense(self, x: FlatTensors, at: AggregationContext) -> bool:
-        """Also where some worker would have no region."""
+        """Also true if a worker would have no region."""
         if x.layout.numel < at.world:
             return True
         rows, itemsize = Regions(x.layout.numel, at.world).rows, accumulation_dtype(x.flat.dtype).itemsize
@@ -100,14 +114,14 @@ class SparseSum(Wrapper):
         return dearer_than_dense(4 + both, x, at)
 
     def _summed(self, x: FlatTensors, wanted: Tensor, at: AggregationContext, out: Tensor | None) -> Aggregation:
-        """Agree on the mean of wanted: (n,), and leave in it what waits."""
+        """Compute the mean of wanted: (n,), and leave the unsent part in `wanted`."""
         require_places(x.layout)
         room, kept = self.rooms(x, at.world)
         regions = Regions.drawn(x, at)
         members = regions.members(at.rank, wanted.device)
         mine = wanted[members]
         if not all_finite(mine):
-            raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+            raise NotFinite("the input has a value that is not finite, or too large to be added to the residual")
         wanted.index_fill_(0, members, 0)
         entries = _entries(regions, *self.inner.select(FlatTensors(wanted, x.layout), at), room)
         wanted.index_fill_(0, entries.places, 0)
@@ -134,8 +148,10 @@ class SparseSum(Wrapper):
 
 @dataclass(frozen=True)
 class Entries:
-    """What one worker sends: entries by region and in each by row. places: (s,) int64, rows: (s,) int32, values: (s,);
-    counts: how many to each region."""
+    """The entries that one worker sends, sorted by region and within a region by row.
+
+    places: (s,) int64, rows: (s,) int32, values: (s,); counts: number of entries for each region.
+    """
 
     places: Tensor
     rows: Tensor
@@ -143,8 +159,8 @@ class Entries:
     counts: tuple[int, ...]
 
     def messages(self, rows: int, room: int) -> tuple[Payload, ...]:
-        """To each worker: the number of entries, and values and rows as if there were `room` of them."""
-        if self.values.is_meta:  # for a price one stands for all
+        """Return the payload for each worker: the number of entries, and values and rows padded to `room`."""
+        if self.values.is_meta:  # to count bytes, one message represents all
             count = self.values.new_empty(1, dtype=torch.int32)
             blank = self.rows.new_empty(room)
             return ((count, self.values.new_empty(room), encode_places(blank, rows, room)),) * len(self.counts)
@@ -156,7 +172,7 @@ class Entries:
 
 
 def _entries(regions: Regions, places: Tensor, values: Tensor, room: int) -> Entries:
-    """Entries at (k,) int32 places by region; the largest `room` of each find room, among equals the first."""
+    """Sort entries at places: (k,) int32 by region and keep the `room` largest of each; ties go to the lower index."""
     found = places.long()
     owners, rows = regions.locate(found)
     owners, order = torch.sort(owners, stable=True)
@@ -168,7 +184,7 @@ def _entries(regions: Regions, places: Tensor, values: Tensor, room: int) -> Ent
 
 
 def _added(mine: Tensor, rows: int, room: int, heard: Sequence[Payload], sums: Tensor) -> None:
-    """Overwrite `sums`: (m,) with mine, and what was sent for it, in the order of ranks. Raises MalformedError."""
+    """Overwrite `sums`: (m,) with mine plus the received entries, in the order of ranks. Raises MalformedError."""
     expect_tensors(heard, 3)
     for _, values, _ in heard:
         expect_values(values, room, mine)
@@ -178,21 +194,21 @@ def _added(mine: Tensor, rows: int, room: int, heard: Sequence[Payload], sums: T
 
 
 def _received(payload: Payload, rows: int, room: int, members: int) -> tuple[Tensor, Tensor]:
-    """(rows, values) of the entries in a message. Raises MalformedError."""
+    """Return (rows, values) of the entries in a message. Raises MalformedError."""
     used, values, coded = payload
     if used.dtype != torch.int32 or used.shape != (1,):
-        raise MalformedError(f"one int32 that counts entries was due, and {tuple(used.shape)} {used.dtype} came")
+        raise MalformedError(f"expected one int32, the number of entries, got {tuple(used.shape)} in {used.dtype}")
     count = room if used.is_meta else int(used)
     found = decode_places(coded, count, rows, room)
     if count and not found.is_meta and int(found[-1]) >= members:
-        raise MalformedError(f"an entry was sent for a place beyond the {members} of this region")
+        raise MalformedError(f"an entry has a row beyond the {members} of this region")
     return found, values[:count]
 
 
 def _largest_sums(sums: Tensor, finite: bool, regions: Regions, kept: int) -> Payload:
-    """The answer of one worker: of its sums: (m,) the `kept` largest as means, and their rows; they leave `sums`.
+    """Encode the `kept` largest of sums: (m,) as means with their rows, and set them to zero in `sums`.
 
-    Only this worker knows whether a sum left the range: it tells all ranks by numbers that cannot be added up.
+    Only this worker knows whether a sum overflowed. It reports that to all ranks by values that cannot be summed.
     """
     try:
         rows, values = largest(sums, [len(sums)], [kept])
@@ -205,7 +221,7 @@ def _largest_sums(sums: Tensor, finite: bool, regions: Regions, kept: int) -> Pa
 
 
 def _can_be_added(answer: Payload, kept: int, out: Tensor, rank: int, at: AggregationContext) -> bool:
-    """Whether a worker tells sums, and not that one left the range. Raises MalformedError."""
+    """Whether a worker sent sums, and not the values that report an overflow. Raises MalformedError."""
     try:
         with sent_by(rank, at):
             expect_tensors([answer], 2)
@@ -217,15 +233,15 @@ def _can_be_added(answer: Payload, kept: int, out: Tensor, rank: int, at: Aggreg
 
 
 def _rows(coded: Tensor, rows: int, kept: int, rank: int, at: AggregationContext) -> Tensor:
-    """The rows whose sums a worker tells: (kept,) int64. Raises MalformedError."""
+    """Decode the rows of the sums that a worker sent: (kept,) int64. Raises MalformedError."""
     with sent_by(rank, at):
         return decode_places(coded, kept, rows).long()
 
 
 def _told(answers: Sequence[Payload], regions: Regions, kept: int, at: AggregationContext) -> tuple[Tensor, Tensor]:
-    """(places, values) that each worker tells of its region: (world, r) int32, ascending, and (world, r).
+    """Return (places, values) of the sums that each worker sent: (world, r) int32, ascending, and (world, r).
 
-    A cut group has rows that stand for no place: what is told of them counts as a zero. Raises MalformedError.
+    A truncated group has rows without a place; their values become zero. Raises MalformedError.
     """
     rows = torch.stack([_rows(coded, regions.rows, kept, rank, at) for rank, (_, coded) in enumerate(answers)])
     places = regions.places(torch.arange(regions.world, device=rows.device)[:, None], rows)

@@ -1,4 +1,4 @@
-"""TernGrad: every entry in less than two bits, right on average."""
+"""TernGrad: unbiased quantization of every entry to less than two bits."""
 
 from __future__ import annotations
 
@@ -20,27 +20,36 @@ from gossamer.base.ops import AllGather, Payload
 from gossamer.errors import OutOfRange, require
 
 BLOCK = 2048  # entries that are summed together
-SETTLING = 2.0  # equal entries are rounded with (clip - 1) of their energy, and feedback needs less than all of it
+SETTLING = 2.0  # smallest clip without feedback: rounding equal entries loses (clip - 1) of their energy
 
 
 @dataclass(frozen=True, repr=False)
 class TernGrad(Compressor):
-    """Send each entry as +s, -s or 0, at random, with one s per tensor that the whole group shares.
+    """Send each entry as +s, -s or 0, at random and unbiased, with one scale s per tensor that all workers share.
 
     C(x)_j = s sign(x_j) b_j, P(b_j = 1) = |x_j| / s, s = max |x| over the tensor and the workers
     law:    E C(x) = x, E |C(x) - x|^2 = s |x|_1 - |x|^2; workers mean / s is a whole number
     bytes:  (workers - 1) (4 + ceil(N / per_byte)), N per tensor, in two messages
     source: Wen et al. 2017, NeurIPS
 
-    Since s is shared, what is summed are whole numbers: the mean has the same bits in whatever order it is added up.
-    With `clip`, s is at most clip sigma of a worker, with sigma the root mean square of its tensor (around zero, since
-    a tensor of equal entries is not one of zeros), and what exceeds the shared s counts as s: less noise, but a bias
-    on heavy tails. The paper clips each worker's gradient at 2.5 standard deviations before scales are shared. This
-    clips the scale that is shared, with the root mean square in the place of the deviation: the same for a mean of
-    zero but that a worker whose deviation is below the largest is clipped less; and by default nothing is clipped.
+    s is the paper's scaler s_t with scaler sharing. Since s is shared, the sums are of whole numbers, and the mean has
+    the same bits in any order of summation. With `clip`, s is at most clip sigma of a worker, where sigma is the root
+    mean square of its tensor around zero, and larger entries count as s: less noise, but a bias for heavy tails. The
+    paper clips each worker's gradient at 2.5 standard deviations before scales are shared. This implementation clips
+    the shared scale, by the root mean square: the same for a mean of zero, except that a worker whose sigma is below
+    the largest is clipped less. By default nothing is clipped.
 
-    A recipe adds Feedback, unless `feedback` says no, where clip is below 2. From there on the noise of a residual can
-    exceed the residual, which then grows on its own rounding: what is wrapped with clip=2.5 can diverge.
+    A recipe adds Feedback only if clip is below 2. From 2 on, the noise of a residual can exceed the residual, which
+    then grows by its own rounding: Feedback around clip=2.5 can diverge.
+
+    Args:
+        clip: limit of s, in root mean squares of the tensor; None: no clipping.
+        per_byte: entries per byte: 5 (base 3) or 4 (two bits each).
+        feedback: whether a recipe wraps it in Feedback, if clip is below 2.
+
+    Example:
+        >>> gossamer.TernGrad(clip=2.5)
+        TernGrad(clip=2.5)
     """
 
     clip: float | None = None
@@ -50,12 +59,12 @@ class TernGrad(Compressor):
     def __post_init__(self) -> None:
         require(
             self.clip is None or 0 < self.clip < float("inf"),
-            f"clip counts root mean squares of a tensor, above 0, not {self.clip}. Write TernGrad(clip=2.5), or "
-            "TernGrad() to clip nothing.",
+            f"clip must be a number of root mean squares of a tensor, above 0, got {self.clip}. Write "
+            "TernGrad(clip=2.5), or TernGrad() for no clipping.",
         )
         require(
             self.per_byte in (4, 5),
-            f"per_byte counts the entries in a byte, 4 (two bits each) or 5 (digits of base three), not "
+            f"per_byte must be the entries per byte, 4 (two bits each) or 5 (digits of base three), got "
             f"{self.per_byte}. Write TernGrad(per_byte=5).",
         )
 
@@ -77,7 +86,7 @@ class TernGrad(Compressor):
     def _aggregate(
         self, x: FlatTensors, at: AggregationContext, out: Tensor | None, after: Tensor | None
     ) -> Aggregation:
-        """after: room for what is left of x, where that is wanted; it may be x."""
+        """Aggregate x; `after`, if given, receives the residual and may be x.flat."""
         sizes = x.layout.sizes
         heard = yield AllGather((self._scales(x),))
         scales = _largest_scales(heard, len(sizes), at)
@@ -91,7 +100,7 @@ class TernGrad(Compressor):
             return decoded
 
         def decode(said: Sequence[Payload], into: Tensor) -> None:
-            both = pairs(said)  # all hold the same scales
+            both = pairs(said)  # all have the same scales
             ternary_decode([(codes,) for _, codes in both], both[0][0], sizes, self.per_byte, into, at.world)
 
         mean = mean_buffer_like(x.flat, out)
@@ -99,7 +108,7 @@ class TernGrad(Compressor):
         return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
     def _scales(self, x: FlatTensors) -> Tensor:
-        """What this worker would scale each of its tensors by: (tensors,) float32. Raises NotFinite."""
+        """Return this worker's scale of each tensor: (tensors,) float32. Raises NotFinite."""
         largest = magnitudes(x.flat, x.layout.sizes)
         if self.clip is None:
             return largest
@@ -107,8 +116,10 @@ class TernGrad(Compressor):
 
 
 def _largest_scales(heard: Sequence[Payload], tensors: int, at: AggregationContext) -> Tensor:
-    """The group's: (tensors,) float32; where they are so large that sums leave the range, decoding finds it. Raises
-    MalformedError."""
+    """Return the group's scales: (tensors,) float32. Raises MalformedError.
+
+    Scales that are too large for the sum are found by decoding.
+    """
     for rank, payload in enumerate(heard):
         with suppress(OutOfRange), sent_by(rank, at):
             expect_tensors([payload], 1)
@@ -117,7 +128,7 @@ def _largest_scales(heard: Sequence[Payload], tensors: int, at: AggregationConte
 
 
 def _root_mean_squares(x: FlatTensors) -> Tensor:
-    """Of each tensor: (tensors,) float64."""
+    """Return the root mean square of each tensor: (tensors,) float64."""
     sizes = x.layout.sizes
     spans = squares(x.flat, sizes, BLOCK).split([blocks([size], BLOCK) for size in sizes])
     energies = [x.flat.new_empty(0, dtype=torch.float64), *(span.sum().view(1) for span in spans)]

@@ -1,4 +1,4 @@
-"""Threshold: the entries above a fixed magnitude."""
+"""Threshold sparsification: the entries above a fixed magnitude."""
 
 from __future__ import annotations
 
@@ -21,16 +21,25 @@ from gossamer.errors import MalformedError, require
 
 @dataclass(frozen=True, repr=False)
 class Threshold(Codec):
-    """Send the entries beyond +-value, of all tensors together at most the `capacity` N largest.
+    """Send the entries whose magnitude exceeds `value`, at most the `capacity` N largest of all tensors together.
 
     C(x)_j = x_j if |x_j| > value and among the r = capacity N largest, else 0
-    law:    |x_j - C(x)_j| <= value unless more than r entries pass
-    bytes:  (workers - 1) (4 + r itemsize + coded_bytes(r, N)), however few pass; never more than Dense
+    law:    |x_j - C(x)_j| <= value unless more than r entries exceed it
+    bytes:  (workers - 1) (4 + r itemsize + coded_bytes(r, N)), also if fewer exceed it; never more than Dense
     source: Strom 2015, Interspeech; Dryden et al. 2016, MLHPC
 
-    All payloads have the same size, so room for r entries travels with the number of those that are used. What
-    finds no room waits in the residual. Where so much room would cost as much as a mean of everything, that is taken
-    instead, and nothing is lost.
+    Strom calls `value` the threshold tau. All payloads have the same size: room for r entries, and the number of
+    entries used. Further entries remain in the residual. If the payload would cost as much as an all-reduce, the
+    compressor all-reduces everything instead, without error.
+
+    Args:
+        value: magnitude that an entry must exceed, 0 or more, in units of the gradient.
+        capacity: fraction of entries that a payload has room for, in (0, 1].
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.Threshold(value=0.01, capacity=0.02)
+        Threshold(value=0.01, capacity=0.02)
     """
 
     value: float
@@ -39,12 +48,13 @@ class Threshold(Codec):
 
     def __post_init__(self) -> None:
         require(
-            self.value >= 0, f"value is a magnitude that entries exceed, not {self.value}. Write Threshold(value=0.01)."
+            self.value >= 0,
+            f"value must be a magnitude that entries exceed, 0 or more, got {self.value}. Write Threshold(value=0.01).",
         )
         require(
             0 < self.capacity <= 1,
-            f"capacity is the fraction of entries that the payload has room for, in (0, 1], not {self.capacity}. "
-            "Write Threshold(value=0.01, capacity=0.05) for at most one in twenty.",
+            f"capacity must be the fraction of entries that a payload has room for, in (0, 1], got {self.capacity}. "
+            "Write Threshold(value=0.01, capacity=0.05) for at most 5 %.",
         )
 
     @property
@@ -52,7 +62,7 @@ class Threshold(Codec):
         return self.feedback
 
     def slots(self, numel: int) -> int:
-        """How many of `numel` entries may travel."""
+        """Return the most entries of `numel` that a payload has room for."""
         return share(self.capacity, numel)
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
@@ -68,12 +78,12 @@ class Threshold(Codec):
         scatter([self._used(payload, room, out, len(payloads)) for payload in payloads], out, divisor)
 
     def _used(self, payload: Payload, room: int, out: Tensor, payloads: int) -> tuple[Tensor, Tensor]:
-        """(places, values) of the entries that a payload holds. Raises MalformedError."""
+        """Return (indices, values) of the entries of a payload. Raises MalformedError."""
         used, values, coded = payload
         expect_values(values, room, out)
         expect_summable(values, payloads)
         if used.dtype != torch.int32 or used.shape != (1,):
-            raise MalformedError(f"one int32 that counts entries was due, and {tuple(used.shape)} {used.dtype} came")
+            raise MalformedError(f"expected one int32, the number of entries, got {tuple(used.shape)} in {used.dtype}")
         count = room if used.is_meta else int(used)
         return decode_places(coded, count, len(out), room), values[:count]
 

@@ -1,4 +1,4 @@
-"""Top-k: the largest entries, with their places."""
+"""Top-k sparsification: the largest entries and their indices."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError, require
 
-LONGEST = 2**31 - 1  # places are 32-bit integers
+LONGEST = 2**31 - 1  # indices are 32-bit integers
 
 
 def share(density: float, numel: int) -> int:
-    """How many of `numel` entries are a fraction `density` of them: at least one, where there is one."""
+    """Return the number of entries that is a fraction `density` of `numel`: at least 1 unless the tensor is empty."""
     return min(numel, max(1, round(density * numel)))
 
 
 @lru_cache(maxsize=1024)
 def shares(density: float, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The share of each of these sizes, which are the same at every step: counted once."""
+    """Return `share` of each size; cached, since sizes are the same at every step."""
     return tuple(share(density, size) for size in sizes)
 
 
@@ -40,13 +40,13 @@ def runs(sizes: tuple[int, ...], chunk: int) -> tuple[int, ...]:
 def require_density(density: float, noun: str) -> None:
     require(
         0 < density <= 1,
-        f"density is the fraction of entries that travel, in (0, 1], not {density}. "
-        f"Write {noun}(density=0.01) for one in a hundred.",
+        f"density must be the fraction of entries to send, in (0, 1], got {density}. "
+        f"Write {noun}(density=0.01) for 1 %.",
     )
 
 
 def densities(final: float) -> tuple[float, ...]:
-    """The densities above the final one through which a warm-up falls: a quarter of all, and a quarter of the last one.
+    """Return the densities of a warm-up above the final one: 1/4, and each stage 1/4 of the one before.
 
     Lin et al. 2018, ICLR: 25 %, 6.25 %, 1.5625 %, 0.39 %, and then 0.1 %.
     """
@@ -57,7 +57,7 @@ def densities(final: float) -> tuple[float, ...]:
 
 
 class Sparse(Codec):
-    """A codec that takes a known number of entries and sends their values and their places, the latter in few bits."""
+    """Base class of codecs that select a known number of entries and send their values and their encoded indices."""
 
     @abstractmethod
     def denser(self) -> Sequence[Sparse]: ...
@@ -67,11 +67,14 @@ class Sparse(Codec):
 
     @abstractmethod
     def counts(self, sizes: Sequence[int]) -> Sequence[int]:
-        """How many entries travel of tensors of these sizes."""
+        """Return the number of entries sent of tensors of these sizes."""
 
     @abstractmethod
     def select(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> tuple[Tensor, Tensor]:
-        """(places, values) of what travels: (k,) int32, ascending, and (k,); as `encode` otherwise."""
+        """Return (indices, values) of the entries to send: (k,) int32, ascending, and (k,).
+
+        See `encode` for the arguments.
+        """
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         require_places(x.layout)
@@ -87,21 +90,33 @@ class Sparse(Codec):
 
 @dataclass(frozen=True, repr=False)
 class TopK(Sparse):
-    """Keep the k = density n largest entries of each tensor, at least one; among equals the first ones.
+    """Send the k = density n largest entries of each tensor, at least one; ties go to the lower index.
 
     C(x)_j = x_j if |x_j| is among the k largest of its tensor, or with chunk of its run of `chunk` entries, else 0
     law:    |x - C(x)|^2 <= (1 - k/n) |x|^2, per tensor or run
-    bytes:  (workers - 1) (k itemsize + coded_bytes(k, N)), N of all tensors together: about 2 + log2(N/k) bits a place
+    bytes:  (workers - 1) (k itemsize + coded_bytes(k, N)), N of all tensors together: about 2 + log2(N/k) bits an index
     source: Aji & Heafield 2017, EMNLP; Stich et al. 2018, NeurIPS; chunk: Sarfi et al. 2025, arXiv:2508.15706
 
-    With chunk, n counts the entries of a run, and each run sends at least one. Each part of a large tensor is then sent
-    as often as the others. SparseLoCo keeps 64 of 4,096: TopK(density=0.015625, chunk=4096). There, a chunk of a matrix
-    is a square of 64 x 64 entries and a place takes 12 bits; here it is a run in memory order and a place takes 8.
+    Aji & Heafield call 1 - density the dropping rate R. Stich et al. write k of d entries; their memory m_t is the
+    residual that Feedback keeps. Recipes add Feedback.
+
+    With chunk, n counts the entries of a run, and each run sends at least one, so all parts of a large tensor are sent
+    equally often. SparseLoCo sends 64 of 4,096: TopK(density=0.015625, chunk=4096). In SparseLoCo a chunk of a matrix
+    is a block of 64 x 64 entries and an index takes 12 bits; here it is a run in memory order and an index takes 8.
+
+    Args:
+        density: fraction of entries to send, in (0, 1].
+        feedback: whether a recipe wraps it in Feedback.
+        chunk: entries per run; None selects over the whole tensor.
+
+    Example:
+        >>> gossamer.TopK(density=0.01)
+        TopK(density=0.01)
     """
 
     density: float
     feedback: bool = True
-    chunk: int | None = None  # entries per run; None: a tensor is not cut
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         require_density(self.density, "TopK")
@@ -134,7 +149,7 @@ class TopK(Sparse):
 
 @dataclass(frozen=True, repr=False)
 class LargestEntries(Sparse):
-    """Keep so many of the largest entries of each tensor of one layout, in its order: top-k whose k differ."""
+    """Top-k with a separate k for each tensor of one layout, in its order."""
 
     of_each: tuple[int, ...]
 
@@ -149,30 +164,30 @@ class LargestEntries(Sparse):
 
 
 def entries_bytes(count: int, x: FlatTensors) -> int:
-    """What so many values and their places take."""
+    """Return the bytes of `count` values and their encoded indices."""
     return count * accumulation_dtype(x.flat.dtype).itemsize + coded_bytes(count, x.layout.numel)
 
 
 def dearer_than_dense(payload_bytes: int, x: FlatTensors, at: AggregationContext) -> bool:
-    """Whether such a payload for all ranks costs as much as a mean: (n-1) payload >= 2 (n-1)/n N itemsize."""
+    """Whether all-gathering such a payload costs as much as an all-reduce: (n-1) payload >= 2 (n-1)/n N itemsize."""
     mean_bytes = x.layout.numel * accumulation_dtype(x.flat.dtype).itemsize
     return at.world > 1 and at.world * payload_bytes >= 2 * mean_bytes
 
 
 def require_places(layout: Layout) -> None:
-    require(layout.numel <= LONGEST, "places are 32-bit integers: use buckets below 2^31 elements")
+    require(layout.numel <= LONGEST, "indices are 32-bit integers: use buckets below 2^31 elements")
 
 
 def expect_values(values: Tensor, count: int, out: Tensor) -> None:
-    """Raise MalformedError unless these are `count` numbers such as are added up into `out`."""
+    """Raise MalformedError unless `values` has `count` elements of the dtype that `out` is accumulated in."""
     dtype = accumulation_dtype(out.dtype)
     if values.shape != (count,) or values.dtype != dtype:
         raise MalformedError(
-            f"the values of {count} entries in {dtype} were due, and {tuple(values.shape)} {values.dtype} came"
+            f"expected the values of {count} entries in {dtype}, got {tuple(values.shape)} in {values.dtype}"
         )
 
 
 @lru_cache(maxsize=256)
 def chosen(names: tuple[str, ...], counts: tuple[int, ...]) -> Layout:
-    """The layout of so many values of each tensor, in one dimension."""
+    """Return the layout of the selected values: `counts[i]` of tensor i, in one dimension."""
     return Layout.of({name: (count,) for name, count in zip(names, counts, strict=True)})

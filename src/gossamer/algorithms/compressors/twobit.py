@@ -1,4 +1,4 @@
-"""2-bit quantization: which entries have grown past a threshold, and in which direction."""
+"""2-bit quantization: sends the sign of each entry whose magnitude reaches a threshold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class TwoBit(Quantizer):
-    """Send t for every entry that has reached t, -t for every one that has reached -t, nothing for the others.
+    """Send t for every entry that is at least t, -t for every entry that is at most -t, and 0 for the others.
 
     C(x)_j = t if x_j >= t, -t if x_j <= -t, else 0; t = threshold, or if adaptive threshold |x|_2^2 / |x|_1 over the
     block j is in
@@ -30,17 +30,29 @@ class TwoBit(Quantizer):
     bytes:  (workers - 1) ceil(N / 4), N per tensor, and if adaptive 4 ceil(N / block) more
     source: the 2-bit rule of MXNet's documentation 2018; the adaptive threshold is this library's own
 
-    A fixed t is a speed limit: an entry that keeps above t is owed ever more, and where t is far above the gradients
-    nothing is sent for a long time and then far too much. So t has to be of their size, which no default can be.
+    A fixed t limits the rate: the residual of an entry that stays above t grows without limit, and with t far above the
+    gradients, nothing is sent for a long time and then far too much. So t must match the size of the gradients, and no
+    default can.
 
-    An adaptive t is measured in each block, residual included, while that is in the first cache on its way to being
-    encoded: memory is read once. The unit, |x|_2^2 / |x|_1, is the mean magnitude weighted by magnitude. It lies
-    between the root mean square and the maximum, so something is always sent and there is no state to start with or to
-    lag behind; and it is the magnitude of the entries where only some differ from zero, however few. Why the law:
-    squares of entries below t are at most t |x_j|, so together at most threshold of |x|_2^2; every other square shrinks
-    by at least t |x_j|, a part t / max |x| of it; and t is at least threshold / sqrt(d) of the maximum. By it a
-    residual stays bounded, at any scale. Smaller blocks shrink it faster: the law of a block of all entries follows
-    from theirs.
+    An adaptive t is measured per block, residual included, while the block is in the first-level cache for encoding, so
+    memory is read once. The unit, |x|_2^2 / |x|_1, is the mean magnitude weighted by magnitude. It is between the root
+    mean square and the maximum, so at least one entry is always sent, and there is no state. If only some entries
+    differ from zero, it is the magnitude of those, however few.
+
+    Proof of the law: the squares of entries below t are at most t |x_j|, so together at most threshold of |x|_2^2;
+    every other square decreases by at least t |x_j|, a fraction t / max |x| of it; and t is at least threshold /
+    sqrt(d) of the maximum. So the residual is bounded, at any scale. Smaller blocks reduce it faster: the law of a
+    block of all entries follows from theirs.
+
+    Args:
+        threshold: t; or if adaptive a fraction of the unit, below 1.
+        adaptive: whether t is measured per block.
+        block: entries that share an adaptive threshold, a power of two, 8 or more.
+        feedback: whether a recipe wraps it in Feedback.
+
+    Example:
+        >>> gossamer.TwoBit(threshold=0.5, adaptive=True)
+        TwoBit(adaptive=True)
     """
 
     threshold: float = 0.5
@@ -51,18 +63,18 @@ class TwoBit(Quantizer):
     def __post_init__(self) -> None:
         require(
             1e-30 <= self.threshold <= 1e30,
-            f"threshold is what an entry has to reach to be sent, positive and in float32's range, not "
+            f"threshold must be the magnitude at which entries are sent, positive and in float32's range, got "
             f"{self.threshold}. Write TwoBit(threshold=0.5).",
         )
         require(
             is_power_of_two(self.block) and 8 <= self.block <= LARGEST_BLOCK,
-            f"block counts the entries that share an adaptive threshold, and they are summed by halves: a power of two "
-            f"from 8 to {LARGEST_BLOCK}, not {self.block}. Write TwoBit(threshold=0.5, adaptive=True, block=2048).",
+            f"block must be the number of entries that share an adaptive threshold, a power of two from 8 to "
+            f"{LARGEST_BLOCK}, got {self.block}. Write TwoBit(threshold=0.5, adaptive=True, block=2048).",
         )
         require(
             not self.adaptive or self.threshold < 1,
-            f"an adaptive threshold is a fraction of each tensor's own magnitude, below 1, not {self.threshold}: "
-            "nothing may reach it otherwise. Write TwoBit(threshold=0.5, adaptive=True).",
+            f"an adaptive threshold must be a fraction of the block's magnitude, below 1, got {self.threshold}: no "
+            "entry might reach it otherwise. Write TwoBit(threshold=0.5, adaptive=True).",
         )
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
@@ -72,11 +84,11 @@ class TwoBit(Quantizer):
         return (twobit_encode(x.flat, sizes, self.block, self._fixed(x.layout, x.flat), residual),)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        known = () if self.adaptive else (self._fixed(layout, out),)  # a threshold that all ranks know does not travel
+        known = () if self.adaptive else (self._fixed(layout, out),)  # a fixed threshold is not sent
         twobit_decode(pairs([known + payload for payload in payloads]), layout.sizes, self.block, out, divisor)
 
     def _fixed(self, layout: Layout, like: Tensor) -> Tensor:
         return like.new_full((_blocks(layout.sizes, self.block),), self.threshold, dtype=torch.float32)
 
 
-_blocks = lru_cache(maxsize=1024)(blocks)  # the same at every step
+_blocks = lru_cache(maxsize=1024)(blocks)

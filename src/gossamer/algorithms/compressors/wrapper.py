@@ -1,4 +1,4 @@
-"""Base of compressors that stand around another."""
+"""Base of compressors that wrap another compressor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gossamer.base.layout import Slot
 
 
 class Wrapper(Compressor):
-    """A compressor around `inner`, which sees the tensors as they come: they are grouped, and suit, as it says."""
+    """A compressor around `inner` that receives the same tensors; grouping and suitable shapes are those of `inner`."""
 
     inner: Compressor
 
@@ -23,6 +23,6 @@ class Wrapper(Compressor):
 
 
 def beside(state: State, aggregation: Aggregation) -> Aggregation:
-    """An aggregation that remembers nothing, in a step after which `state` is as it was."""
+    """Return an aggregation without state, after which `state` is unchanged."""
     staged = yield from aggregation
     return replace(staged, next_state=State(state))

@@ -16,8 +16,8 @@ from gossamer.base.ops import Payload
 class FinalMean(NamedTuple):
     """A mean over workers."""
 
-    payload: Payload  # the parameters (n,), then whatever else each worker gave
-    distance: float  # of workers from the mean: the root of the mean over workers of the squared distance
+    payload: Payload  # the parameters (n,), then other state of each worker
+    distance: float  # consensus distance: root of the mean over workers of the squared distance to the mean
 
     def encoded(self) -> Payload:
         return (torch.tensor([self.distance], dtype=torch.float64, device="cpu"), *self.payload)
@@ -29,10 +29,10 @@ def decode_mean(payload: Payload) -> FinalMean:
 
 @dataclass
 class RunningMean:
-    """A mean in the order in which numbers come, one division after the sum, and the distance from it.
+    """A mean in order of arrival, with one division after the sum, and the distance from it.
 
     law:    sum |x - mean|^2 = sum over k of |x_k - mean of those before|^2 (k - 1) / k
-    source: Welford 1962, Technometrics: nothing cancels, however close they are
+    source: Welford 1962, Technometrics: no cancellation, however close the values are
     """
 
     totals: Sequence[Tensor] = ()

@@ -1,4 +1,4 @@
-"""Pairwise gossip: averages with one neighbor at a time while training goes on; a worker's part in it."""
+"""Pairwise gossip: a worker's state while it averages with one neighbor at a time, concurrently with training."""
 
 from __future__ import annotations
 
@@ -29,49 +29,58 @@ from gossamer.errors import MalformedError, NotFinite, RecipeError
 
 AVERAGE = "average"
 NO_EXCHANGE = Receipt(version=-1)
-MOST_LOST = 0.01  # of the parameters' square, by one message
+MOST_LOST = 0.01  # largest relative squared error of the parameters in one message
 
 
 class PairRequest(NamedTuple):
-    """An exchange that this worker began and whose reply has not come."""
+    """An exchange that this worker started and that has no reply yet."""
 
     push: Push
     sent: Callable[[], Tensor]  # (n,), as the receiver decodes the message
 
 
 class PairAnswer(NamedTuple):
-    """The last exchange that a worker began here, and its reply: the same, however often it asks."""
+    """The last exchange that a worker started here, and its reply, which is the same for repeated requests."""
 
     stamp: Stamp
     receipt: Receipt
 
 
 class Partner:
-    """A worker's state in pairwise gossip: it averages with neighbors, one at a time, and waits for none of them.
+    """A worker's state in pairwise gossip: it averages with neighbors, one at a time, without waiting for any of them.
 
-    shown <- shown + (theirs - sent) / 2, on both sides; parameters <- parameters + owed at the next step boundary
-    law:    the sum over workers of `shown` changes by what the optimizers did and by nothing else, under any
-            interleaving, loss, repetition and pause; one exchange at a time among n, drawn evenly, multiplies the
-            expected squared distance from the mean by 1 - 1/(n-1)
-    bytes:  one message each way; memory: 2 N, N for each exchange in flight, N for each neighbor that ever asked
+    shown <- shown + (theirs - sent) / 2, on both sides; parameters <- parameters + `owed` at the next step boundary
+    law:    the sum over workers of `shown` changes by the optimizers' steps only, under any interleaving, loss,
+            duplication and pause; one exchange at a time among n, drawn uniformly, multiplies the expected squared
+            distance from the mean by 1 - 1/(n-1)
+    bytes:  one message each way; memory: 2 N, N for each exchange in flight, N for each neighbor that ever sent a
+            request
     source: Lian et al. 2018, ICML (AD-PSGD)
 
-    `sent` is exactly what the other side read, so what one side gains the other loses, whatever was rounded, and
-    whatever gradients or third parties did to either side meanwhile. A tensor that was shown is never written again.
+    `sent` is exactly the message that the other side decoded, so one side gains exactly what the other loses, with any
+    rounding, and with any gradients or other exchanges of either side in the meantime. A shown tensor is never
+    modified.
 
-    Only the training thread drains; any thread may call the rest. An exchange whose reply was lost (the partner moved,
-    this worker did not) stays open, comes first as soon as the partner is back, and is retried in identical bytes,
-    which is idempotent. A partner that never comes back is given up with `abandon`: then at most half of the distance
+    Only the training thread calls `drain`; any thread may call the other methods. An exchange with a lost reply (the
+    partner has moved, this worker has not) stays open. It is retried first when the partner returns, with identical
+    bytes, which is idempotent. `abandon` gives up a partner that does not return: then at most half of the distance
     between the two is missing from the sum, once for each of `abandoned`.
 
-    Two workers that ask each other at the same moment would trade places, and a pair in step would never agree. So the
-    lower rank declines then, and one of the two exchanges takes place. What longer circles trade, chance undoes.
+    Two workers that send requests to each other at the same time would swap parameters, and a pair in step would never
+    agree. So the lower rank declines, and only one of the two exchanges happens. Swaps along longer cycles are undone
+    by the random order of exchanges.
 
-    A worker that was lost and came back is in its next `incarnation`, and remembers nothing of the one before. So its
-    stamps are beyond those of all its incarnations before, pushes say which incarnation they are meant for, and a peer
-    that hears of a new one abandons what it had begun with the old: no exchange is begun with one and ended with
-    another. Whatever two had in common is lost with the first; so is the sum, since the new one begins from another
-    worker's parameters.
+    A restarted worker has its next `incarnation`, and no state of the one before. Its stamps are above those of all
+    earlier incarnations, pushes name the incarnation that they are for, and a peer that learns of a new one abandons
+    its exchanges with the old: no exchange starts with one incarnation and ends with another. The open exchanges with
+    the old one are lost, and so is the sum, since the new one starts from another worker's parameters.
+
+    Args:
+        parameters: (n,), copied.
+        rank: of this worker.
+        compressor: of messages; None: Dense().
+        seed: of the run.
+        incarnation: number of restarts of this worker.
     """
 
     def __init__(
@@ -83,28 +92,30 @@ class Partner:
         incarnation: int = 0,
     ) -> None:
         self.rank, self.incarnation, self._seed, self._layout = rank, incarnation, seed, parameters.layout
-        self.beside: Callable[[], Payload] = tuple  # sent along to a worker that begins from these parameters
-        #: (n,), of which partners are told: the parameters at the last step boundary, and what is owed since; at least
-        #: float32, on the CPU, where messages leave from
+        self.beside: Callable[[], Payload] = tuple  # additional state for a worker that starts from these parameters
+        #: (n,), the parameters at the last step boundary plus pending changes: at least float32, on the CPU, from where
+        #: messages are sent
         self.shown = parameters.flat.to("cpu", accumulation_dtype(parameters.flat.dtype), copy=True)
         self.owed = torch.zeros_like(self.shown)  # (n,), sum of exchanges that the training thread has not applied yet
-        self._owes = False  # whether anything of that is not zero
+        self._owes = False  # whether pending changes have a nonzero entry
         self._compressor = Dense() if compressor is None else compressor
         refuse_loss(self._compressor)
         self.version = self.declined = self.abandoned = 0
-        self._gone: set[int] = set()  # not asked until they are here again
-        self._left: set[int] = set()  # those of them that were here
+        self._gone: set[int] = set()  # receive no requests until they return
+        self._left: set[int] = set()  # those of them that were present before
         self._asked: dict[int, PairRequest] = {}
         self._answered: dict[int, PairAnswer] = {}
         self._incarnations: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def drain(self, parameters: Tensor) -> None:
-        """Apply what is owed to `parameters`: (n,), between steps, and show that; what rounding loses stays owed."""
+        """Apply pending changes to `parameters`: (n,), between steps, and show the result; rounding errors stay
+        pending.
+        """
         self.drain_each([slot.view(parameters) for slot in self._layout])
 
     def drain_each(self, parameters: Sequence[Tensor]) -> None:
-        """The same where they lie apart: in the layout's order and shapes, each of any dtype and on any device."""
+        """Do the same for separate tensors, in the layout's order and shapes, each of any dtype and on any device."""
         mine = self._side_by_side(parameters)
         with self._lock:
             if self._owes:
@@ -115,7 +126,7 @@ class Partner:
             self.version += 1
 
     def _owe_what_is_left(self, shown: Tensor, parameters: Sequence[Tensor]) -> None:
-        """Keep what parameters overwritten by `shown` could not hold: nothing, where they have its dtype."""
+        """Keep the rounding errors of parameters overwritten by `shown`: zero if they have its dtype."""
         self._owes = any(each.dtype != shown.dtype for each in parameters)
         if self._owes:
             torch.sub(shown, self._side_by_side(parameters), out=self.owed)
@@ -128,16 +139,24 @@ class Partner:
         return flat
 
     def neighbor(self, topology: Topology, world: int, step: int) -> int | None:
-        """The peer to ask next: one that owes a reply, or a neighbor drawn from those that are here, if any."""
+        """Return the next peer for a request: one with an open exchange, or a random present neighbor; None if there is
+        none.
+        """
         with self._lock:
             waiting = sorted(self._asked.keys() - self._gone)
             here = waiting[:1] or [peer for peer in topology.peers(self.rank, world) if peer not in self._gone]
         return here[rng.address(self._seed, "neighbour", self.rank, step) % len(here)] if here else None
 
     def ask(self, peer: int, step: int, within_seconds: float | None = None) -> Push:
-        """The push that begins an exchange, or, where one with this peer has not ended, the same push again.
+        """Return the push that starts an exchange, or the same push again if one with this peer is open.
 
-        step: ascends within an incarnation, also when a worker starts again from older parameters. Raises NotFinite.
+        Args:
+            peer: rank of the other worker.
+            step: ascends within an incarnation, also when a worker restarts from older parameters.
+            within_seconds: timeout of the reply.
+
+        Raises:
+            NotFinite: a parameter is not finite.
         """
         with self._lock:
             if peer not in self._asked:
@@ -155,7 +174,7 @@ class Partner:
             return self._asked[peer].push
 
     def land(self, push: Push, receipt: Receipt) -> bool:
-        """Apply the reply to `push`; whether it moved anything. Raises MalformedError, and counts that."""
+        """Apply the reply to `push`; return whether parameters changed. Raises MalformedError, and counts that."""
         peer = push.to.number
         with self._lock:
             asked = self._asked.get(peer)
@@ -179,13 +198,13 @@ class Partner:
             self.declined += 1
 
     def hear(self, push: Push) -> Receipt:
-        """Answer a push that begins an exchange; one meant for another incarnation is told which this is."""
+        """Answer a push that starts an exchange; the reply to one for another incarnation has the current one."""
         if decode_incarnation(push.about) != self.incarnation:
             return Receipt(version=-1, about=encode_incarnation(self.incarnation))
         return self.answer(push.stamp, push.payload)
 
     def answer(self, stamp: Stamp, payload: Payload) -> Receipt:
-        """Take part in an exchange that another worker began; version -1 where none takes place."""
+        """Answer an exchange that another worker started; version -1 declines it."""
         with self._lock:
             self._saw_incarnation(stamp.worker, incarnation_of(stamp.step))
             if incarnation_of(stamp.step) < self._incarnations.get(stamp.worker, 0):
@@ -209,22 +228,24 @@ class Partner:
         return Receipt(version=self.version, payload=message.payload)
 
     def snapshot(self, known: int) -> Pulled:
-        """The parameters as others see them, for a worker that joins; nothing where version `known` is current."""
+        """Return the parameters as shown to others, for a worker that joins; an empty payload if version `known` is
+        current.
+        """
         with self._lock:
             return Pulled(version=self.version, payload=() if known == self.version else (self.shown,))
 
     def meet(self, peer: int, incarnation: int) -> None:
-        """Hear of a worker's incarnation: with the one before, nothing that was begun will end."""
+        """Record a worker's incarnation: open exchanges with the one before are abandoned."""
         with self._lock:
             self._saw_incarnation(peer, incarnation)
 
     def mark_gone(self, *peers: int) -> None:
-        """Ask these workers no more until they are here again."""
+        """Send these workers no requests until they return."""
         with self._lock:
             self._gone.update(peers)
 
     def mark_left(self, peer: int) -> None:
-        """A worker that was here is not heard any more."""
+        """Record that a worker that was present is unreachable."""
         with self._lock:
             self._gone.add(peer)
             self._left.add(peer)
@@ -236,19 +257,19 @@ class Partner:
 
     @property
     def left(self) -> frozenset[int]:
-        """The workers that were here and are not heard any more."""
+        """The workers that were present and are unreachable."""
         with self._lock:
             return frozenset(self._left)
 
     def is_gone(self, peer: int) -> bool:
-        return peer in self._gone  # without the lock: an exchange holds it for long
+        return peer in self._gone  # without the lock, which an exchange holds for long
 
     def newest_incarnation(self, peer: int) -> int:
         with self._lock:
             return self._incarnations.get(peer, 0)
 
     def _saw_incarnation(self, peer: int, incarnation: int) -> bool:
-        """Note a peer's incarnation; whether it is a new one."""
+        """Record a peer's incarnation; return whether it is new."""
         if incarnation <= self._incarnations.get(peer, 0):
             return False
         self._incarnations[peer] = incarnation
@@ -257,7 +278,7 @@ class Partner:
         return True
 
     def abandon(self, peer: int) -> bool:
-        """Give up an exchange whose reply will never come; whether there was one."""
+        """Give up an exchange with a reply that will never arrive; return whether there was one."""
         with self._lock:
             return self._abandon(peer)
 
@@ -268,14 +289,14 @@ class Partner:
 
     @property
     def open(self) -> tuple[int, ...]:
-        """The peers whose replies are still due, ascending."""
+        """The peers with open exchanges, ascending."""
         with self._lock:
             return tuple(sorted(self._asked))
 
     def _move(self, theirs: Tensor, sent: Tensor) -> None:
-        """theirs: (n,), written over. sent: only read."""
+        """Move halfway from `sent` to `theirs`: (n,), which is overwritten."""
         difference = theirs.sub_(sent)
-        shown = scratch_like(self.shown)  # not in place: the old one may be in flight
+        shown = scratch_like(self.shown)  # a new tensor: the old one may be in flight
         self.shown = torch.add(self.shown, difference, alpha=0.5, out=shown)
         self.owed.add_(difference, alpha=0.5)
         self._owes = True
@@ -288,8 +309,8 @@ class Partner:
     def _read(self, payload: Payload, writer: int, step: int) -> Tensor:
         theirs = scratch_like(self.shown)
         point_to_point.decode(self._compressor, payload, self._layout, self._at(writer, step), theirs)
-        if not all_finite(theirs):  # averaging would spread it to all workers
-            raise MalformedError(f"worker {writer} showed parameters that are not finite; no worker sends such ones")
+        if not all_finite(theirs):  # averaging would spread them to all workers
+            raise MalformedError(f"worker {writer} sent parameters that are not finite, which no correct worker does")
         return theirs
 
     def _at(self, writer: int, step: int) -> AggregationContext:
@@ -298,8 +319,10 @@ class Partner:
 
 @lru_cache(maxsize=64)
 def refuse_loss(compressor: Compressor) -> None:
-    """Whole parameters travel, so whatever messages lose of them, workers that agree would lose as well: messages of
-    any compressor that it holds, by which it may send other tensors, or begin to later."""
+    """Raise RecipeError for a lossy compressor: messages have whole parameters, so errors would prevent consensus.
+
+    This includes every compressor that it holds, since it may use each of them for some tensors or steps.
+    """
     for term in compressor.held():
         if isinstance(term, Compressor):
             _refuse_loss(term, compressor)
@@ -309,7 +332,7 @@ def _refuse_loss(term: Compressor, compressor: Compressor) -> None:
     lost = relative_error(term, "lost by a letter")
     if has_memory(term) or lost > MOST_LOST:
         raise RecipeError(
-            f"pairwise gossip sends whole parameters, and {compressor!r} leaves {lost:.2g} of their square out "
-            "or to be sent later, so that workers never agree on them. Write Gossip() with it, whose differences to "
-            "public copies make up for that, or Gossip('pairwise') + Dense(dtype='bfloat16'), or + Int8()."
+            f"pairwise gossip sends whole parameters, and {compressor!r} has a relative squared error of {lost:.2g} or "
+            "a residual, so workers would never reach consensus. Write Gossip() with this compressor, which sends "
+            "differences to public copies, or Gossip('pairwise') + Dense(dtype='bfloat16'), or + Int8()."
         )

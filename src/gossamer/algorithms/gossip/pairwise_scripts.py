@@ -1,4 +1,4 @@
-"""Scripts of pairwise gossip: the side that begins an exchange and the side that answers."""
+"""Scripts of pairwise gossip: the side that starts an exchange and the side that answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gossamer.errors import NotFinite
 
 
 def initiate(partner: Partner, peer: int, step: int, within_seconds: float | None = None) -> PeerScript:
-    """Average with `peer`; returns whether that took place. Raises PeerLost, and the exchange stays open.
+    """Average with `peer`; return whether the exchange happened. Raises PeerLost, and the exchange stays open.
 
-    One at a time for each worker. Parameters that are not finite are not offered. within_seconds: more than a round
-    trip and both messages take, or no reply ever comes.
+    One exchange at a time per worker. Parameters that are not finite are not sent. within_seconds: timeout, longer than
+    a round trip and both messages; with a shorter one no reply ever arrives in time.
     """
     try:
         push = partner.ask(peer, step, within_seconds)
@@ -24,10 +24,10 @@ def initiate(partner: Partner, peer: int, step: int, within_seconds: float | Non
 
 
 def answering(partner: Partner) -> PeerScript:
-    """Answer every peer, for as long as it runs.
+    """Answer all peers until the script is closed.
 
-    It answers at once and waits for no peer, not even for the end of an exchange of this worker's own. So every peer
-    of a live worker is answered, and workers cannot deadlock.
+    It answers immediately and waits for no peer, not even for the end of this worker's own exchange. So every peer of a
+    live worker receives an answer, and workers cannot deadlock.
     """
     while True:
         match (yield Await()):

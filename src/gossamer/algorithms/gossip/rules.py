@@ -27,15 +27,15 @@ HAT, PULL, NUMBERS, MASS, SLOW, MOMENTUM = "hat", "pull", "numbers", "mass", "sl
 
 @dataclass(frozen=True)
 class GossipOffer:
-    """A worker's part in a round."""
+    """A worker's messages of a round."""
 
-    payload: Payload  # for each neighbor told
-    own: Payload = ()  # this worker's contribution to its own update, only read
-    next_state: State = field(default_factory=State)  # the compressor's, once it was sent
+    payload: Payload  # for each neighbor that it sends to
+    own: Payload = ()  # this worker's contribution to its own update, read only
+    next_state: State = field(default_factory=State)  # the compressor's, after sending
 
 
 class NeighborMessage(NamedTuple):
-    """A neighbor's payload and its weight here."""
+    """A neighbor's payload and its weight at this worker."""
 
     weight: float
     payload: Payload
@@ -43,59 +43,60 @@ class NeighborMessage(NamedTuple):
 
 
 class MixingRule(ABC):
-    """A rule by which neighbors mix their parameters. x: (n,), side by side, in their precision.
+    """Base class of the rules by which neighbors mix their parameters. x: (n,), concatenated, in their dtype.
 
-    Payloads may still be read by others when `land` runs, so nothing writes to x, an offer or a neighbor's message.
+    Other threads may still read payloads when `land` runs, so x, offers and messages are never modified.
     """
 
     @property
     def along(self) -> MixingRule:
-        """The rule for averaged state that travels along uncompressed, such as BatchNorm's statistics."""
+        """The rule for averaged buffers, such as BatchNorm's statistics, which are sent uncompressed."""
         return self
 
     def check(self, topology: Topology, world: int, seed: int) -> None:
-        """Raise AttachError where the mean over workers would move: weights must sum to 1 where they are heard, as they
-        always do where they are told."""
+        """Raise AttachError if the mean over workers would change: a rank's weights must sum to 1, as the columns
+        always do.
+        """
         rounds = range(0 if topology.mutual else topology.rounds(world))
         for number, rank in product(rounds, range(world)):
             if abs(fsum(weight for _, weight in topology.weights(rank, world, number, seed)) - 1) > 1e-9:
                 raise AttachError(
-                    f"with {topology!r} rank {rank} of {world} hears more or less than others hear of it, so the mean "
-                    f'over workers would move. Write Gossip("push-sum") + {topology!r}.'
+                    f"with {topology!r} the weights of rank {rank} of {world} do not sum to 1, so the mean over "
+                    f'workers would change. Write Gossip("push-sum") + {topology!r}.'
                 )
 
     @abstractmethod
     def begin(self, x: Tensor) -> Memory:
-        """A worker's first memory, when all workers have the same x."""
+        """Return the initial state; all workers have the same x."""
 
     @abstractmethod
     def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
-        """The part for `told` neighbors. Nothing is written: a round may still fail."""
+        """Return the messages for `told` neighbors. No state is changed, since the round may fail."""
 
     @abstractmethod
     def land(
         self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
     ) -> Tensor:
-        """x after the round, in a tensor of its own; `memory` is overwritten."""
+        """Return x after the round, in a new tensor; `memory` is updated."""
 
     def shares(self, x: Tensor, memory: Memory) -> Payload:
-        """Tensors whose sums over all workers no round changes."""
+        """Return tensors that keep their sums over all workers in every round."""
         return (x,)
 
     def whole(self, means: Payload) -> Tensor:
-        """The consensus, from the means of all workers' shares. May overwrite them."""
+        """Return the consensus from the means of all workers' shares, which may be overwritten."""
         return means[0]
 
 
 @dataclass(frozen=True)
 class Averaging(MixingRule):
-    """Neighbors' parameters travel as they are.
+    """Send parameters uncompressed and average them.
 
     x_i <- x_i + step_size sum_j W_ij (x_j - x_i)
-    law:    sum_i x_i stays (columns of W sum to 1); equal x stay as they are, to the bit
+    law:    sum_i x_i is constant (columns of W sum to 1); equal x are unchanged, bit for bit
     source: Xiao & Boyd 2004, Systems & Control Letters; Lian et al. 2017, NeurIPS
 
-    A neighbor whose numbers are not finite is left out.
+    A neighbor with values that are not finite is ignored.
     """
 
     step_size: float = 1.0
@@ -118,17 +119,18 @@ class Averaging(MixingRule):
 
 @dataclass(frozen=True)
 class Choco(MixingRule):
-    """Differences to public copies travel, by any compressor, and all that hear them keep the copies alike.
+    """CHOCO: send compressed differences to public copies, which all receivers update equally.
 
     q_i = C(x_i - hat_i);  hat_i <- hat_i + q_i;  pull_i <- pull_i + sum_j W_ij (q_j - q_i)
     x_i <- x_i + step_size pull_i
-    law:    pull_i = sum_j W_ij (hat_j - hat_i), so sum_i x_i stays; C = identity and step_size 1 is Averaging
-    bytes:  the compressor's, once per neighbor told; memory: 2 N
+    law:    pull_i = sum_j W_ij (hat_j - hat_i), so sum_i x_i is constant; C = identity and step_size 1 is Averaging
+    bytes:  the compressor's, once per receiver; memory: 2 N
     source: Koloskova et al. 2019, ICML; Koloskova et al. 2020, ICLR (the sums in place of copies)
 
-    A message's losses are in the next difference again: error feedback by itself. Copies begin as the parameters that
-    all workers begin with. W must be the same in every round: a worker that misses one message is wrong from then on.
-    A worker whose numbers are not finite sends a difference of zero.
+    step_size is the papers' consensus step size gamma, hat_i the public copy. The error of a message is in the next
+    difference, which is error feedback. Copies start as the initial parameters, equal on all workers. W must be the
+    same in every round: a worker that misses a message has wrong copies from then on. A worker with values that are not
+    finite sends a difference of zero.
     """
 
     compressor: Compressor
@@ -164,20 +166,20 @@ class Choco(MixingRule):
 
 @dataclass(frozen=True)
 class PushSum(MixingRule):
-    """Each worker gives equal shares of its numbers and of its mass away, and shows their ratio.
+    """Push-sum: each worker sends equal shares of its values and of its mass, and shows their ratio.
 
-    z_i <- z_i + x_i - shown_i, for what its optimizer moved x_i by;  shown_i = z_i / w_i, as x_i was left
-    z_i <- sum_j P_ij z_j;  w_i <- sum_j P_ij w_j;  x_i <- z_i / w_i;  P_ij = 1 / (1 + how many j tells)
-    law:    sum_i z_i and sum_i w_i stay, on any graph; gradients are those at x and steps are those of z
-    bytes:  N itemsize + 8 per neighbor told; memory: N, at least in float32
+    z_i <- z_i + x_i - shown_i, the change of x_i by its optimizer;  shown_i = z_i / w_i, the x_i after the last round
+    z_i <- sum_j P_ij z_j;  w_i <- sum_j P_ij w_j;  x_i <- z_i / w_i;  P_ij = 1 / (1 + out-degree of j)
+    law:    sum_i z_i and sum_i w_i are constant, on any graph; gradients are those at x and steps are those of z
+    bytes:  N itemsize + 8 per receiver; memory: N, at least in float32
     source: Kempe et al. 2003, FOCS; Assran et al. 2019, ICML
 
-    A sender need not know the other senders. Numbers that are not finite are kept, with their mass. Payloads have the
-    parameters' precision; the rest of z_i stays here, and x_i is rounded from it, so that rounding moves no mass.
+    A sender need not know the other senders. Values that are not finite are kept, with their mass. Payloads have the
+    parameters' dtype; the remainder of z_i is kept, and x_i is rounded from it, so rounding loses no mass.
     """
 
     def check(self, topology: Topology, world: int, seed: int) -> None:
-        """Any graph will do."""
+        """Accept any graph."""
 
     def begin(self, x: Tensor) -> Memory:
         return {
@@ -212,22 +214,22 @@ class PushSum(MixingRule):
         return numbers.div_(mass.to(numbers.dtype))
 
     def _shown(self, x: Tensor, memory: Memory) -> Tensor:
-        """x as the last round left it, the same bits each time."""
+        """Return x after the last round, with the same bits each time."""
         return (memory[NUMBERS] / memory[MASS].to(memory[NUMBERS].dtype)).to(x.dtype)
 
 
 @dataclass(frozen=True)
 class OuterMomentum(MixingRule):
-    """Each worker's outer optimizer follows its neighbors' differences, and pulls slow parameters together.
+    """NoLoCo's rule: an outer momentum step on the mean over neighbors, and consensus of the slow parameters.
 
     Delta_i = x_i - slow_i;  mean_i(y) = y_i + sum_j W_ij (y_j - y_i)
     delta_i <- momentum delta_i + learning_rate mean_i(Delta) + pull (mean_i(slow) - slow_i)
     slow_i <- slow_i + delta_i;  x_i <- slow_i
-    law:    the means over workers obey momentum SGD: pull does not move them (columns of W sum to 1)
-    bytes:  2 N itemsize, at least in float32, per neighbor told; memory: 2 N
+    law:    the means over workers follow momentum SGD: pull does not change them (columns of W sum to 1)
+    bytes:  2 N itemsize, at least in float32, per receiver; memory: 2 N
     source: Kolehmainen et al. 2025, arXiv:2506.10911 (NoLoCo), with the sign of its proof and program
 
-    A neighbor whose numbers are not finite is left out.
+    A neighbor with values that are not finite is ignored.
     """
 
     learning_rate: float

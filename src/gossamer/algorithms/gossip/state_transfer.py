@@ -1,4 +1,4 @@
-"""State transfer: a worker that joins begins from a live peer's state, checked by a hash, or contributes nothing."""
+"""State transfer: a restarted worker starts from a live peer's state, verified by a hash."""
 
 from __future__ import annotations
 
@@ -25,42 +25,48 @@ SEARCH_SECONDS = 60.0
 
 
 class PeerStatus(NamedTuple):
-    """A worker's report of itself and the others."""
+    """A worker's report about itself and its peers."""
 
-    incarnation: int  # its own
-    steps: int  # its own
-    done: bool  # it waits for the end
-    stop: bool  # it knows that the run is asked to end
-    agreed: bool  # it has the final mean
-    here: tuple[int, ...]  # the workers that it hears, itself included
+    incarnation: int  # of the reporting worker
+    steps: int  # of the reporting worker
+    done: bool  # whether it has finished training
+    stop: bool  # whether a stop of the run was requested
+    agreed: bool  # whether it has the final mean
+    here: tuple[int, ...]  # the workers that it can reach, including itself
 
     def encoded(self) -> str:
         return json.dumps(self)
 
 
 def decode_status(text: str) -> PeerStatus:
-    """Raises MalformedError for any text that `encoded` does not give."""
+    """Decode a report. Raises MalformedError for any text that `encoded` does not return."""
     try:
         incarnation, steps, done, stop, agreed, here = json.loads(text)
         return PeerStatus(int(incarnation), int(steps), bool(done), bool(stop), bool(agreed), tuple(map(int, here)))
     except (TypeError, ValueError):
-        raise MalformedError(f"a worker said {text[:80]!r} of itself and the others, which is no roll") from None
+        raise MalformedError(f"expected a worker's status, got {text[:80]!r}") from None
 
 
 class ReceivedState(NamedTuple):
-    """The state of a live peer, to begin from."""
+    """The state of a live peer, to start from."""
 
     peer: int
     status: PeerStatus
-    state: Payload  # nothing where all have come to the end
+    state: Payload  # empty if all workers have finished
 
 
 def rejoin(others: Sequence[int], like: Payload, is_over: Callable[[], bool] = lambda: False) -> PeerScript:
-    """Begin to take the place of a worker that was lost: find a live peer and receive its state. Returns ReceivedState.
+    """Take the place of a lost worker: find a live peer and receive its state. Returns ReceivedState.
 
-    others: asked one after the other, and again. like: the shapes and dtypes that the state must have. is_over: whether
-    to give up at the next failure. Pulls carry no stamp, so no peer counts this worker before it takes part itself.
-    Raises PeerLost where no peer has anything to give.
+    Args:
+        others: ranks of the peers, tried in turn, repeatedly.
+        like: the shapes and dtypes that the state must have.
+        is_over: whether to give up at the next failure.
+
+    Raises:
+        PeerLost: no peer sent a state.
+
+    Pulls have no stamp, so peers do not count this worker until its first exchange.
     """
     failure: GossamerError | None = None
     rounds = max(1, round(SEARCH_SECONDS / STATUS_SECONDS / max(1, len(others))))
@@ -76,41 +82,49 @@ def rejoin(others: Sequence[int], like: Payload, is_over: Callable[[], bool] = l
         else:
             return ReceivedState(peer, status, state)
     raise PeerLost(
-        f"workers {', '.join(map(str, others))} give nothing to go on from ({failure}), and what this worker had is "
-        "lost. Where none of them trains any more, begin again."
+        f"no state could be received from workers {', '.join(map(str, others))} ({failure}), and this worker's state "
+        "is lost. If none of them trains any more, restart the run."
     )
 
 
 def with_checksum(shown: Pulled) -> Pulled:
-    """The same with a hash of its payload, in reply to a pull of STATE."""
+    """Return the payload with its hash, in reply to a pull of STATE."""
     return replace(shown, about=hash_of(shown.payload)) if shown.payload else shown
 
 
 def receive_state(peer: int, like: Payload, within_seconds: float | None = None) -> PeerScript:
-    """Pull from worker `peer` its parameters, (n,), and what it keeps beside them; returns what is to be begun from.
+    """Pull the parameters, (n,), and further state of worker `peer`; return the payload.
 
-    like: the shapes and dtypes that it must have. To be run before the first exchange: a worker that joins from other
-    numbers than were shown would pull all others towards them. Raises MalformedError, and PeerLost without a reply
-    within_seconds.
+    Run it before the first exchange: a worker that joins with other values than those shown would pull all others
+    towards them.
+
+    Args:
+        peer: rank of the other worker.
+        like: the shapes and dtypes that the payload must have.
+        within_seconds: timeout of the reply.
+
+    Raises:
+        MalformedError: the payload has another shape, dtype or hash, or is not finite.
+        PeerLost: no reply arrived in time.
     """
     pulled = yield Pull(of=Peer(WORKER, peer), key=STATE, within_seconds=within_seconds)
     return checked(pulled, peer, like)
 
 
 def checked(pulled: Pulled, peer: int, like: Payload) -> Payload:
-    """The payload, if it is what `with_checksum` gave the hash of. Raises MalformedError for anything else."""
+    """Return the payload if it matches the hash of `with_checksum`. Raises MalformedError otherwise."""
     if _kinds(pulled.payload) != _kinds(like):
         raise MalformedError(
-            f"worker {peer} shows {_kinds(pulled.payload)}, and this worker has {_kinds(like)}. Run the same script on "
+            f"worker {peer} sent {_kinds(pulled.payload)}, and this worker has {_kinds(like)}. Run the same script on "
             "every worker."
         )
     if hash_of(pulled.payload) != pulled.about:
         raise MalformedError(
-            f"worker {peer} showed parameters of hash {pulled.about[:40]!r}, and {hash_of(pulled.payload)!r} came, so "
-            "this worker does not begin from them. Ask again, or ask another."
+            f"worker {peer} sent parameters of hash {pulled.about[:40]!r}, and the received ones have hash "
+            f"{hash_of(pulled.payload)!r}, so they are not used. Retry, or use another worker."
         )
     if not all_finite(pulled.payload[0]):
-        raise MalformedError(f"worker {peer}'s parameters are not finite, and nobody can begin from them. Ask another.")
+        raise MalformedError(f"the parameters of worker {peer} are not finite. Use another worker.")
     return pulled.payload
 
 
@@ -119,7 +133,7 @@ def _kinds(payload: Payload) -> list[tuple[tuple[int, ...], torch.dtype]]:
 
 
 def hash_of(payload: Payload) -> str:
-    """Hash of bytes, dtypes and sizes; equal hashes mean equal bits."""
+    """Return a hash of bytes, dtypes and sizes; equal hashes mean equal bits."""
     found = hashlib.blake2b(repr(_kinds(payload)).encode(), digest_size=HASH_BYTES)
     for each in payload:
         found.update(_bytes(each))

@@ -1,16 +1,16 @@
 """Recipes: one strategy, one compressor and one topology, in Python and as text.
 
-recipe              Recipe; `resolve` completes what a user wrote; `automatic` says whether it is chosen while training
-auto                Auto, in the place of a recipe that is chosen while training
+recipe              Recipe; `resolve` completes a user's recipe; `automatic` tests for one that is chosen while training
+auto                Auto, in place of a recipe that is chosen while training
 parser              text to terms, by Python's syntax tree; nothing is evaluated
-nodes               compression between nodes, written in the topology, becomes the compressor
-catalog             every term there is by name, the presets, an example of each
-other_names         what other libraries and papers call a method, and the recipe that it is here
+nodes               compression between nodes, an argument of the topology, becomes the compressor
+catalog             all terms by name, the presets, an example of each
+other_names         names of methods in other libraries and papers, and the equivalent recipes
 registry            terms of scripts and of installed packages: register, entry points
 fields              signatures and argument types, from a term's dataclass fields
-validation          refuses types, nesting and pairs that mean nothing
-advice_reference    the recipe that @advice.json means
-wrapping            Feedback, Sharded, SparseSum and Route around a compressor, where it needs them or they save bytes
+validation          rejects invalid types, nesting and pairs
+advice_reference    the recipe of @advice.json
+wrapping            Feedback, Sharded, SparseSum and Route around a compressor that needs them or sends fewer bytes so
 """
 
 from gossamer.algorithms.recipes.catalog import PRESETS, describe

@@ -1,4 +1,4 @@
-"""Advice reference: reads the recipe that `@advice.json` means, from the file that `gossamer advise --json` wrote."""
+"""Advice reference: reads the recipe of `@advice.json` from a file that `gossamer advise --json` wrote."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ WRITE = "Make one: gossamer advise --network SPEC --json advice.json SCRIPT"
 
 
 def read_recipe(text: str) -> str:
-    """A recipe's text as it is, or the one that the advice in the file after an @ chose. Raises RecipeError.
+    """Return a recipe's text, or after an @ the recipe chosen in the advice file. Raises RecipeError.
 
-    For texts that a user wrote only: names of files that come from elsewhere are not to be opened.
+    Use it for texts from users only: file names from other sources must not be opened.
     """
     return _advised(Path(text.strip()[len(MARK) :])) if text.strip().startswith(MARK) else text
 
@@ -25,10 +25,10 @@ def _advised(file: Path) -> str:
     try:
         advice = read_json(bounded_file.read_bytes(file))
     except FileNotFoundError:
-        raise RecipeError(f"there is no file {file} to take a recipe from. {WRITE}") from None
+        raise RecipeError(f"the advice file {file} does not exist. {WRITE}") from None
     except (OSError, ValueError) as problem:
-        raise RecipeError(f"{file} cannot be read as an advice: {type(problem).__name__}. {WRITE}") from None
+        raise RecipeError(f"{file} cannot be read as an advice file: {type(problem).__name__}. {WRITE}") from None
     recipe = advice.get("recipe") if isinstance(advice, dict) and "advice_version" in advice else None
     if not isinstance(recipe, str) or not recipe or recipe.startswith(MARK) or len(recipe) > LONGEST_TEXT:
-        raise RecipeError(f"{file} is no advice: it names no recipe as `gossamer advise` does. {WRITE}")
+        raise RecipeError(f"{file} is not an advice file: it has no recipe as `gossamer advise` writes it. {WRITE}")
     return recipe

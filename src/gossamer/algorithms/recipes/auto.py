@@ -1,4 +1,4 @@
-"""Auto: stands for a recipe in its text, and leaves the choice of one to what is measured while training."""
+"""Auto: a recipe that is selected while training, from measurements."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from gossamer.errors import require
 class Auto(Term):
     """Begin with local steps, or with Dense(), and change the recipe as links and gradients are measured.
 
-    most_steps: a rung of the ladder that needs more than this many times the steps of Dense() to the same loss, as
-    measured in docs/auto.md, is never taken; 1.0 allows Dense() in float32 and bfloat16, and Int8().
-    local_steps: whether workers may train apart for a while (DiLoCo); a loop that evaluates or saves its own model,
-    outside of session.averaged_parameters, needs False.
+    Args:
+        most_steps: limit of the steps to the same loss, relative to Dense(), as measured in docs/auto.md; 1.0 allows
+            Dense() in float32 and bfloat16, and Int8().
+        local_steps: whether workers may train with local steps (DiLoCo). Use False for a loop that evaluates or saves
+            its own model outside of session.averaged_parameters.
     """
 
     kind: ClassVar[str] = "automatic"
@@ -27,6 +28,6 @@ class Auto(Term):
     def __post_init__(self) -> None:
         require(
             self.most_steps >= 1,
-            f"most_steps is how many times the steps of Dense() a recipe may need, 1 or more, not {self.most_steps}. "
-            "Write Auto(most_steps=1.1), or Dense() for a recipe that stays.",
+            f"most_steps must be the steps that a recipe may need relative to Dense(), 1 or more, got "
+            f"{self.most_steps}. Write Auto(most_steps=1.1), or Dense() for a fixed recipe.",
         )

@@ -1,4 +1,4 @@
-"""Catalog of terms: every term there is by name, the presets, and an example of each."""
+"""Catalog of terms: all terms by name, the presets, and an example of each."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NOUNS: dict[str, type[Term]] = {
     and ABC not in noun.__bases__
 }
 
-# Kinds of terms that stand within a federated strategy, as the argument of that name: what goes without saying.
+# Kinds of terms that are arguments of a federated strategy, by the argument's name, with its default.
 NESTED = {
     item.name: item.default for item in fields_of(FedAvg) if any(noun.kind == item.name for noun in NOUNS.values())
 }
 
-# About a quarter, a seventh and a hundredth of the bytes, by terms that go with any optimizer, after what was measured.
+# About a quarter, a seventh and 1 % of the bytes, with terms that work with any optimizer, selected by measurement.
 PRESETS = {
     "lan": Terms((Int8(),)),
     "wan": Terms((Float4(),)),
@@ -46,7 +46,7 @@ PRESETS = {
 
 
 def describe(kind: str | None = None) -> list[tuple[str, str]]:
-    """A copyable example and one sentence for every noun there is, or for every noun of one kind."""
+    """Return an example to copy and one sentence for every term, or for every term of one kind."""
     return [
         (_pasted(noun), (noun.__doc__ or "").partition("\n")[0])
         for noun in NOUNS.values()
@@ -59,19 +59,19 @@ EXAMPLES: dict[type, object] = {float: 0.01, int: 4, Compressor: _sparse, Sparse
 
 
 def _pasted(noun: type[Term]) -> str:
-    """Its example, in or beside a strategy that can use it: not all neighbors can agree on one mean."""
+    """Return its example, with a strategy that can use it: not all topologies have a mean over all ranks."""
     if noun.kind in NESTED:
         return within(example_of(noun), noun)
     return "Gossip() + " * (issubclass(noun, Topology) and not noun().agrees) + example_of(noun)
 
 
 def within(text: str, noun: type[Term]) -> str:
-    """A nested term's text within a strategy."""
+    """Return a nested term's text within a strategy."""
     return f"{FedAvg.__name__}({', '.join(filter(None, (f'{noun.kind}={text}', noun.beside)))})"
 
 
 def example_of(noun: type[Term]) -> str:
-    """The noun with its required arguments and its numbers."""
+    """Return the text of a term with its required and its numeric arguments."""
     shown: list[str] = []
     for place, item in enumerate(fields_of(noun)):
         required = item.default is MISSING

@@ -13,7 +13,7 @@ from gossamer.base.term import Term, ordered_fields
 
 
 def signature(noun: type[Term]) -> str:
-    """How to write a noun: "TopK(density, feedback=True)"."""
+    """Return the signature of a term: "TopK(density, feedback=True)"."""
     shown = [item.name if item.default is MISSING else f"{item.name}={item.default!r}" for item in fields_of(noun)]
     return f"{noun.__name__}({', '.join(shown)})"
 
@@ -33,7 +33,7 @@ def fields_of(noun: type[Term]) -> tuple[Field[Any], ...]:
 
 
 def hints_of(noun: type[Term]) -> Mapping[str, tuple[Any, ...]]:
-    """What each argument may be: `float | None` is (float, NoneType)."""
+    """Return the types of each argument: `float | None` is (float, NoneType)."""
     return _hints_of(cast(Any, noun))
 
 
@@ -46,7 +46,7 @@ def _hints_of(noun: Any) -> Mapping[str, tuple[Any, ...]]:
 
 
 def positional_count(noun: type[Term]) -> int:
-    """How many arguments may come without their names: the first, or all leading ones that are required terms."""
+    """Return the number of arguments that may be given without names: the first, or all leading required terms."""
     hints, items = hints_of(noun), fields_of(noun)
     terms = [item.default is MISSING and hints[item.name][0] not in ACCEPTED for item in items]
     return max(len(list(takewhile(bool, terms))), min(len(items), 1))

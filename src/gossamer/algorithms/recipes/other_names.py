@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OtherName:
-    """One method under its names elsewhere.
+    """One method and its names elsewhere.
 
     Args:
-        names: Names of the method. Case, spaces and punctuation do not count: see `normalized`.
+        names: Names of the method. Case, spaces and punctuation are ignored: see `normalized`.
         origin: The library or the paper that uses these names.
         recipe: The recipe that does the same; with `lacking`, the nearest one; empty with `use`.
         lacking: The property of the method that no recipe has.
@@ -24,7 +24,7 @@ class OtherName:
     use: str = ""
 
     def answer(self, name: str) -> str:
-        """Return the sentences that tell a user who wrote `name` which line to write."""
+        """Return the error text for a user that wrote `name`, with the line to write."""
         if self.use:
             return f"{name} ({self.origin}) is not a recipe. {self.use}"
         if self.lacking:
@@ -53,9 +53,9 @@ _PIPELINE = (
 _REMOTE = (
     "Write gossamer.parallel.remote(module, rank=1, optimizer=...) to run a layer on another rank (docs/remote.md)."
 )
-_ELASTIC = "Write gossamer run --workers 2:8 train.py: workers may be lost or join at any time (docs/elastic.md)."
+_ELASTIC = "Write gossamer run --workers 2:8 train.py: workers can fail or join at any time (docs/elastic.md)."
 _BACKEND = "gossamer.init() selects the transport, so no recipe names it. Write a strategy, such as LocalSGD(8)."
-_NO_LAMB = "its layerwise learning rates would need what Adam's momentum leaves out"
+_NO_LAMB = "its layerwise learning rates need norms that Adam's momentum does not have"
 _OUTER_ASYNC = "its outer step does not wait for all workers, and a DiLoCo round does"
 
 OTHER_NAMES = (
@@ -193,7 +193,7 @@ OTHER_NAMES = (
         ("EASGD", "elastic averaging SGD", "elastic averaging"),
         "Zhang et al. 2015",
         "LocalSGD(period=8)",
-        "no spring draws each worker to a center",
+        "no elastic force draws each worker to a center",
     ),
     OtherName(("async_model_average", "overlap local SGD"), "Bagua; Wang et al. 2020", "DelayedAveraging(delay=4)"),
     OtherName(("DGA", "delayed gradient averaging"), "Zhu et al. 2021", "DelayedAveraging(delay=4)"),
@@ -204,7 +204,7 @@ OTHER_NAMES = (
         "it averages within groups that change from round to round until all workers agree",
     ),
     OtherName(("delayed gradients", "pipe SGD", "one-step delay"), "Pipe-SGD", "EveryStep(delay=1)"),
-    # -- devices that keep their data
+    # -- federated learning
     OtherName(
         ("federated", "federated averaging", "federated learning"), "McMahan et al. 2017", "FedAvg(fraction=0.1)"
     ),
@@ -224,7 +224,7 @@ OTHER_NAMES = (
         ("q-FedAvg", "q-FFL", "qFedAvg", "AFL", "agnostic federated learning"),
         "Li et al. 2020; Mohri et al. 2019",
         "FedAvg(fraction=0.1)",
-        "nothing weighs devices by their loss, so that the worst off would count more",
+        "devices are not weighted by their loss",
     ),
     OtherName(
         ("Ditto", "FedPer", "pFedMe", "personalization"),
@@ -259,7 +259,7 @@ OTHER_NAMES = (
         "Bonawitz et al. 2017",
         "FedAvg(secure=SecureAggregation())",
     ),
-    # -- with whom
+    # -- topologies
     OtherName(
         ("decentralized", "decentralised", "D-PSGD", "decentralized SGD"), "Lian et al. 2017", "Gossip() + Ring()"
     ),
@@ -277,7 +277,7 @@ OTHER_NAMES = (
     OtherName(
         ("SGP", "stochastic gradient push", "push-sum"), "Assran et al. 2019", "Gossip('push-sum') + Exponential()"
     ),
-    # -- what travels
+    # -- compressors
     OtherName(("none", "no compression", "fp32", "float32", "noop_hook"), "any", "Dense()"),
     OtherName(
         ("fp16_compress_hook", "fp16_compress_wrapper", "fp16", "float16", "half"), "PyTorch", "Dense('float16')"
@@ -352,7 +352,7 @@ OTHER_NAMES = (
         ("EF21-Muon",),
         "Gruntkowska et al. 2025",
         "Feedback(TopK(density=0.01), rule='ef21', momentum=0.1)",
-        "it compresses the way down as well; pass torch.optim.Muon(..., momentum=0.0, nesterov=False) to attach",
+        "it compresses downloads as well; pass torch.optim.Muon(..., momentum=0.0, nesterov=False) to attach",
     ),
     OtherName(("EF21",), "Richtarik et al. 2021", "Feedback(TopK(density=0.01), rule='ef21')"),
     OtherName(("gTopK", "Ok-Topk", "global top-k"), "sums of few entries", "SparseSum(TopK(density=0.01))"),
@@ -361,7 +361,7 @@ OTHER_NAMES = (
         ("L-GreCo", "layer-wise compression"),
         "Markov et al. 2024",
         "Adaptive(TopK(density=0.01))",
-        "a square root of sizes and energies says how many entries of each tensor travel, no bound of an error",
+        "a square root of sizes and energies determines the entries per tensor, without a bound of the error",
     ),
     OtherName(("1bit-adam", "01-adam", "zero-one adam"), "DeepSpeed", "OneBitAdam(warmup=1000)"),
     OtherName(("1bit-lamb", "OneBitLamb"), "DeepSpeed", "OneBitAdam(warmup=1000)", _NO_LAMB),
@@ -370,7 +370,7 @@ OTHER_NAMES = (
 
 
 def normalized(name: str) -> str:
-    """Return a name without the differences in spelling that do not count: "1-bit Adam" is "1bitadam"."""
+    """Return a name without irrelevant differences in spelling: "1-bit Adam" is "1bitadam"."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 

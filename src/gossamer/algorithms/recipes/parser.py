@@ -1,4 +1,4 @@
-"""Parser of recipes: from text to terms, by Python's syntax tree, evaluating nothing."""
+"""Parser of recipes: text to terms, by Python's syntax tree, without evaluation."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gossamer.errors import RecipeError
 
 
 def parse(text: str) -> Terms:
-    """Read a recipe's text, such as "home" or "TopK(0.01) + EveryStep()". Nothing in it is evaluated."""
+    """Parse a recipe's text, such as "home" or "TopK(0.01) + EveryStep()". Nothing in it is evaluated."""
     reader = _Reader("".join(" " if letter.isspace() else letter for letter in text).strip())
     return Terms(tuple(reader.terms(reader.tree())))
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Builds terms from the syntax tree of one text; every refusal points at the place in it."""
+    """Builds terms from the syntax tree of one text; every error shows the position in it."""
 
     text: str
 
@@ -45,10 +45,10 @@ class _Reader:
         if len(self.text) > LONGEST_TEXT:
             raise self.refusal(f"A recipe has at most {LONGEST_TEXT} characters, and this text has {len(self.text)}.")
         if not self.text:
-            raise self.refusal("An empty text is no recipe. Write Dense() to send gradients as they are.")
+            raise self.refusal("An empty text is not a recipe. Write Dense() for uncompressed gradients.")
         for column, letter in enumerate(self.text):
             if letter in "#\\" or not letter.isprintable():
-                raise self.refusal(f"{letter!r} has no meaning in a recipe. Leave it out.", column=column)
+                raise self.refusal(f"{letter!r} has no meaning in a recipe. Remove it.", column=column)
         self.refuse_names_with_marks()
         try:
             with _one_at_a_time, warnings.catch_warnings():
@@ -57,13 +57,13 @@ class _Reader:
         except SyntaxError as error:
             column = min(max((error.offset or 1) - 1, 0), len(self.text))
             raise self.refusal(
-                f"This is no recipe ({error.msg}). Write terms joined by +: {_SHAPE}.", column=column
+                f"This is not a recipe ({error.msg}). Write terms joined by +: {_SHAPE}.", column=column
             ) from None
         except (RecursionError, MemoryError):
-            raise self.refusal(f"This text nests too deeply to be read. Write {_SHAPE}.") from None
+            raise self.refusal(f"This text nests too deeply to be parsed. Write {_SHAPE}.") from None
 
     def refuse_names_with_marks(self) -> None:
-        """Names such as 1bit-adam are no Python, and would be refused without an answer."""
+        """Answer names such as 1bit-adam, which are not Python identifiers, with their recipe."""
         column = 0
         for piece in self.text.split("+"):
             name = piece.partition("(")[0].strip()
@@ -72,7 +72,7 @@ class _Reader:
             column += len(piece) + 1
 
     def terms(self, tree: ast.expr) -> Iterator[Term]:
-        """The terms of a sum from left to right; a preset gives all of its own."""
+        """Return the terms of a sum from left to right, with those of presets."""
         waiting = [tree]
         while waiting:
             node = waiting.pop()
@@ -94,15 +94,15 @@ class _Reader:
             case ast.Call(ast.Name(name)):
                 noun = self.noun(node, name)
                 return self.build(node, noun, self.arguments(node, noun, depth))
-        raise self.refusal(f"This is no term. Write terms joined by +: {_SHAPE}.", node)
+        raise self.refusal(f"This is not a term. Write terms joined by +: {_SHAPE}.", node)
 
     def noun(self, node: ast.expr, name: str) -> type[Term]:
         if (known := _term_named(name)) is not None:
             return known
         if name in PRESETS:
             raise self.refusal(
-                f"The preset {name} takes no arguments and stands at the top of a recipe, because it is one. "
-                f"Write {name}, or what it stands for: {PRESETS[name]}.",
+                f"The preset {name} is a complete recipe: it takes no arguments and must be at the top of a recipe. "
+                f"Write {name}, or its terms: {PRESETS[name]}.",
                 node,
             )
         if load_entry_points() and (installed := _term_named(name)) is not None:
@@ -114,7 +114,7 @@ class _Reader:
         bare = positional_count(noun)
         if len(call.args) > bare:
             raise self.refusal(
-                "Only a first argument, or required terms that lead, may come without their names. "
+                "Only a first argument, or leading required terms, may be given without names. "
                 f"Write {signature(noun)}.",
                 call.args[bare],
             )
@@ -149,11 +149,11 @@ class _Reader:
             raise self.refusal(str(error), node) from None
 
 
-AUTO = "auto"  # is Auto()
+AUTO = "auto"  # the text of Auto()
 
 
 class UnknownTerm(RecipeError):
-    """A recipe text names a term that neither Gossamer nor the script nor an installed package has.
+    """A recipe text has a term that neither Gossamer nor the script nor an installed package defines.
 
     Attributes:
         name: The unknown name.
@@ -169,7 +169,7 @@ def _term_named(name: str) -> type[Term] | None:
 
 
 def _ours() -> dict[str, str]:
-    """Terms and presets by their normalized names; registered terms among them."""
+    """Return terms and presets by their normalized names, including registered terms."""
     return {normalized(name): name for name in (*NOUNS, Auto.__name__, *PRESETS)}
 
 
@@ -178,7 +178,9 @@ def _known() -> dict[str, str]:
 
 
 def _no_such(name: str) -> str:
-    """The error text for an unknown name: its recipe if other libraries use the name, else the most similar names."""
+    """Return the error text for an unknown name: its recipe if other libraries use the name, else the most similar
+    names.
+    """
     if normalized(name) in BY_NAME:
         return BY_NAME[normalized(name)].answer(name)
     known = _known()
@@ -186,19 +188,19 @@ def _no_such(name: str) -> str:
     near = [known[each] for each in same or _misspelled(normalized(name))]
     shown = ", ".join(dict.fromkeys(map(_shown, near)))
     others = (
-        "a strategy such as LocalSGD(period=8), a compressor such as TopK(density=0.01); `gossamer recipes` has all"
+        "a strategy such as LocalSGD(period=8), a compressor such as TopK(density=0.01); `gossamer recipes` lists all"
     )
-    return f"There is no {name}, so this recipe means nothing. Write one of: {shown or others}."
+    return f"There is no {name} in Gossamer, in the script or in an installed package. Write one of: {shown or others}."
 
 
 def _misspelled(name: str) -> list[str]:
-    """Known names that `name` may be a misspelling of, the most similar first."""
+    """Return known names that `name` may be a misspelling of, the most similar first."""
     ours = get_close_matches(name, _ours(), cutoff=LEAST_LIKENESS)
     return ours or get_close_matches(name, [other for other in BY_NAME if len(other) >= SHORTEST_GUESSED])
 
 
 def _shown(name: str) -> str:
-    """How to write a known name."""
+    """Return the text of a known name."""
     if (term := _term_named(name)) is not None:
         return signature(term)
     return BY_NAME[name].recipe if name in BY_NAME else name

@@ -1,4 +1,4 @@
-"""Recipe: one strategy, one compressor and one topology; `resolve` completes what a user wrote."""
+"""Recipe: one strategy, one compressor and one topology; `resolve` completes a user's recipe."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ class Recipe:
 
     Args:
         strategy: When the workers communicate, and the rule that applies a mean.
-        compressor: Which bytes of a tensor travel.
-        topology: Which workers are neighbors.
+        compressor: The bytes that are sent for a tensor.
+        topology: The neighbors of each worker.
 
     Raises:
         RecipeError: An argument is not a term of this kind; a text such as Recipe("TopK(0.01)") for example.
 
     repr(recipe) is text that `gossamer.recipe` reads.
+
+    Example:
+        >>> gossamer.Recipe(compressor=gossamer.Int8())
+        EveryStep() + Int8() + Complete()
     """
 
     strategy: Strategy = field(default=EveryStep())
@@ -54,7 +58,7 @@ class Recipe:
 
 
 def recipe(text: str) -> Terms:
-    """Read a recipe from its text. The text is parsed, never evaluated.
+    """Parse a recipe's text. The text is never evaluated.
 
     Args:
         text: Terms joined by `+`, such as "DiLoCo(period=20) + Float4()", or a preset: "lan", "wan" or "home".
@@ -63,7 +67,7 @@ def recipe(text: str) -> Terms:
         The terms, equal to the same sum in Python: `DiLoCo(period=20) + Float4()`. Pass it to `attach`.
 
     Raises:
-        RecipeError: The text is not a recipe. The error shows the place in it and the line to write.
+        RecipeError: The text is not a recipe. The error shows the position in it and the line to write.
 
     Example:
         >>> import gossamer
@@ -77,14 +81,20 @@ KINDS = tuple(item.name for item in fields(Recipe))
 
 
 def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None) -> Recipe:
-    """Complete a recipe: add what is missing, and wrap its compressor. Resolving twice changes nothing.
+    """Complete a recipe: add default terms, and wrap its compressor. Resolving twice changes nothing.
 
-    A biased compressor, also one that a Route holds, is wrapped in Feedback unless it says `feedback=False`; then
-    anything but Dense and Route is wrapped in Route, which sends tensors of one dimension and tiny ones dense. A codec
-    that is wrapped so and whose means can be encoded again is wrapped in Sharded first, and few entries inside Feedback
-    in SparseSum, where `world` is known and so many workers then send less: see `wrapping.cheapest`. Wrappers that were
-    written stay; a strategy that resends losses gets Route. Where the recipe is chosen while training, this is the one
-    to begin with.
+    A biased compressor, also one inside Route, is wrapped in Feedback unless it has `feedback=False`. Compressors that
+    do not handle every shape are then wrapped in Route, which sends small and one-dimensional tensors uncompressed. If
+    `world` is known and it reduces the bytes, a codec with means that can be encoded again is wrapped in Sharded, and a
+    sparse compressor inside Feedback in SparseSum: see `wrapping.cheapest`. Explicit wrappers are kept. A strategy that
+    sends compression errors again gets Route only. For a recipe chosen while training, the result is the initial one.
+
+    Args:
+        recipe: A recipe, terms, or text.
+        world: Number of workers; None: unknown.
+
+    Raises:
+        RecipeError: The terms cannot be combined.
     """
     chosen: dict[str, Any] = {}
     for term in () if automatic(recipe) else _terms(recipe):
@@ -101,7 +111,7 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     compressor, topology = compress_between_nodes(*written.terms)
     written = replace(written, compressor=compressor, topology=topology)
     for term in written.terms:
-        check_term(term, ())  # before anything is priced that would not run
+        check_term(term, ())  # before the cost of an invalid recipe is computed
     sharing = sharing_workers(written.strategy, compressor, world)
     compressor = wrapped(compressor, sharing, resends_losses=written.strategy.resends_losses)
     resolved = replace(written, compressor=compressor)
@@ -111,20 +121,19 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     resolved.strategy.check(resolved.compressor, resolved.topology)
     if len(repr(resolved)) > LONGEST_TEXT:
         raise RecipeError(
-            f"The resolved recipe has {len(repr(resolved))} characters, and could not be read back: "
+            f"The resolved recipe has {len(repr(resolved))} characters, and could not be parsed again: "
             f"a recipe's text has at most {LONGEST_TEXT}. Write fewer nested terms."
         )
     return resolved
 
 
 def automatic(recipe: Recipe | Terms | Term | str | None) -> Auto | None:
-    """How the recipe is to be chosen while training; None where one was written that stays."""
+    """Return the term that selects the recipe while training; None for a fixed recipe."""
     terms = _terms(recipe)
     found = [term for term in terms if isinstance(term, Auto)]
     if found and len(terms) > 1:
         raise RecipeError(
-            f"{recipe} joins {found[0]!r}, which takes one recipe after the other, to a part of one. Write auto alone, "
-            "or leave it out."
+            f"{recipe} adds other terms to {found[0]!r}, which selects all terms itself. Write auto alone, or omit it."
         )
     return found[0] if found else None
 

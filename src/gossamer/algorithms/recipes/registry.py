@@ -76,9 +76,9 @@ def register(term: _Registered) -> _Registered:
 def unknown_to_servers(name: str) -> str:
     """The error text for a term that only the training script registers, in a run with server processes."""
     return (
-        f"processes of parameter servers (--servers) do not run the training script, so they do not know {name}, which "
-        f"the script registers. Move {name} into an installed package, and declare it in its pyproject.toml: "
-        f'[project.entry-points."{ENTRY_POINTS}"] {name} = "my_package:{name}". Or leave out --servers: each worker '
+        f"parameter servers (--servers) do not run the training script, so the term {name} that it registers is "
+        f"unknown to them. Move {name} into an installed package, and declare it in its pyproject.toml: "
+        f'[project.entry-points."{ENTRY_POINTS}"] {name} = "my_package:{name}". Or omit --servers: each worker '
         "then holds a part of the parameters."
     )
 
@@ -90,7 +90,7 @@ def load_entry_points() -> bool:
         Whether terms were registered by this call.
 
     Raises:
-        RecipeError: An entry point cannot be imported, or names no term.
+        RecipeError: An entry point cannot be imported, or is not a term.
     """
     if ENTRY_POINTS in _loaded:
         return False

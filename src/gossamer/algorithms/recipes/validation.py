@@ -1,4 +1,4 @@
-"""Validation of recipes: checks for terms written in Python as for text."""
+"""Validation of recipes: the same checks for terms written in Python and as text."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ def check_type(term: object) -> None:
     if isinstance(term, Term):
         return
     hint = f"Write {term.__name__}(...), with brackets." if isinstance(term, type) else "Write 'TopK(density=0.01)'."
-    raise RecipeError(f"{term!r} is no part of a recipe: terms such as TopK(density=0.01) and texts are. {hint}")
+    raise RecipeError(f"{term!r} cannot be a part of a recipe, which has terms such as TopK(density=0.01). {hint}")
 
 
 def check_place(term: Term, kinds: Collection[str]) -> None:
-    """Check that a term may stand at the top of a recipe, beside others of such kinds."""
+    """Check that a term may be at the top level of a recipe, next to others of these kinds."""
     if term.kind not in kinds:
         where = within(repr(term), type(term)) if term.kind in NESTED else " + ".join(("EveryStep()", "Dense()"))
         raise RecipeError(
-            f"{term!r} stands within a federated strategy, as its {term.kind}, and beside other terms it would say "
-            f"nothing of who it is for. Write {where}."
+            f"{term!r} is an argument of a federated strategy, {term.kind}=, and cannot be added to other terms. "
+            f"Write {where}."
         )
 
 
 def check_term(term: Term, above: tuple[Term, ...]) -> None:
-    """Check a finished term and all it holds; `above` holds the terms around it."""
+    """Check a term and all terms that it holds; `above` has the terms around it."""
     if len(above) >= DEEPEST_NESTING:
         raise RecipeError(
-            f"{type(above[0]).__name__}(...) nests more than {DEEPEST_NESTING} terms, counting those that "
-            "resolving it adds, so its text could not be read back. Nest fewer."
+            f"{type(above[0]).__name__}(...) nests more than {DEEPEST_NESTING} terms, including those that resolving "
+            "adds, so its text could not be parsed again. Nest fewer."
         )
     if isinstance(term, Feedback) and any(isinstance(outer, Feedback) for outer in above):
         raise RecipeError(
-            "Feedback inside Feedback would keep what was lost twice and send it twice. Write one of them, "
-            "around the compressor that loses: Feedback(TopK(density=0.01))."
+            "Feedback inside Feedback would keep two residuals and send errors twice. Write one of them, "
+            "around the lossy compressor: Feedback(TopK(density=0.01))."
         )
     around = [type(outer).__name__ for outer in above if isinstance(outer, Compressor) and not isinstance(outer, Route)]
     if isinstance(term, Compressor) and term.must_be_outermost and around:
         between = around[0]
         raise RecipeError(
-            f"{type(term).__name__} applies the optimizer's momentum and remembers what was not sent, and "
-            f"{between} around it would come in between. Write {example_of(type(term))} alone, or in a "
+            f"{type(term).__name__} applies the optimizer's momentum and keeps a residual, so no other compressor, "
+            f"here {between}, may be around it. Write {example_of(type(term))} alone, or in a "
             "Route."
         )
     for item in fields_of(type(term)):
@@ -65,37 +65,38 @@ def check_term(term: Term, above: tuple[Term, ...]) -> None:
 
 
 def check_pair(strategy: Strategy, compressor: Compressor) -> None:
-    """Refuse a compressor that would not get what it is made for: all workers' gradients, and at once where it applies
-    the optimizer's momentum."""
+    """Reject a compressor that needs all workers' gradients immediately with a strategy that does not send them so."""
     _check_continued(strategy, compressor)
     owned = compressor.owns_momentum(WEIGHTS)
     if owned is None or not any(stage.scheduled for stage in strategy.stages):
         return
     raise RecipeError(
-        f"{compressor!r} applies the optimizer's momentum to gradients on their way, and with {strategy!r} "
-        "gradients do not travel, or arrive a step too late for that. Write "
+        f"{compressor!r} applies the optimizer's momentum to gradients, and with {strategy!r} "
+        "gradients are not sent, or arrive a step too late for that. Write "
         f"{strategy!r} + TopK(density=0.01), or EveryStep() with this compressor."
     )
 
 
 def _check_continued(strategy: Strategy, compressor: Compressor) -> None:
-    """Refuse what goes on from messages that not everyone hears. And an answer that goes on from the last one is the
-    newest estimate of a gradient: steps of parameters add up, and what it repeats would be made twice."""
+    """Reject compressors with messages that depend on earlier ones if some workers do not receive all messages.
+
+    Incremental answers are estimates of a gradient: as steps of parameters they would be applied repeatedly.
+    """
     apart = any(stage.local_parameters or not stage.in_lock_step for stage in strategy.stages)
     overheard = strategy.agrees_on_means and not strategy.resends_losses
     fed_back = [inner for term in compressor.held() if isinstance(term, Feedback) for inner in term.held()]
     for term in (*compressor.held(), *strategy.held()):
         if isinstance(term, Compressor) and term.adapts and not (overheard and term in fed_back):
             raise RecipeError(
-                f"{term!r} waits until what feedback owes has stopped growing, by what everyone tells of it, and with "
-                f"{strategy!r} + {compressor!r} nothing is owed, or not everyone hears it. Write a number of steps: "
-                "Warmup(..., steps=500)."
+                f"{term!r} waits until the residual of Feedback has stopped growing on all workers, and with "
+                f"{strategy!r} + {compressor!r} there is no residual, or some workers do not receive all messages. "
+                "Write a number of steps: Warmup(..., steps=500)."
             )
         if isinstance(term, Compressor) and term.incremental and apart:
             raise RecipeError(
-                f"{term!r} sends by how much a gradient differs from what everyone knows of it, and with {strategy!r} "
-                "what travels is a step that would be made again, or is not heard by everyone. Write "
-                f'EveryStep() + {term!r}, or leave rule="ef21" out.'
+                f"{term!r} sends the change of a gradient relative to the other workers' estimate, and {strategy!r} "
+                "sends steps of parameters, or does not send all messages to all workers. Write "
+                f'EveryStep() + {term!r}, or omit rule="ef21".'
             )
 
 
@@ -104,7 +105,7 @@ def check_argument(noun: type[Term], name: str, value: object) -> None:
     if not any(_is(value, option) for option in options):
         wanted = " or ".join(ACCEPTED[option][1] if option in ACCEPTED else _named(option) for option in options)
         raise RecipeError(
-            f"{name} of {noun.__name__} is {wanted}, not {value!r}: {signature(noun)}. Write {example_of(noun)}."
+            f"{name} of {noun.__name__} must be {wanted}, got {value!r}: {signature(noun)}. Write {example_of(noun)}."
         )
     if isinstance(value, float | int) and not abs(value) < LARGEST_NUMBER:
         raise RecipeError(
@@ -113,7 +114,7 @@ def check_argument(noun: type[Term], name: str, value: object) -> None:
 
 
 def _named(noun: type) -> str:
-    """A kind of terms, or a term that is one of a kind."""
+    """Return the name of a kind of terms, or of one term."""
     if not isabstract(noun) and ABC not in noun.__bases__:
         return f"{noun.__name__}(...)"
     return f"a{'n' * (noun.__name__[0] in 'AEIOU')} {noun.__name__.lower()}"

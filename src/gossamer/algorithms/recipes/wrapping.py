@@ -1,4 +1,4 @@
-"""Wrapping: puts Feedback, Sharded, SparseSum and Route around a compressor where it needs them."""
+"""Wrapping: adds Feedback, Sharded, SparseSum and Route around a compressor that needs them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.runner import price
 
 SAMPLE = Layout.of({"weight": (1024, 1024)})
-SUMS_SAVE = 2.0  # times the bytes
+SUMS_SAVE = 2.0  # factor of the bytes that SparseSum must save
 
 
 def wrapped(compressor: Compressor, world: int | None, *, resends_losses: bool = False) -> Compressor:
     """Wrap a compressor as a recipe does.
 
     Args:
-        compressor: As written. Wrappers that it has stay.
-        world: Number of workers that could each average a part for all; None: unknown, or none can.
-        resends_losses: Whether the strategy sends again what the compressor lost. Then Route is the only wrapper.
+        compressor: As written. Its own wrappers are kept.
+        world: Number of workers that could each average a part for all; None: unknown, or not possible.
+        resends_losses: Whether the strategy sends compression errors again. Then Route is the only wrapper.
     """
     if resends_losses:
         return compressor if compressor.handles_every_shape else Route(compressor)
@@ -35,10 +35,11 @@ def _fed_back(compressor: Compressor, world: int | None) -> Compressor:
 
 
 def cheapest(compressor: Compressor, world: int | None) -> Compressor:
-    """The compressor, or around it Sharded or SparseSum where so many workers then send less; world None: unknown.
+    """Return the compressor, wrapped in Sharded or SparseSum if that sends fewer bytes; world None: unknown.
 
-    A sparse sum holds k entries, where those of all workers together are up to n k: for as many bytes both learn about
-    as much, and for as many entries the sum learns less. So it has to send less than half.
+    A sparse sum has k entries, while the messages of n workers together have up to n k: for equal bytes both carry
+    about as much information, and for equal entries the sum carries less. So SparseSum must send less than half of the
+    bytes.
     """
     if world is None:
         return compressor
@@ -52,6 +53,6 @@ def cheapest(compressor: Compressor, world: int | None) -> Compressor:
 
 @lru_cache(maxsize=256)
 def bytes_sent(compressor: Compressor, world: int) -> float:
-    """Bytes that each of so many workers sends for a matrix of a million entries."""
+    """Return the bytes that each of `world` workers sends for a matrix of a million entries."""
     x, at = FlatTensors.zeros(SAMPLE, dtype=torch.float32, device=torch.device("meta")), AggregationContext(world=world)
     return sum(op.bytes_sent for op in price(compressor.aggregate(x, compressor.init(x, at), at), world))

@@ -1,16 +1,16 @@
-"""Strategies: when workers synchronize, and whether gradients, parameters or neither are averaged by all of them.
+"""Strategies: when workers synchronize, and whether they average gradients, parameters, or neither.
 
 base               Strategy, its families, and the stages of a training: gradient, averaging, gossip, server
-moment_rounds      in which rounds an optimizer's moments are averaged along
-schedule           tables of sync rounds: when a fragment leaves and lands
+moment_rounds      the rounds in which an optimizer's moments are averaged
+schedule           tables of sync rounds: when a fragment is sent and its mean applied
 every_step         EveryStep: synchronous data parallelism, accumulated or delayed
-global_batch       how many passes each worker makes for a step of a fixed number of samples
-radial_mean        lengths and directions of differences, averaged apart (DiLoCo)
+global_batch       the passes of each worker for a step of a fixed number of samples
+radial_mean        norms and directions of pseudo-gradients, averaged separately (DiLoCo)
 local_sgd          LocalSGD, PostLocalSGD
 diloco             DiLoCo, Streaming DiLoCo
 delayed_averaging  DelayedAveraging (DGA)
 gossip             Gossip: symmetric, push-sum or pairwise (AD-PSGD)
-noloco             NoLoCo: an outer optimizer above gossip
+noloco             NoLoCo: an outer optimizer over gossip
 silent             Silent: no communication, the baseline of measurements
 parameter_server   ParameterServer: synchronous, asynchronous or stale-synchronous
 federated          rounds of a server and devices that hold their own data

@@ -1,4 +1,4 @@
-"""Strategy, its three families, and the stages that a training passes through, each of one of four kinds."""
+"""Strategy, its three families, and the stages of a training."""
 
 from __future__ import annotations
 
@@ -21,71 +21,85 @@ from gossamer.algorithms.topologies import Topology
 from gossamer.base.term import Term
 from gossamer.errors import AttachError, RecipeError
 
-AGREED = "agreed"  # the key of the parameters that all workers hold alike
-FROM = "from"  # where this worker's parameters would be without the steps that it has not offered yet
+AGREED = "agreed"  # key of the parameters that are equal on all workers
+FROM = "from"  # key of this worker's parameters without the steps that it has not offered yet
 
 
 class Strategy(Term, ABC):
-    """When workers synchronize. Subclasses are plain hyperparameters and pure rules; the session acts on them."""
+    """Base class of strategies: when workers synchronize.
+
+    Subclasses are frozen dataclasses of hyperparameters with pure update rules; the session runs them. Add terms with
+    `+`.
+
+    Example:
+        >>> gossamer.LocalSGD(period=8) + gossamer.Int8()
+        LocalSGD(period=8) + Int8()
+    """
 
     kind = "strategy"
 
     @property
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of the training, by their first backward pass; the first begins at 0."""
+        """The stages of the training, by their first backward pass; the first starts at 0."""
 
     @property
     def steady_stage(self) -> Stage:
-        """The last stage, which goes on until the end."""
+        """The last stage, which lasts until the end of the training."""
         return self.stages[-1]
 
     @property
     def resends_losses(self) -> bool:
-        """Whether a compressor's losses are offered again anyway, to each receiver by itself: recipes then add neither
-        Feedback nor Sharded."""
+        """Whether compression errors are sent again without Feedback, to each receiver separately.
+
+        Recipes then add neither Feedback nor Sharded.
+        """
         return False
 
     @property
     def agrees_on_means(self) -> bool:
-        """Whether all workers agree on means, of which each could average a part for all: a recipe may add Sharded."""
+        """Whether all workers use the same means, so that each could average a part for all: a recipe may then add
+        Sharded.
+        """
         return True
 
     @property
     def ownership(self) -> Ownership | None:
-        """The rule by which parameters move in the optimizer's place; None leaves its step to the optimizer."""
+        """The rule that updates parameters in place of the optimizer; None leaves the step to the optimizer."""
         return None
 
     def among(self, world: int) -> Self:
-        """As so many workers train, for estimates: where the schedule follows their number, that of this one."""
+        """Return the strategy as `world` workers run it, for estimates, if its schedule depends on their number."""
         return self
 
     def caution(self, compressor: Compressor) -> str | None:
-        """What to tell who combines it with this compressor: it runs, and may end worse than either alone."""
+        """Return a warning if the combination with this compressor may converge worse than either alone; otherwise
+        None.
+        """
         return None
 
     def check(self, compressor: Compressor, topology: Topology) -> None:
-        """Raise RecipeError where these do not go together with it."""
+        """Raise RecipeError if the strategy cannot be combined with this compressor and topology."""
         if not topology.agrees:
             raise RecipeError(
-                f"{topology!r} says who is whose neighbour, and with {self!r} all workers agree on one mean, for which "
-                f"there is no such collective. Write Gossip() + {topology!r}, or {self!r} + Ring(), Exponential() or "
-                "Hierarchy(), or leave it out."
+                f"{topology!r} selects neighbors, and {self!r} needs one mean over all workers, for which "
+                f"{topology!r} has no collective. Write Gossip() + {topology!r}, or {self!r} + Ring(), Exponential() "
+                "or Hierarchy(), or omit the topology."
             )
 
 
 class AveragingStrategy(Strategy):
-    """Local training with parameter averaging: all workers agree on parameters from time to time.
+    """Local training with parameter averaging: all workers periodically average their parameters.
 
-    Its rules see flat tensors (n,), the parameters of one bucket side by side. Pseudo-gradients travel, differences to
-    parameters that all workers know, since those are small and may be compressed; subtracting the mean difference is
-    averaging the parameters.
+    Its rules take flat tensors (n,), the concatenated parameters of one bucket. Workers send pseudo-gradients, the
+    differences to parameters that are equal on all workers: they are small and can be compressed. Subtracting the mean
+    pseudo-gradient averages the parameters.
     """
 
     @property
     @abstractmethod
     def schedule(self) -> PeriodicSchedule:
-        """When which fragment of the parameters leaves and lands."""
+        """The steps at which each fragment of the parameters is sent and its mean applied."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -93,27 +107,29 @@ class AveragingStrategy(Strategy):
 
     @property
     def needs_own(self) -> bool:
-        """Whether `land` asks for this worker's own contribution."""
+        """Whether `land` needs this worker's own contribution."""
         return False
 
     def merges_own(self, compressor: Compressor) -> bool:
-        """Whether what this compressor leaves out stays in the parameters of the worker that made it, so that what is
-        merged is the mean of their own: `AGREED` lags behind it by all that was never sent."""
+        """Whether entries that this compressor omits stay in the parameters of their worker.
+
+        The merged parameters are then the mean of the workers' own; `AGREED` lags behind by all entries never sent.
+        """
         return False
 
     @property
     def radial(self) -> bool:
-        """Whether lengths and directions of pseudo-gradients are averaged apart: see `radial_mean`."""
+        """Whether norms and directions of pseudo-gradients are averaged separately: see `radial_mean`."""
         return False
 
     @property
     def on_merge(self) -> str:
-        """The fate of the optimizer's momenta when parameters land: KEEP, ALIGN, AVERAGE or RESET."""
+        """The handling of the optimizer's moments when parameters are merged: KEEP, ALIGN, AVERAGE or RESET."""
         return KEEP
 
     @property
     def moments(self) -> MomentRounds:
-        """In which rounds momenta are averaged."""
+        """The rounds in which moments are averaged."""
         return ALWAYS if self.on_merge == AVERAGE else NEVER
 
     @property
@@ -124,27 +140,27 @@ class AveragingStrategy(Strategy):
 
     @property
     def kept_share(self) -> float:
-        """How much of its own averaged state, such as BatchNorm's statistics, a worker keeps."""
+        """The weight of a worker's own averaged buffers, such as BatchNorm's statistics, at a merge."""
         return 0.0
 
     @abstractmethod
     def begin(self, parameters: Tensor) -> Memory:
-        """A worker's first memory; `AGREED` among it, which is the same on every worker at all times."""
+        """Return the initial state; its `AGREED` is equal on every worker at all times."""
 
     def offer(self, parameters: Tensor, memory: Memory) -> None:
-        """Overwrite `parameters`, a copy, with the pseudo-gradient that leaves: positive is downhill."""
+        """Overwrite `parameters`, a copy, with the pseudo-gradient to send; positive is the descent direction."""
         torch.sub(memory[AGREED], parameters, out=parameters)
 
     @abstractmethod
     def land(self, parameters: Tensor, memory: Memory, mean: Tensor, own: Tensor | None) -> None:
-        """Overwrite `parameters` with what they become now that the mean of what was offered is here."""
+        """Overwrite `parameters` with their update from the mean of the offered pseudo-gradients."""
 
     def restart(self, parameters: Tensor, memory: Memory) -> None:
-        """Another set of workers goes on from the same parameters."""
+        """Restart from the same parameters with another set of workers."""
         memory.update(self.begin(parameters))
 
     def undo(self, memory: Memory, offered: Tensor) -> None:
-        """Revert an offer that was not agreed upon: it is offered again."""
+        """Revert an offer of a failed round, so that it is offered again."""
 
 
 class GossipStrategy(Strategy):
@@ -162,12 +178,14 @@ class GossipStrategy(Strategy):
 
     @property
     def schedule(self) -> PeriodicSchedule:
-        """When parameters are mixed."""
+        """The steps at which parameters are mixed."""
         return PeriodicSchedule(self.period)
 
     def rounds_apart(self, world: int) -> int:
-        """In every how many rounds all workers hear of each other: about every `world` steps, in which a
-        worker then sends as many messages more as it would to one more neighbor."""
+        """Return the number of rounds between exchanges of all workers' reports: about `world` steps.
+
+        In such a round a worker sends about as many additional messages as for one more neighbor.
+        """
         return -(-world // self.period)
 
     @property
@@ -177,7 +195,7 @@ class GossipStrategy(Strategy):
 
     @abstractmethod
     def rule(self, compressor: Compressor) -> MixingRule:
-        """How neighbors mix each other's parameters."""
+        """Return the rule by which neighbors mix their parameters."""
 
 
 class ServerStrategy(Strategy):
@@ -185,7 +203,7 @@ class ServerStrategy(Strategy):
 
     mode: str
     staleness: int | None
-    shards: int | None  # servers over which the parameters are spread; None: one per worker or server
+    shards: int | None  # servers that share the parameters; None: one per worker or server
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -198,21 +216,21 @@ class ServerStrategy(Strategy):
 
 @dataclass(frozen=True)
 class _AnyStage(ABC):
-    """Properties that every kind of stage has."""
+    """Properties of every kind of stage."""
 
-    start: int  # its first backward pass
+    start: int  # first backward pass
 
-    local_parameters: ClassVar[bool] = False  # whether workers hold different parameters between rounds
+    local_parameters: ClassVar[bool] = False  # whether the workers' parameters differ between rounds
     communicates: ClassVar[bool] = True  # whether anything is sent for training
 
     @property
     @abstractmethod
     def schedule(self) -> PeriodicSchedule:
-        """When rounds leave and land; gradients that nothing delays do both within one backward pass."""
+        """The steps at which rounds start and land; without a delay, both are in one backward pass."""
 
     @property
     def period_rounds(self) -> list[SyncRound]:
-        """One period of its schedule, in steps since the training began."""
+        """One period of the schedule, in steps since the start of the training."""
         return [
             each._replace(launch=each.launch + self.start, landing=each.landing + self.start)
             for each in self.schedule.period_rounds
@@ -220,12 +238,12 @@ class _AnyStage(ABC):
 
     @property
     def scheduled(self) -> bool:
-        """Whether its rounds leave and land between steps, and not within a backward pass."""
+        """Whether rounds start and land between steps, instead of in a backward pass."""
         return self.local_parameters
 
     @property
     def averages_gradients_at_once(self) -> bool:
-        """Whether gradients are averaged within their own backward pass, by all workers or by those of a site."""
+        """Whether gradients are averaged in their own backward pass, by all workers or by those of a site."""
         return self.per_site is not None
 
     @property
@@ -235,50 +253,52 @@ class _AnyStage(ABC):
 
     @property
     def per_site(self) -> int | None:
-        """By how many neighboring workers gradients are averaged in every step beside the schedule, if so."""
+        """The number of adjacent workers that average gradients in every step in addition to the schedule; None: no
+        sites.
+        """
         return None
 
     @property
     def passes_per_step(self) -> int:
-        """How many backward passes one step of the optimizer sees."""
+        """Backward passes per optimizer step."""
         return 1
 
     @property
     def averages_optimizer_state(self) -> bool:
-        """Whether the optimizer's per-parameter state is averaged along with the parameters."""
+        """Whether the optimizer's per-parameter state is averaged with the parameters."""
         return False
 
     def gradient_group(self, world: int) -> int:
-        """How many of `world` workers average their gradients in a step; 1: each uses its own."""
+        """Return the number of `world` workers that average their gradients in a step; 1: each uses its own."""
         return 1 if self.per_site is None else min(world, self.per_site)
 
 
 @dataclass(frozen=True)
 class GradientStage(_AnyStage):
-    """Gradients are averaged by all workers in every step."""
+    """All workers average their gradients in every step."""
 
     accumulate: int = 1  # backward passes per step
     delay: int = 0  # steps between computing a mean and using it
-    batches: int | None = None  # of a step, dealt out among all workers; None: each makes `accumulate`
+    batches: int | None = None  # per step, dealt out among all workers; None: each makes `accumulate`
 
     @property
     def accumulates(self) -> bool:
-        """Whether some workers make several backward passes for a step."""
+        """Whether a worker may make several backward passes per step."""
         return self.batches is not None or self.accumulate > 1
 
     def passes(self, world: int, step: int) -> tuple[int, ...]:
-        """Backward passes for a step, by rank; 1 at least, without which a worker's loop could take no part in it."""
+        """Return the backward passes per step, by rank; at least 1, in which the worker's loop communicates."""
         if self.batches is None:
             return (self.accumulate,) * world
         return tuple(max(each, 1) for each in dealt(self.batches, world, step))
 
     def crowded(self, world: int) -> str | None:
-        """What to tell where a step has more samples than it should, since so many workers are there."""
+        """Return a warning if a step has more samples than the global batch, because of the number of workers."""
         if self.batches is None or world <= self.batches:
             return None
         return (
-            f"a global batch of {self.batches} batches is too small for {world} workers: each makes one backward pass "
-            f"a step, which has {world} batches while they are there. `gossamer resize {self.batches}` makes it fit"
+            f"a global batch of {self.batches} batches is too small for {world} workers: each makes at least one "
+            f"backward pass per step, so a step has {world} batches. Run `gossamer resize {self.batches}` to fit it"
         )
 
     @property
@@ -303,7 +323,7 @@ class GradientStage(_AnyStage):
 
 @dataclass(frozen=True)
 class AveragingStage(_AnyStage):
-    """Parameters are averaged by all workers from time to time."""
+    """All workers average their parameters periodically."""
 
     strategy: AveragingStrategy
     per_site: int | None = None
@@ -319,18 +339,18 @@ class AveragingStage(_AnyStage):
         return self.strategy.moments.any
 
     def site_size(self, world: int) -> int:
-        """How many workers average their gradients. Raises AttachError where sites would have different sizes."""
+        """Return the number of workers of a site. Raises AttachError if sites would have different sizes."""
         if self.per_site is None or world % self.per_site:
             raise AttachError(
-                f"{world} workers do not make sites of {self.per_site} each, and some would average over fewer. Run a "
-                f"multiple of {self.per_site} workers, or choose another per_site."
+                f"{world} workers cannot be divided into sites of {self.per_site}. Run a multiple of {self.per_site} "
+                "workers, or choose another per_site."
             )
         return self.per_site
 
 
 @dataclass(frozen=True)
 class GossipStage(_AnyStage):
-    """Parameters are averaged with neighbors only."""
+    """Workers average their parameters with neighbors only."""
 
     strategy: GossipStrategy
 
@@ -347,7 +367,7 @@ class GossipStage(_AnyStage):
 
 @dataclass(frozen=True)
 class SilentStage(_AnyStage):
-    """Each worker trains by itself, as in a world of one."""
+    """Each worker trains independently, as in a world of one."""
 
     local_parameters = True
     communicates = False
@@ -359,7 +379,7 @@ class SilentStage(_AnyStage):
 
 @dataclass(frozen=True)
 class ServerStage(_AnyStage):
-    """Parameters are held by servers."""
+    """Servers hold the parameters."""
 
     strategy: ServerStrategy
 
@@ -374,7 +394,7 @@ class ServerStage(_AnyStage):
 
 @dataclass(frozen=True)
 class FederatedStage(_AnyStage):
-    """Parameters are held by a server, and trained by devices that come and go; no session takes part in it."""
+    """A server holds the parameters, and devices that join and leave train them; it cannot run in a session."""
 
     strategy: Strategy
 
@@ -389,10 +409,10 @@ class FederatedStage(_AnyStage):
         return False
 
     def refuse(self) -> NoReturn:
-        """Raise AttachError: what a session would do, a federation does by itself."""
+        """Raise AttachError: a federation runs without a session."""
         raise AttachError(
-            f"{self.strategy!r} is for devices that keep their data and come and go, and a session is attached to "
-            "workers that stay. Run `gossamer federate --recipe ... SCRIPT`, or write LocalSGD(period=8) here."
+            f"{self.strategy!r} is a federated strategy, for devices that join and leave, and cannot be attached to "
+            "workers. Run `gossamer federate --recipe ... SCRIPT`, or write LocalSGD(period=8) here."
         )
 
 

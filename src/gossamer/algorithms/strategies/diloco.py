@@ -1,4 +1,4 @@
-"""DiLoCo: local training for long periods; an outer Nesterov optimizer follows the mean pseudo-gradient."""
+"""DiLoCo: long periods of local training, and an outer Nesterov optimizer for the mean pseudo-gradient."""
 
 from __future__ import annotations
 
@@ -16,71 +16,93 @@ from gossamer.errors import require
 
 MOMENTUM = "momentum"
 MEAN, RADIAL = "mean", "radial"
-CALM_MOMENTUM = 0.5  # up to which outer momentum did little harm to any compressor that was tried
-LEAST_KEPT = 1 / 3  # of a difference's energy in one message, where outer momentum is larger
+CALM_MOMENTUM = 0.5  # up to this outer momentum, no compressor that was tried did much harm
+LEAST_KEPT = 1 / 3  # least share of a pseudo-gradient's energy in a message, for a larger outer momentum
 
 
 @dataclass(frozen=True, repr=False)
 class DiLoCo(AveragingStrategy):
-    """Let every worker make `period` steps of its own; an outer Nesterov step follows the mean of where they went.
+    """DiLoCo: every worker makes `period` local steps; an outer Nesterov step then follows the mean pseudo-gradient.
 
     d = mean over workers of v_i = agreed - x_i, or if averaging="radial" for each tensor
     d = (mean |v_i|) u / |u|, u = mean v_i / |v_i|;  m <- outer_momentum m + d
     agreed <- agreed - outer_learning_rate (d + outer_momentum m);  x_i <- mix x_i + (1 - mix) agreed
-    law:    outer_learning_rate 1 without momentum is LocalSGD; mix 1 is training apart
+    law:    outer_learning_rate 1 without momentum is LocalSGD; mix 1 is independent training
     bytes:  the compressor's, each fragment once per period; memory: 3 N, or 2 N without momentum
     source: Douillard et al. 2023, arXiv:2311.08105; Douillard et al. 2025, arXiv:2501.18512 (fragments, delay, mix);
             arXiv:2604.21428 (Decoupled DiLoCo: the radial-directional mean, as third parties describe it)
 
-    With a delay, what changed in `period` steps leaves after step `period` and lands after step `period + delay`. In
-    torchft's DiLoCo, fragment_sync_delay counts back from the end: what changed in sync_every - fragment_sync_delay
-    steps leaves then, and lands after step sync_every. Later rounds are equally far apart in both.
+    The paper calls the period H inner steps, v_i the outer gradient, and agreed the global parameters theta. Streaming
+    DiLoCo calls mix alpha, delay tau, and the parts fragments.
 
-    Pseudo-gradients, agreed - x_i, go through any compressor, with feedback where it is biased. SparseLoCo (Sarfi et
-    al. 2025, arXiv:2508.15706) is DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) +
+    With a delay, the change of `period` steps is sent after step `period` and applied after step `period + delay`. In
+    torchft's DiLoCo, fragment_sync_delay counts back from the end: the change of sync_every - fragment_sync_delay steps
+    is sent then, and applied after step sync_every. Later rounds have the same distance in both.
+
+    Pseudo-gradients work with any compressor, with feedback if it is biased. SparseLoCo (Sarfi et al. 2025,
+    arXiv:2508.15706) is DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) +
     Feedback(Chain(TopK(density=0.015625, chunk=4096), BinMeans(bits=2)), decay=0.95). Its text divides the sum by the
     number of workers, as here; its program divides each entry by the number of workers that sent it.
-    Moments and second_moment are those of LocalSGD.
 
-    averaging="radial" moves each tensor as far as the workers moved it on average. A plain mean of n differences that
-    point apart is only 1/sqrt(n) as long. One number per tensor travels in addition. The paper averages embeddings
-    plainly; here all tensors are averaged alike. Compressors see directions, and their residuals are in these units.
+    averaging="radial" moves each tensor by the mean of the norms of the workers' moves. A plain mean of n uncorrelated
+    pseudo-gradients has only 1/sqrt(n) of the norm. It sends one number per tensor in addition. The paper averages
+    embeddings plainly; here all tensors are treated alike. Compressors receive directions, and residuals have their
+    unit.
 
-    What such a compressor leaves out waits for rounds, and comes to a momentum that has gone on without it. Where outer
-    momentum is above 0.5 and a message holds less than a third of a difference (of the energy of a Gaussian matrix), as
-    TopK(0.05), RandomK and PowerSGD(1) do, attach says so: in a sweep over one small task such pairs mostly ended worse
-    than without momentum, PowerSGD(1) 400 times. The two bounds are read off that sweep; theory gives none.
+    A sparse compressor's residual is sent rounds later, and added to a momentum that continued without it. If outer
+    momentum is above 0.5 and a message has less than a third of a pseudo-gradient's energy (for a Gaussian matrix), as
+    with TopK(0.05), RandomK and PowerSGD(1), attach prints a warning: in a sweep over one small task such pairs mostly
+    ended at a higher loss than without momentum, PowerSGD(1) at 400 times the loss. Both limits are empirical, from
+    that sweep.
+
+    Args:
+        period: optimizer steps per round.
+        outer_learning_rate: learning rate of the outer step.
+        outer_momentum: Nesterov momentum of the outer step, in [0, 1).
+        fragments: number of parts of the parameters, of about equal bytes, that are synchronized in turn.
+        delay: steps between sending a pseudo-gradient and applying its mean, below `period`.
+        mix: weight of a worker's own parameters when a mean is applied, in [0, 1].
+        optimizer_state: the moments at a merge, per fragment: "keep", "align", "average" or "reset"; see LocalSGD.
+        first_moment_period: steps between averages of the first moment, a multiple of period; None: see
+            optimizer_state.
+        second_moment_period: the same for the second moment.
+        second_moment: "own", "agreed" or "amsgrad"; see LocalSGD.
+        averaging: "mean", or "radial": norms and directions separately.
+
+    Example:
+        >>> gossamer.DiLoCo(period=50, fragments=5) + gossamer.Float4()
+        DiLoCo(period=50, fragments=5) + Float4()
     """
 
-    period: int  # steps of the optimizer
+    period: int
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.9
-    fragments: int = 1  # parts of the parameters that take turns, of about equal bytes
-    delay: int = 0  # steps that a round may travel while training goes on
-    mix: float = 0.0  # share of its own parameters that a worker keeps when a round lands
-    optimizer_state: str = KEEP  # of each fragment: "keep", "align", "average" (dense) or "reset" it
-    first_moment_period: int | None = None  # steps between two means of it, a multiple of period; None: as above
-    second_moment_period: int | None = None  # likewise
-    second_moment: str = OWN  # that Adam's local steps divide by: each worker's "own", the "agreed" one, or "amsgrad"
-    averaging: str = MEAN  # of differences: their "mean", or "radial": lengths and directions apart
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
+    optimizer_state: str = KEEP
+    first_moment_period: int | None = None
+    second_moment_period: int | None = None
+    second_moment: str = OWN
+    averaging: str = MEAN
 
     def __post_init__(self) -> None:
-        require(self.period >= 1, f"period is a number of steps, 1 or more, not {self.period}")
-        require(self.outer_learning_rate >= 0, f"outer_learning_rate is 0 or more, not {self.outer_learning_rate}")
-        require(0 <= self.outer_momentum < 1, f"outer_momentum is a fraction in [0, 1), not {self.outer_momentum}")
-        require(self.fragments >= 1, f"fragments is a number of parts, 1 or more, not {self.fragments}")
-        require(self.delay >= 0, f"delay is a number of steps, 0 or more, not {self.delay}")
+        require(self.period >= 1, f"period must be a number of steps, 1 or more, got {self.period}")
+        require(self.outer_learning_rate >= 0, f"outer_learning_rate must be 0 or more, got {self.outer_learning_rate}")
+        require(0 <= self.outer_momentum < 1, f"outer_momentum must be in [0, 1), got {self.outer_momentum}")
+        require(self.fragments >= 1, f"fragments must be a number of parts, 1 or more, got {self.fragments}")
+        require(self.delay >= 0, f"delay must be a number of steps, 0 or more, got {self.delay}")
         require(
             self.fragments <= self.period,
-            f"{self.fragments} fragments do not find a turn each in a period of {self.period} steps: write "
-            f"fragments={self.period} at most",
+            f"fragments must be at most period={self.period}, since each needs a step of its own, got "
+            f"{self.fragments}. Write fragments={self.period}.",
         )
         require(
             self.delay < self.period,
-            f"a difference that travels for {self.delay} steps would land after its fragment's next turn, in "
-            f"a period of {self.period}: write delay={self.period - 1} at most",
+            f"delay must be below period={self.period}, since a fragment is sent again after a period, got "
+            f"{self.delay}. Write delay={self.period - 1}.",
         )
-        require(0 <= self.mix <= 1, f"mix is the share in [0, 1] of its own that a worker keeps, not {self.mix}")
+        require(0 <= self.mix <= 1, f"mix must be the weight of a worker's own parameters, in [0, 1], got {self.mix}")
         require(
             self.averaging in (MEAN, RADIAL),
             f'averaging must be "{MEAN}" or "{RADIAL}", got {self.averaging!r}. Write '
@@ -89,13 +111,13 @@ class DiLoCo(AveragingStrategy):
         check_moments(*self._moment_settings)
         require(
             self.optimizer_state != ALIGN or not (self.delay or self.mix),
-            f'optimizer_state="align" corrects momenta from where this worker stood when a round left, and with '
-            f"delay={self.delay} and mix={self.mix} it has gone on from there. Leave these out.",
+            f'optimizer_state="align" corrects momenta relative to the parameters that a worker sent, and with '
+            f"delay={self.delay} and mix={self.mix} these have changed since. Omit delay and mix.",
         )
         require(
             self.second_moment == OWN or not self.mix,
-            f"mix={self.mix} keeps a share of each worker's own state, so that no second moment is the same on all "
-            f'workers. Leave out mix or second_moment="{self.second_moment}".',
+            f"mix={self.mix} keeps a part of each worker's own state, so no second moment is equal on all "
+            f'workers. Omit mix or second_moment="{self.second_moment}".',
         )
 
     @property
@@ -110,17 +132,17 @@ class DiLoCo(AveragingStrategy):
             if isinstance(term, Feedback) and kept_share(term.inner) < LEAST_KEPT:
                 if self.radial:
                     return (
-                        f'averaging="{RADIAL}" moves the few entries of {term.inner!r} as far as whole differences go, '
-                        f'and the rest is sent later in addition. Write averaging="{MEAN}", or a compressor that holds '
-                        "more, such as OneBit() or Float4()"
+                        f'averaging="{RADIAL}" scales the few entries of {term.inner!r} to the norm of complete '
+                        f'pseudo-gradients; the residual is sent in addition. Write averaging="{MEAN}", or a denser '
+                        "compressor, such as OneBit() or Float4()"
                     )
                 return (
-                    f"a message of {term.inner!r} holds {max(0, kept_share(term.inner)):.0%} of a difference. The rest "
-                    f"waits for rounds and comes to an outer momentum of {self.outer_momentum:g} that has gone on "
-                    "without it, under which training may end worse than without momentum, or diverge. If it does, "
-                    f"write DiLoCo(period={self.period}, outer_learning_rate=1.0, outer_momentum=0.0), without "
-                    f"momentum as in SparseLoCo (arXiv:2508.15706), an outer_momentum of {CALM_MOMENTUM:g} at most, or "
-                    "a compressor that holds more, such as OneBit() or Float4()"
+                    f"a message of {term.inner!r} has {max(0, kept_share(term.inner)):.0%} of a pseudo-gradient's "
+                    f"energy. The residual is sent rounds later, and added to an outer momentum of "
+                    f"{self.outer_momentum:g} that continued without it: training may converge worse than without "
+                    f"momentum, or diverge. In that case write DiLoCo(period={self.period}, outer_learning_rate=1.0, "
+                    f"outer_momentum=0.0), as in SparseLoCo (arXiv:2508.15706), an outer_momentum of at most "
+                    f"{CALM_MOMENTUM:g}, or a denser compressor, such as OneBit() or Float4()"
                 )
         return None
 

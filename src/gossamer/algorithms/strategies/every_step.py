@@ -12,49 +12,59 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class EveryStep(Strategy):
-    """Average gradients in every backward pass; when backward() returns they are averaged.
+    """Synchronous data parallelism: average the gradients in every backward pass, before backward() returns.
 
     g = mean over workers of g_i
     source: Goyal et al. 2017, arXiv:1706.02677 (large minibatches); Li et al. 2020, VLDB (overlap)
 
-    With accumulate > 1, the passes before the last leave no gradient, so an optimizer that steps for every batch does
-    nothing then (a GradScaler wants gradients whenever it steps: let it step after the last pass only).
-    With accumulate > 1 or a delay, every pass counts: write `with session.no_sync():` around one whose gradients are to
-    be thrown away, as those of a GAN's generator for its discriminator.
+    With accumulate > 1, backward passes before the last leave no gradient, so optimizer.step() has no effect after
+    them. (A GradScaler needs gradients in every step: call it after the last pass only.) With accumulate > 1 or a
+    delay, every pass is counted: write `with session.no_sync():` around a pass with gradients that you discard, such as
+    the generator's gradients in a GAN's discriminator.
 
-    With global_batch and batch, a step is the mean over global_batch samples with any number of workers: each makes its
-    share of global_batch / batch backward passes (`gossamer.algorithms.strategies.global_batch`), also alone.
+    With global_batch and batch, a step is the mean over global_batch samples for any number of workers: each makes its
+    share of global_batch / batch backward passes (`gossamer.algorithms.strategies.global_batch`), also a single worker.
+
+    Args:
+        accumulate: backward passes per step; the step uses the mean over all their samples.
+        delay: steps between computing a gradient and using its mean; the first `delay` steps have no gradient.
+        global_batch: samples per step, of all workers together; needs `batch`.
+        batch: samples per backward pass of one worker.
+
+    Example:
+        >>> gossamer.EveryStep(accumulate=4) + gossamer.Int8()
+        EveryStep(accumulate=4) + Int8()
     """
 
-    accumulate: int = 1  # backward passes per step, which uses the mean over all their samples
-    delay: int = 0  # steps between computing a gradient and using its mean; the first steps have none
-    global_batch: int | None = None  # samples of a step, of all workers together
-    batch: int | None = None  # samples of one backward pass of one worker, with global_batch
+    accumulate: int = 1
+    delay: int = 0
+    global_batch: int | None = None
+    batch: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.accumulate >= 1, f"accumulate is a number of backward passes, 1 or more, not {self.accumulate}")
-        require(self.delay >= 0, f"delay is a number of steps, 0 or more, not {self.delay}")
+        require(self.accumulate >= 1, f"accumulate must be a number of passes, 1 or more, got {self.accumulate}")
+        require(self.delay >= 0, f"delay must be a number of steps, 0 or more, got {self.delay}")
         require(
             self.delay == 0 or self.accumulate == 1,
-            "EveryStep hides the wait for gradients either behind the passes that accumulate or behind a delayed step: "
-            f"write EveryStep(accumulate={self.accumulate}) or EveryStep(delay={self.delay})",
+            "accumulate and delay cannot be combined: each overlaps communication with other passes. Write "
+            f"EveryStep(accumulate={self.accumulate}) or EveryStep(delay={self.delay}).",
         )
         require(
             (self.global_batch is None) == (self.batch is None),
-            "a global batch is made of whole batches, and one of both numbers is missing. Write "
-            "EveryStep(global_batch=256, batch=32): the samples of a step, and those of a backward pass of one worker",
+            "global_batch and batch must be given together. Write EveryStep(global_batch=256, batch=32): the samples "
+            "of a step, and those of a backward pass of one worker.",
         )
         require(
             self.global_batch is None or (self.accumulate == 1 and self.delay == 0),
-            f"global_batch={self.global_batch} says how many passes make a step, which is made when they are, so "
-            f"neither accumulate nor delay goes with it. Write EveryStep(global_batch={self.global_batch}, "
-            f"batch={self.batch})",
+            f"global_batch={self.global_batch} determines the number of passes per step, so it cannot be combined with "
+            f"accumulate or delay. Write EveryStep(global_batch={self.global_batch}, "
+            f"batch={self.batch}).",
         )
         _ = self._batches
 
     @property
     def _batches(self) -> int | None:
-        """How many passes of all workers together make a step."""
+        """Backward passes of all workers per step."""
         if self.global_batch is None or self.batch is None:
             return None
         return batches_per_step(self.global_batch, self.batch)
@@ -64,7 +74,7 @@ class EveryStep(Strategy):
         return (GradientStage(0, self.accumulate, self.delay, self._batches),)
 
     def among(self, world: int) -> Self:
-        """Of a global batch, the passes of the worker that makes most."""
+        """Return the strategy of the worker that makes the most passes of a global batch."""
         if self._batches is None:
             return self
         return replace(self, accumulate=-(-self._batches // world), global_batch=None, batch=None)

@@ -22,7 +22,7 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class LocalSGD(AveragingStrategy):
-    """Let every worker make `period` steps of its own, then average the parameters.
+    """Local SGD: every worker makes `period` optimizer steps, then all average their parameters.
 
     x_i <- agreed - mean over workers of (agreed - x_i);  agreed <- x_i
     law:    period 1 with a linear optimizer (SGD, momentum, Nesterov) is synchronous training; with Adam it is not
@@ -31,38 +31,52 @@ class LocalSGD(AveragingStrategy):
             arXiv:2505.22549 (DES-LOC: periods of moments, 3 and 6 times the parameters' in the paper's experiments);
             Chen et al. 2020, FODS, arXiv:2109.05109 (Local AMSGrad: second_moment="amsgrad")
 
-    DES-LOC's periods are independent. Here a moment's period must be a multiple of `period`, so that a moment is
-    averaged only in a round that averages its parameters as well.
+    Stich calls the period H.
 
-    A moment changes the more slowly the closer its beta is to one, so it may be averaged less often. What has a period
-    of its own here is SGD's or Muon's momentum and Adam's two moments; other optimizers are refused.
+    Moment periods. A moment changes more slowly the closer its beta is to one, so it may be averaged less often. In
+    DES-LOC the periods are independent; here a moment's period must be a multiple of `period`, so a moment is averaged
+    only in rounds that average its parameters. Supported are the momentum of SGD and Muon and both moments of Adam;
+    other optimizers are rejected.
 
-    optimizer_state: the first moment after a round. "keep": each worker's own, of its own gradients only. "average":
-    that of all workers, and the second one as well, dense. "align": m_i + (mean_j s_j - s_i), where s is the mean step
-    since the last round in the unit of m, (agreed - x) / (lr period) times what Adam divides by. It sends no bytes,
-    since each worker knows its own s and hears the mean. It follows FedCM (Xu et al. 2021,
-    arXiv:2106.10874) and FedAdamW (Liu et al. 2025, arXiv:2510.27486), which add the mean step to every local step and
-    begin with m = 0; here the correction fades with the moment. Adam, AdamW, and SGD with momentum.
+    optimizer_state selects the first moment after a round. "keep": each worker's own. "average": the mean over all
+    workers, and that of the second moment, uncompressed. "align": m_i + (mean_j s_j - s_i), where s is the mean step
+    since the last round in the unit of m: (agreed - x) / (lr period) times Adam's denominator. "align" sends no bytes:
+    each worker has its own s and receives the mean. It follows FedCM (Xu et al. 2021, arXiv:2106.10874) and FedAdamW
+    (Liu et al. 2025, arXiv:2510.27486), which add the mean step to every local step and start with m = 0; here the
+    correction decays with the moment. It supports Adam, AdamW, and SGD with momentum.
 
-    second_moment: v that Adam and AdamW divide by in local steps. "agreed": the mean of the workers' v in the last
-    round, bias corrected there, the same on all workers until the next. "amsgrad": the largest of these means so far,
-    entry by entry (Local AMSGrad). Each worker's own v moves on meanwhile, and is used until the first round; the paper
-    begins with a constant instead. A mean of v is not the v of mean gradients: it is larger by the gradients' variance
-    over the workers. v travels dense, in every round or once per second_moment_period.
+    second_moment selects the v in the denominator of local steps of Adam and AdamW. "agreed": the mean of the workers'
+    v in the last round, with bias correction, equal on all workers until the next round. "amsgrad": the entrywise
+    maximum of these means so far (Local AMSGrad). Each worker's own v is still updated, and used until the first round;
+    the paper starts with a constant instead. The mean of v is larger than the v of mean gradients, by the variance of
+    the gradients over the workers. v is sent uncompressed, in every round or once per second_moment_period.
+
+    Args:
+        period: optimizer steps per round.
+        per_site: number of adjacent workers that average gradients in every step; None: no sites.
+        optimizer_state: "keep", "align", "average", or "reset" (zero) the moments at a merge.
+        first_moment_period: steps between averages of the first moment, a multiple of period; None: see
+            optimizer_state.
+        second_moment_period: the same for the second moment.
+        second_moment: "own", "agreed" or "amsgrad".
+
+    Example:
+        >>> gossamer.LocalSGD(period=8) + gossamer.Float4()
+        LocalSGD(period=8) + Float4()
     """
 
-    period: int  # steps of the optimizer
-    per_site: int | None = None  # neighboring workers that average gradients in every step; None: hierarchy off
-    optimizer_state: str = KEEP  # momenta at a merge: "keep", "align", "average" (dense) or "reset" them
-    first_moment_period: int | None = None  # steps between two means of it, a multiple of period; None: as above
-    second_moment_period: int | None = None  # likewise
-    second_moment: str = OWN  # that Adam's local steps divide by: each worker's "own", the "agreed" one, or "amsgrad"
+    period: int
+    per_site: int | None = None
+    optimizer_state: str = KEEP
+    first_moment_period: int | None = None
+    second_moment_period: int | None = None
+    second_moment: str = OWN
 
     def __post_init__(self) -> None:
-        require(self.period >= 1, f"period is a number of steps, 1 or more, not {self.period}")
+        require(self.period >= 1, f"period must be a number of steps, 1 or more, got {self.period}")
         require(
             self.per_site is None or self.per_site >= 2,
-            f"per_site is how many neighbours average gradients in every step, at least 2, not {self.per_site}",
+            f"per_site must be a number of workers that average gradients every step, 2 or more, got {self.per_site}",
         )
         check_moments(*self._moment_settings)
 
@@ -96,15 +110,25 @@ class LocalSGD(AveragingStrategy):
 
 @dataclass(frozen=True, repr=False)
 class PostLocalSGD(Strategy):
-    """Average gradients in every step until `start` steps were made; from then on, LocalSGD(period).
+    """Synchronous training for `start` steps, then LocalSGD(period).
 
+    x <- x - step of the mean gradient, before `start`; then as LocalSGD
     law:    all workers hold the same parameters until `start`, and after each merge
     source: Lin et al. 2020, ICLR
 
-    The first merge is after step start + period. torch's PeriodicModelAverager(period, warmup_steps=start) averages
-    after step start + 1 first, and then every `period` steps: period - 1 steps earlier each time.
+    Lin et al. call `start` t' and the period H. The first merge is after step start + period. torch's
+    PeriodicModelAverager(period, warmup_steps=start) averages after step start + 1 first, and then every `period`
+    steps: period - 1 steps earlier each time. A compressor's residual of gradients is dropped at `start`, since
+    pseudo-gradients have another unit.
 
-    A compressor's residual of gradients is dropped at `start`: differences of parameters have another unit.
+    Args:
+        period: optimizer steps per round, from `start` on.
+        start: number of synchronous steps.
+        optimizer_state: the moments at a merge, as in LocalSGD.
+
+    Example:
+        >>> gossamer.PostLocalSGD(period=8, start=1000)
+        PostLocalSGD(period=8, start=1000)
     """
 
     period: int
@@ -112,8 +136,8 @@ class PostLocalSGD(Strategy):
     optimizer_state: str = KEEP
 
     def __post_init__(self) -> None:
-        require(self.start >= 1, f"start is a number of steps, 1 or more, not {self.start}")
-        self.local  # noqa: B018 - its arguments are checked where it is made
+        require(self.start >= 1, f"start must be a number of steps, 1 or more, got {self.start}")
+        self.local  # noqa: B018 - checks the other arguments
 
     @property
     def local(self) -> LocalSGD:

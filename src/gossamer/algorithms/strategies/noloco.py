@@ -13,26 +13,38 @@ from gossamer.errors import RecipeError, require
 
 @dataclass(frozen=True, repr=False)
 class NoLoCo(GossipStrategy):
-    """Let every worker make `period` steps of its own; an outer step follows the mean with its neighbors' differences.
+    """Local SGD with an outer momentum step on the mean over a worker and its neighbors, every `period` steps.
 
     Delta_i = x_i - slow_i;  mean_i(y): over worker i and its neighbors of this round
     delta_i <- outer_momentum delta_i + outer_learning_rate mean_i(Delta) + pull (mean_i(slow) - slow_i)
     slow_i <- slow_i + delta_i;  x_i <- slow_i
-    law:    means over all workers obey momentum SGD, whatever the topology; differences between two workers fade by
+    law:    means over all workers follow momentum SGD, for any topology; differences between two workers decay by
             sqrt(outer_momentum) per round once they are small
     bytes:  8 N to each neighbor, and 32; every `world` steps, 32 to every worker; memory: 2 N
     source: Kolehmainen et al. 2025, arXiv:2506.10911; with the sign of its proof and program, which differs from its
             equation 2
 
-    Write NoLoCo(period=50) + RandomPeers(): one random peer per round, and no mean over all workers. Workers never
-    hold the same parameters: evaluate in session.averaged_parameters. pull None is outer_learning_rate, as in the
-    authors' program. With Complete(), pull=1.0 and outer_momentum=0.0 it is DiLoCo without momentum.
+    slow_i are the paper's slow weights phi, outer_momentum its alpha, outer_learning_rate its beta, pull its gamma.
+    Write NoLoCo(period=50) + RandomPeers() for one random peer per round and no all-reduce. The workers' parameters
+    always differ: evaluate in session.averaged_parameters. With Complete(), pull=1.0 and outer_momentum=0.0 it is
+    DiLoCo without momentum.
+
+    Args:
+        period: optimizer steps per round.
+        outer_learning_rate: factor of the mean pseudo-gradient.
+        outer_momentum: decay of the outer momentum per round, in [0, 1).
+        pull: step towards the neighbors' mean slow parameters; None means outer_learning_rate, as in the authors'
+            program.
+
+    Example:
+        >>> gossamer.NoLoCo(period=50) + gossamer.RandomPeers()
+        NoLoCo(period=50) + RandomPeers()
     """
 
-    period: int  # steps of the optimizer
+    period: int
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.5
-    pull: float | None = None  # how far slow parameters go towards the neighbors'; None: outer_learning_rate
+    pull: float | None = None
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period must be a number of steps, 1 or more, got {self.period}")
@@ -42,7 +54,7 @@ class NoLoCo(GossipStrategy):
         require(
             0 < self.towards_neighbors < limit,
             f"pull must be above 0 and below 2 + 2 outer_momentum = {limit:g}, got {self.towards_neighbors:g}: workers "
-            f"would drift apart otherwise. Write NoLoCo(period={self.period}, pull=1.0).",
+            f"would diverge otherwise. Write NoLoCo(period={self.period}, pull=1.0).",
         )
 
     @property
@@ -59,7 +71,7 @@ class NoLoCo(GossipStrategy):
     def check(self, compressor: Compressor, topology: Topology) -> None:
         if compressor != Dense():
             raise RecipeError(
-                f"{self!r} sends slow parameters and differences to a peer that has heard nothing before, so "
-                f"{compressor!r} would have no copy to start from. Write {self!r} + {topology!r} alone, or "
-                f"DiLoCo(period={self.period}) + {compressor!r}."
+                f"{self!r} sends slow parameters and differences to a peer that may never have received a message "
+                f"before, so {compressor!r} would have no copy to start from. Write {self!r} + {topology!r} without a "
+                f"compressor, or DiLoCo(period={self.period}) + {compressor!r}."
             )

@@ -1,4 +1,4 @@
-"""Radial-directional mean: lengths and directions of the workers' differences are averaged apart, tensor by tensor."""
+"""Radial-directional mean: the norms and the directions of pseudo-gradients are averaged separately, per tensor."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from gossamer.base.layout import accumulation_dtype
 
 
 def split_lengths(flat: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Divide each tensor of `flat`, (n,), by its norm, and return the norms: (tensors,). A tensor of zeros stays."""
+    """Divide each tensor of `flat`, (n,), by its norm, and return the norms: (tensors,).
+
+    A tensor of zeros is unchanged.
+    """
     lengths = _norms(flat, sizes)
     _scale(flat, sizes, 1 / lengths.where(lengths > 0, torch.ones_like(lengths)))
     return lengths
 
 
 def restore_lengths(directions: Tensor, sizes: Sequence[int], lengths: Tensor) -> None:
-    """Give each tensor of `directions`, (n,), this norm; a mean without a direction stays zero."""
+    """Scale each tensor of `directions`, (n,), to the given norm; a mean without a direction stays zero."""
     norms = _norms(directions, sizes)
     _scale(directions, sizes, (lengths / norms).where(norms > 0, torch.zeros_like(norms)))
 

@@ -1,4 +1,4 @@
-"""Schedules: when sync rounds leave and land, as tables of integers that can be read before they are run."""
+"""Schedules: the steps at which sync rounds start and land, as tables of integers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class SyncRound(NamedTuple):
-    """One round: changes of `fragment` leave after `launch` steps and are used after `landing`."""
+    """One round: `fragment` is sent after step `launch`, and its mean is applied after step `landing`."""
 
     fragment: int
     launch: int
@@ -28,16 +28,16 @@ class PeriodicSchedule:
     delay: int = 0
 
     def sync_round(self, number: int) -> SyncRound:
-        """The `number`-th round, from 0."""
+        """Return round `number`, counted from 0."""
         periods, fragment = divmod(number, self.fragments)
         launch = periods * self.period + (fragment + 1) * self.period // self.fragments
         return SyncRound(fragment, launch, launch + self.delay)
 
     def rounds_until(self, passes: int) -> Iterator[SyncRound]:
-        """All rounds that leave within so many steps, in the order in which they leave."""
+        """Return the rounds that start within `passes` steps, in order."""
         return takewhile(lambda each: each.launch <= passes, map(self.sync_round, count()))
 
     @property
     def period_rounds(self) -> tuple[SyncRound, ...]:
-        """The rounds of one period, after which the schedule repeats itself."""
+        """The rounds of one period, after which the schedule repeats."""
         return tuple(map(self.sync_round, range(self.fragments)))

@@ -1,4 +1,4 @@
-"""Silent: independent training on every worker, the baseline that all communication is measured against."""
+"""Silent: independent training on every worker, the baseline for measuring the benefit of communication."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from gossamer.errors import RecipeError
 
 @dataclass(frozen=True, repr=False)
 class Silent(Strategy):
-    """Let every worker train by itself, from the same first parameters; nothing is sent.
+    """Independent training: all workers start from the same parameters and send nothing.
 
     x_i <- x_i + step of worker i's optimizer for g_i
     law:    equal to one process that trains on worker i's data alone, bit for bit
     bytes:  0; memory: 0
 
-    Held-out losses of Silent() and of Dense() span the scale of the retained benefit: see
+    The held-out losses of Silent() and Dense() are the ends of the retained-benefit scale: see
     `gossamer.plan.retained_benefit`. `session.averaged_parameters` leaves each worker its own parameters.
+
+    Example:
+        >>> gossamer.Silent()
+        Silent()
     """
 
     @property
@@ -31,9 +35,9 @@ class Silent(Strategy):
         return False
 
     def check(self, compressor: Compressor, topology: Topology) -> None:
-        """Raise RecipeError for a compressor or a topology, which would have nothing to do."""
+        """Raise RecipeError for a compressor or a topology, which would have no effect."""
         if not isinstance(compressor, Dense) or not isinstance(topology, Complete):
             raise RecipeError(
-                "Silent() sends nothing, so a compressor or a topology beside it would have no effect. Write Silent() "
-                "alone."
+                "Silent() sends nothing, so a compressor or a topology would have no effect. Write Silent() without "
+                "them."
             )

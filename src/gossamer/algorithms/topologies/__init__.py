@@ -1,13 +1,13 @@
 """Topologies: the graphs along which workers average, in integers only.
 
-base          Topology: the peers of each rank in each round, their weights, and how fast they average
-complete      Complete: all with all
+base          Topology: the peers of each rank in each round, their weights, and the rate of averaging
+complete      Complete: all pairs
 ring          Ring
-torus         Torus: a grid whose edges meet
-exponential   Exponential: peers a power of two away, all at once or one a round
-hierarchy     Hierarchy: nodes of workers, and counterparts in the nodes beside
-random_peers  RandomPeers: drawn anew in every round
-describe      a table of how fast a topology averages, and a picture of it
+torus         Torus: a grid with wrap-around
+exponential   Exponential: peers at power-of-two distances, all at once or one per round
+hierarchy     Hierarchy: nodes of workers, and counterparts in adjacent nodes
+random_peers  RandomPeers: random pairs in every round
+describe      a table of a topology's rate of averaging, and a picture of it
 """
 
 from warnings import filterwarnings

@@ -1,5 +1,5 @@
-"""Base of topologies: the edges of every rank in every round, and what follows from them."""
-# ruff: noqa: A001, A002 -- a round is the usual name
+"""Base of topologies: the edges of every rank in every round, and their mixing weights."""
+# ruff: noqa: A001, A002 -- `round` is the usual name
 
 from __future__ import annotations
 
@@ -16,17 +16,26 @@ Weights = tuple[tuple[int, float], ...]  # (peer, weight), ascending by peer
 
 
 class Crossing(NamedTuple):
-    """Compression between nodes of `per_node` workers, and only there, by the compressor `by`."""
+    """Compression by `by` between nodes of `per_node` workers only."""
 
     by: Term
     per_node: int
 
 
 class Topology(Term, ABC):
-    """The edges between ranks, round after round.
+    """Base class of topologies: the edges between ranks in each round.
 
-    Pure functions of integers: every rank computes the edges of every other, and nothing is agreed upon over a network.
-    rank: in range(world). round: from 0. seed: the same on every rank; only what is drawn depends on it.
+    Methods are pure functions of integers: every rank computes the edges of all ranks without communication.
+
+    Args of the methods:
+        rank: in range(world).
+        world: number of ranks.
+        round: number of the round, from 0.
+        seed: equal on every rank; used by random topologies only.
+
+    Example:
+        >>> gossamer.Torus().tells(0, world=9, round=0)
+        (1, 2, 3, 6)
     """
 
     kind = "topology"
@@ -38,50 +47,50 @@ class Topology(Term, ABC):
 
     @property
     def collective(self) -> str | None:
-        """The name of the table of hops by which all agree on a mean in lock step; None where there is none like it."""
+        """The name of the collective (table of hops) for a mean over all ranks in lock step; None without one."""
         return None
 
     @property
     def agrees(self) -> bool:
-        """Whether it also says how all agree on one mean, so that a strategy in lock step can use it."""
+        """Whether it has a collective for a mean over all ranks, so that synchronous strategies can use it."""
         return self.collective is not None
 
     @property
     def crossing(self) -> Crossing | None:
-        """The compression between nodes, where all agree on one mean."""
+        """The compression between nodes in a mean over all ranks."""
         return None
 
     @property
     def plain(self) -> Topology:
-        """The same without a `crossing`."""
+        """The same topology without a `crossing`."""
         return self
 
     @abstractmethod
     def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
-        """The ranks that `rank` sends to in this round, ascending, itself left out."""
+        """Return the ranks that `rank` sends to in this round, ascending, without itself."""
 
     def hears(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
-        """The ranks that send to `rank` in this round, ascending, itself left out."""
+        """Return the ranks that send to `rank` in this round, ascending, without itself."""
         return self.tells(rank, world, round, seed)
 
     def rounds(self, world: int) -> int:
-        """How many rounds to look at to know all: the edges' period, or a sample of those that have none."""
+        """Return the number of rounds to examine: the edges' period, or the size of a sample for random edges."""
         return 1
 
     def peers(self, rank: int, world: int) -> tuple[int, ...]:
-        """The ranks that `rank` of `world` talks to in any round, ascending, itself left out."""
+        """Return the ranks that `rank` of `world` exchanges messages with in any round, ascending, without itself."""
         every = range(self.rounds(world))
         told = {peer for round in every for peer in self.tells(rank, world, round)}
         heard = {peer for round in every for peer in self.hears(rank, world, round)}
         return tuple(sorted(told | heard))
 
     def weights(self, rank: int, world: int, round: int, seed: int = 0) -> Weights:
-        """How `rank` weighs what it hears, itself included: a row of `mixing`, without the matrix.
+        """Return the mixing weights of `rank` for its inputs, including itself: a row of `mixing`, without the matrix.
 
-        mutual:   w_ij = 1 / (1 + max(d_i, d_j)) for those it hears, and what is left to 1 for itself; d: degrees
-        directed: w_ij = 1 / (1 + d_j) for those it hears and for itself; d_j: how many j tells
-        law:      mutual edges give W = W^T, of which every row and column sums to 1; directed ones give columns that do
-        source:   Xiao, Boyd & Lall 2005, IPSN (after Metropolis; Xiao & Boyd 2004 leave the 1 + out, and then a ring of
+        mutual:   w_ij = 1 / (1 + max(d_i, d_j)) for senders j, and the remainder to 1 for itself; d: degrees
+        directed: w_ij = 1 / (1 + d_j) for senders j and for itself; d_j: out-degree of j
+        law:      mutual edges give W = W^T, doubly stochastic; directed ones give columns that sum to 1
+        source:   Xiao, Boyd & Lall 2005, IPSN (after Metropolis; Xiao & Boyd 2004 omit the 1 + out, and then a ring of
                   two would only swap); Kempe, Dobra & Gehrke 2003, FOCS (directed)
         """
         mine = self._degree(rank, world, round, seed)
@@ -92,38 +101,38 @@ class Topology(Term, ABC):
         return tuple(sorted((heard | {rank: 1 - fsum(heard.values())}).items()))
 
     def mixing(self, world: int, round: int = 0, seed: int = 0) -> Tensor:
-        """W: (world, world) in float64; row i holds how rank i weighs what it hears, so that x <- W x."""
+        """Return W: (world, world) in float64; row i has the weights of rank i's inputs, so that x <- W x."""
         return _matrix([self.weights(rank, world, round, seed) for rank in range(world)])
 
     def pushes(self, world: int, round: int = 0, seed: int = 0) -> Tensor:
-        """P: (world, world) in float64; column j holds how rank j divides what it has, so that x <- P x, w <- P w.
+        """Return P: (world, world) in float64; column j has the shares that rank j sends, so that x <- P x, w <- P w.
 
-        p_ij = 1 / (1 + d_j) for those it tells and for itself; d_j: how many it tells
-        law:    every column sums to 1: nothing is lost on the way; x / w is the mean in the end
+        p_ij = 1 / (1 + d_j) for receivers i and for itself; d_j: out-degree of j
+        law:    every column sums to 1, so sums are preserved; x / w converges to the mean
         source: Kempe, Dobra & Gehrke 2003, FOCS; Assran et al. 2019, ICML
         """
         told = [(*self.tells(rank, world, round, seed), rank) for rank in range(world)]
         return _matrix([tuple((peer, 1 / len(peers)) for peer in peers) for peers in told]).T.contiguous()
 
     def second_eigenvalue(self, world: int) -> float:
-        """|lambda_2|: what is left of the distance to the mean after one round, in the long run; 0 where nothing is.
+        """Return |lambda_2|: the asymptotic factor of the distance to the mean per round; 0 if the mean is exact.
 
-        Where rounds differ: of the product over a period, per round.
+        If rounds differ, it is computed from the product over a period, per round.
         """
         every = range(self.rounds(world))
         product = torch.eye(world, dtype=torch.float64, device="cpu")
         for round in every:
             product = self.mixing(world, round) @ product
-        # Columns sum to 1, so taking the mean away turns the eigenvalue 1 into 0 and leaves the others (Brauer 1952)
+        # Columns sum to 1, so subtracting the mean turns the eigenvalue 1 into 0 and keeps the others (Brauer 1952)
         others = torch.linalg.eigvals(product - 1 / world).abs().tolist()
         return float(max(others) ** (1 / len(every)))
 
     def spectral_gap(self, world: int) -> float:
-        """1 - |lambda_2|: 1 averages at once, 0 never does."""
+        """Return 1 - |lambda_2|: 1 averages in one round, 0 never converges."""
         return 1 - self.second_eigenvalue(world)
 
     def place(self, rank: int, world: int) -> tuple[float, float]:
-        """Where a picture shows `rank`, in a square from -1 to 1: on a circle, clockwise from the top."""
+        """Return the position of `rank` in a picture, in a square from -1 to 1: on a circle, clockwise from the top."""
         angle = 2 * pi * rank / world
         return sin(angle), cos(angle)
 

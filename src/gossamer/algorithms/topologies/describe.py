@@ -1,4 +1,4 @@
-"""Topology description: a table of how fast it averages, and a picture.
+"""Topology description: a table of its rate of averaging, and a picture.
 
 Run as `python -m gossamer.algorithms.topologies.ring`.
 """
@@ -18,14 +18,14 @@ from gossamer.errors import GossamerError
 TABLE_WORLDS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32)
 PICTURE_WORLDS = (4, 7, 8, 12, 16)
 SHOWN_ROUNDS = 3
-EXACT = 1e-12  # what is left of a distance by rounding alone
-# Told apart with any color vision (Okabe and Ito)
+EXACT = 1e-12  # rounding error of a distance
+# Distinguishable with any color vision (Okabe and Ito)
 COLORS = ("#0072B2", "#D55E00", "#009E73")
 HEADER = ("workers", "tells", "|lambda_2|", "gap", "rounds to halve the distance")
 
 
 class Edge(NamedTuple):
-    """An edge of a picture, in the first of the shown rounds that has it; drawn once where it is mutual."""
+    """An edge of a picture, in the first of the shown rounds that has it; mutual edges are drawn once."""
 
     tail: int
     head: int
@@ -33,7 +33,7 @@ class Edge(NamedTuple):
 
 
 def draw(*topologies: Topology) -> None:
-    """Print a table of each topology and save their picture: what the command line of their modules does."""
+    """Print a table of each topology and save a picture: the command line of the topology modules."""
     name = type(topologies[0]).__name__
     parser = argparse.ArgumentParser(description=f"Print how fast {name} averages, and save a picture of it.")
     parser.add_argument("picture", type=Path, nargs="?", default=Path(f"topology-{name.lower()}.png"))
@@ -48,7 +48,9 @@ def draw(*topologies: Topology) -> None:
 
 
 def table(topology: Topology, worlds: Sequence[int] = TABLE_WORLDS) -> str:
-    """One line a world: how many a rank tells in a round, and how fast the distance to the mean goes down."""
+    """Return one line per world size: the number of receivers of a rank in a round, and the rate of convergence to the
+    mean.
+    """
     lines = [HEADER, *(_line(topology, world) for world in worlds)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(f"{text:>{width}}" for text, width in zip(line, widths, strict=True)) for line in lines)
@@ -63,12 +65,12 @@ def _line(topology: Topology, world: int) -> tuple[str, ...]:
 
 
 def _halving(topology: Topology, world: int, left: float) -> str:
-    """How many rounds until half of the distance is left, where `left` of it is after each."""
+    """Return the number of rounds after which half of the distance is left, given the factor `left` per round."""
     return f"exact after {_exact_after(topology, world)}" if left < EXACT else f"{log(0.5) / log(left):.1f}"
 
 
 def _exact_after(topology: Topology, world: int) -> int:
-    """The first round after which every rank has the mean, if the period ends so."""
+    """Return the first round after which every rank has the mean, within the period."""
     told = topology.mixing(world)
     rounds = 1
     while rounds < topology.rounds(world) and (told - 1 / world).abs().max() > EXACT:
@@ -78,7 +80,7 @@ def _exact_after(topology: Topology, world: int) -> int:
 
 
 def edges(topology: Topology, world: int) -> Iterator[Edge]:
-    """What a picture shows of the first rounds."""
+    """Return the edges of the first rounds, for a picture."""
     seen: set[tuple[int, int]] = set()
     for round_ in range(min(topology.rounds(world), SHOWN_ROUNDS)):
         for tail in range(world):
@@ -89,7 +91,7 @@ def edges(topology: Topology, world: int) -> Iterator[Edge]:
 
 
 def picture(topologies: Sequence[Topology], path: Path, worlds: Sequence[int] = PICTURE_WORLDS) -> None:
-    """Draw a row for each topology, with a graph for each world, into the PNG file `path`."""
+    """Draw a row for each topology, with a graph for each world size, into the PNG file `path`."""
     check_matplotlib("; the table needs nothing")
     drawn = figure(3.1 * len(worlds), 3.9 * len(topologies), dpi=110)
     for part, topology in zip(drawn.subfigures(len(topologies), 1, squeeze=False)[:, 0], topologies, strict=True):
@@ -141,7 +143,7 @@ def _arrow(axes: Any, places: Sequence[tuple[float, float]], edge: Edge, mutual:
 def _crosses_another(
     places: Sequence[tuple[float, float]], tail: tuple[float, float], head: tuple[float, float], near: float = 0.08
 ) -> bool:
-    """Whether the straight line from `tail` to `head` runs over a third place."""
+    """Whether the straight line from `tail` to `head` passes over a third place."""
     across, up = head[0] - tail[0], head[1] - tail[1]
     length = hypot(across, up)
     return any(

@@ -1,5 +1,5 @@
 """Exponential graph: every rank sends to the ranks a power of two ahead."""
-# ruff: noqa: A002 -- a round is the usual name
+# ruff: noqa: A002 -- `round` is the usual name
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from gossamer.algorithms.topologies.base import Topology
 
 @dataclass(frozen=True, repr=False)
 class Exponential(Topology):
-    """Everyone tells those a power of two ahead of it, and hears those as far behind.
+    """Exponential graph: every rank sends to the ranks a power of two ahead, and receives from those as far behind.
 
-    i tells i + 2^k (mod n) for every k < ceil(log2 n); with one_peer for k = round mod ceil(log2 n) alone
+    rank i sends to i + 2^k (mod n) for every k < ceil(log2 n); with one_peer for k = round mod ceil(log2 n) alone
     law:    |lambda_2| <= 1 - 2 / (1 + ceil(log2 n)), with equality for even n; with one_peer the exact mean after
             log2 n rounds if and only if n is a power of two
     bytes:  ceil(log2 n) messages a rank and round; with one_peer 1
     source: Ying et al. 2021, NeurIPS; Assran et al. 2019, ICML (one peer)
 
-    Edges have a direction. All ranks tell and hear equally many, so that rows of the weights sum to 1, too.
-    In lock step, means are taken by recursive halving and doubling, with one peer at a time.
+    Edges are directed. All ranks have the same in-degree and out-degree, so rows of the weights sum to 1, too.
+    Synchronous strategies use recursive halving and doubling, with one peer at a time.
+
+    Args:
+        one_peer: whether a rank sends to one peer per round instead of all.
+
+    Example:
+        >>> gossamer.Exponential().tells(0, world=8, round=0)
+        (1, 2, 4)
     """
 
     one_peer: bool = False
@@ -48,7 +55,7 @@ class Exponential(Topology):
 
 
 def _distances(world: int) -> tuple[int, ...]:
-    """1, 2, 4, ... below `world`."""
+    """Return 1, 2, 4, ... below `world`."""
     return tuple(2**power for power in range((world - 1).bit_length()))
 
 

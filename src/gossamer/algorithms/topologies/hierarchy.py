@@ -1,5 +1,5 @@
-"""Hierarchy: every rank exchanges within its node, and with its counterparts in the nodes beside it."""
-# ruff: noqa: A002 -- a round is the usual name
+"""Hierarchy: every rank exchanges within its node, and with its counterparts in adjacent nodes."""
+# ruff: noqa: A002 -- `round` is the usual name
 
 from __future__ import annotations
 
@@ -10,29 +10,37 @@ from gossamer.algorithms.topologies.base import Crossing, Topology
 from gossamer.base.term import Term
 from gossamer.errors import require
 
-TURNED = 1.1  # radians, so that in a picture no edge between nodes runs along one inside a node
+TURNED = 1.1  # radians, so that in a picture no edge between nodes overlaps one inside a node
 
 
 @dataclass(frozen=True, repr=False)
 class Hierarchy(Topology):
-    """Everyone talks to all of its node, and to the one in its place in the two nodes beside it.
+    """Hierarchy: every rank exchanges with its whole node, and with its counterparts in the two adjacent nodes.
 
-    rank = node per_node + place;  (node, place) tells all (node, .), and (node - 1, place), (node + 1, place)
+    rank = node per_node + place;  (node, place) sends to all (node, .), and (node - 1, place), (node + 1, place)
     law:   with full nodes |lambda_2| = 1 - 2 (1 - cos(2 pi / nodes)) / (per_node + 2), from 4 nodes on
     bytes: per_node - 1 messages a rank and round inside a node, 2 between nodes
 
-    per_node: in ranks. The last node may have fewer; the ring of a place then passes it by. In lock step, means are
-    taken within nodes first, and between: a compressor, of what then travels between the nodes alone.
+    The last node may have fewer ranks; the ring of a place then skips it. Synchronous strategies average within nodes
+    first. With `between`, only messages between nodes are compressed: see Hierarchical.
+
+    Args:
+        per_node: ranks per node.
+        between: compressor of the messages between nodes; None: uncompressed.
+
+    Example:
+        >>> gossamer.Hierarchy(per_node=2).tells(0, world=6, round=0)
+        (1, 2, 4)
     """
 
     per_node: int = 8
     between: Term | None = None
 
     def __post_init__(self) -> None:
-        require(self.per_node >= 1, f"per_node is a number of workers, 1 or more, not {self.per_node}")
+        require(self.per_node >= 1, f"per_node must be a number of workers, 1 or more, got {self.per_node}")
         require(
             self.between is None or self.between.kind == "compressor",
-            f"between is a compressor, of what travels between nodes, not {self.between!r}. Write "
+            f"between must be a compressor of the messages between nodes, got {self.between!r}. Write "
             f"Hierarchy(per_node={self.per_node}, between=TopK(density=0.01)).",
         )
 
@@ -57,7 +65,7 @@ class Hierarchy(Topology):
         return tuple(sorted((inside | between) - {rank}))
 
     def place(self, rank: int, world: int) -> tuple[float, float]:
-        """Nodes on a large circle, ranks of a node on a small one."""
+        """Return a position on a small circle per node; nodes are on a large circle."""
         node, place = divmod(rank, self.per_node)
         nodes = len(range(0, world, self.per_node))
         if nodes == 1:

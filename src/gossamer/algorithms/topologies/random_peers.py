@@ -1,5 +1,5 @@
-"""Random peers: every rank exchanges with others that are drawn anew in every round."""
-# ruff: noqa: A001, A002 -- a round is the usual name
+"""Random peers: every rank exchanges with random partners in every round."""
+# ruff: noqa: A001, A002 -- `round` is the usual name
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ from gossamer.algorithms.topologies.base import Topology
 from gossamer.base import rng
 from gossamer.errors import require
 
-SAMPLED_ROUNDS = 256  # tell the decay of two draws to about 2 %
+SAMPLED_ROUNDS = 256  # enough to estimate the convergence rate of two draws to about 2 %
 
 
 @dataclass(frozen=True, repr=False)
 class RandomPeers(Topology):
-    """Everyone talks to `count` others, drawn anew in every round, which talk back.
+    """Random topology: every rank exchanges with `count` random partners, which change in every round.
 
-    Pairs are drawn `count` times, each time all ranks in pairs; if their number is odd, one rests
+    All ranks are paired at random, `count` times per round; one rank idles if their number is odd
     law:    E |W x - mean|^2 = lambda |x - mean|^2;  count = 1: lambda = (n - 2) / (2 (n - 1)), or 1/2 where n is odd
-    bytes:  `count` messages a rank and round, fewer where the same pair is drawn again
+    bytes:  `count` messages a rank and round, fewer if the same pair is drawn again
     source: Boyd et al. 2006, IEEE Transactions on Information Theory (of one pair at a time)
 
     All ranks draw the same pairs from (seed, round).
+
+    Args:
+        count: partners per round.
+
+    Example:
+        >>> gossamer.Gossip() + gossamer.RandomPeers()
+        Gossip() + RandomPeers()
     """
 
     count: int = 1
 
     def __post_init__(self) -> None:
-        require(self.count >= 1, f"count is a number of workers to talk to, 1 or more, not {self.count}")
+        require(self.count >= 1, f"count must be a number of partners per round, 1 or more, got {self.count}")
 
     def rounds(self, world: int) -> int:
         return SAMPLED_ROUNDS
@@ -44,10 +51,10 @@ class RandomPeers(Topology):
         return tuple(sorted(drawn - {rank}))
 
     def second_eigenvalue(self, world: int) -> float:
-        """What is left of the distance to the mean after one round, as a root of the expected square.
+        """Return the root of the expected squared factor of the distance to the mean per round.
 
-        No rank is special, so E[W^T W] has one eigenvalue on all vectors that sum to 0, and its trace E |W|^2 tells
-        it. Exact for count = 1, where |W| is always the same; otherwise over a sample of rounds.
+        By symmetry, E[W^T W] has one eigenvalue on all vectors that sum to 0, which follows from its trace E |W|^2.
+        Exact for count = 1, with a constant |W|; otherwise estimated from a sample of rounds.
         """
         if world == 1:
             return 0.0
@@ -56,13 +63,13 @@ class RandomPeers(Topology):
         return float(((squares / SAMPLED_ROUNDS - 1) / (world - 1)) ** 0.5)
 
 
-@lru_cache(maxsize=256)  # a rank asks about itself, then about each of its peers
+@lru_cache(maxsize=256)  # called for a rank, then for each of its peers
 def _partners(world: int, round: int, seed: int, draw: int) -> tuple[int, ...]:
-    """The partner of each rank; itself where it rests."""
+    """Return the partner of each rank; itself if it idles."""
     source = rng.generator(seed, "random peers", round, draw)
     order = torch.randperm(world, generator=source, device="cpu").tolist()
     partners = list(range(world))
-    for one, other in zip(order[::2], order[1::2], strict=False):  # where the number is odd, the last one rests
+    for one, other in zip(order[::2], order[1::2], strict=False):  # if the number is odd, the last one idles
         partners[one], partners[other] = other, one
     return tuple(partners)
 

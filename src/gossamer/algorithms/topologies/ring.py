@@ -1,5 +1,5 @@
-"""Ring: every rank exchanges with the two beside it."""
-# ruff: noqa: A002 -- a round is the usual name
+"""Ring: every rank exchanges with the two adjacent ranks."""
+# ruff: noqa: A002 -- `round` is the usual name
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from gossamer.algorithms.topologies.base import Topology
 
 @dataclass(frozen=True, repr=False)
 class Ring(Topology):
-    """Everyone talks to the two beside it.
+    """Ring: every rank exchanges with the two adjacent ranks.
 
-    i tells i - 1 and i + 1 (mod n);  w_ij = 1/3 for these and itself, from n = 3 on
-    law:    |lambda_2| = 1/3 + 2/3 cos(2 pi / n), from n = 3 on: about n^2 rounds to spread
+    rank i sends to i - 1 and i + 1 (mod n);  w_ij = 1/3 for these and itself, from n = 3 on
+    law:    |lambda_2| = 1/3 + 2/3 cos(2 pi / n), from n = 3 on: about n^2 rounds to converge
     bytes:  2 messages a rank and round
     source: Lian et al. 2017, NeurIPS
 
-    In lock step, means go around the ring.
+    Synchronous strategies use a ring all-reduce.
+
+    Example:
+        >>> gossamer.Ring().tells(0, world=5, round=0)
+        (1, 4)
     """
 
     @property

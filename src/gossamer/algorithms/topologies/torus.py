@@ -1,5 +1,5 @@
-"""Torus: every rank exchanges with the four around it, on a grid whose edges meet."""
-# ruff: noqa: A002 -- a round is the usual name
+"""Torus: every rank exchanges with its four neighbors on a grid with wrap-around."""
+# ruff: noqa: A002 -- `round` is the usual name
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from gossamer.algorithms.topologies.base import Topology
 
 @dataclass(frozen=True, repr=False)
 class Torus(Topology):
-    """Everyone talks to the four around it, on the most nearly square grid, whose edges meet.
+    """Torus: every rank exchanges with its four neighbors on the most nearly square grid with wrap-around.
 
-    rank = row columns + column;  (r, c) tells (r - 1, c), (r + 1, c), (r, c - 1), (r, c + 1), modulo the sides
-    law:    with sides of 3 or more |lambda_2| = 3/5 + 2/5 cos(2 pi / columns): about n rounds to spread on a square
-    bytes:  4 messages a rank and round, fewer where a side is 2 or 1; a prime number of workers is a ring
+    rank = row columns + column;  (r, c) sends to (r - 1, c), (r + 1, c), (r, c - 1), (r, c + 1), modulo the sides
+    law:    with sides of 3 or more |lambda_2| = 3/5 + 2/5 cos(2 pi / columns): about n rounds to converge on a square
+    bytes:  4 messages a rank and round, fewer if a side is 2 or 1; a prime number of workers is a ring
     source: Koloskova et al. 2019, ICML (as one of the graphs measured)
+
+    Example:
+        >>> gossamer.Torus().tells(0, world=9, round=0)
+        (1, 2, 3, 6)
     """
 
     def sides(self, world: int) -> tuple[int, int]:
-        """Rows and columns; no more rows than columns."""
+        """Return rows and columns; no more rows than columns."""
         rows = next(rows for rows in range(isqrt(world), 0, -1) if world % rows == 0)
         return rows, world // rows
 

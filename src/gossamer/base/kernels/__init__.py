@@ -1,13 +1,13 @@
 """Kernels: the inner loops of compressors, as pure functions over raw buffers.
 
-Each takes `sizes`, the numbers of elements of the tensors that lie side by side in a buffer; scales, blocks and counts
-never reach from one tensor into the next. Plain torch is the truth; compiled loops equal it bit for bit, and what they
-do not serve goes to plain torch.
+Each takes `sizes`, the numbers of elements of the tensors that are concatenated in a buffer; scales, blocks and counts
+never extend from one tensor into the next. Plain torch is the reference. Compiled loops equal it bit for bit, and
+unsupported inputs use plain torch.
 
-reference/   the truth in plain torch, a file for each format
+reference/   the reference in plain torch, a file for each format
 triton/      the same on a GPU
-dispatch     which of them serves a call; whether Triton does, and why not
-library      the compiled loops: whether there are any, and how they are called
+dispatch     selects the implementation of a call; whether Triton is used, and why not
+library      the compiled loops: their availability, and how they are called
 quantize     8 bits, levels, signs, ternary and 2-bit codes, compiled
 float4       sign-and-exponent and sign-and-magnitude codes, compiled
 half         16-bit numbers and their sums, compiled
@@ -15,10 +15,10 @@ hadamard     a rotation made of sums and differences, compiled
 low_rank     matrices as two thin factors, compiled; its products of one worker's own numbers are rounded differently
 select       selection of entries and coding of their places, compiled
 crc, finite  checksums; whether numbers can be added up
-polyval      a keyed hash of what travels, compiled
+polyval      a keyed hash of messages, compiled
 threads      how many threads share a call's work, also in threads that the library makes
 blocks       checks of buffers before a compiled loop runs
-buffer_pool  large buffers whose memory is kept from step to step
+buffer_pool  large buffers that are reused between steps
 """
 
 from gossamer.base.kernels.buffer_pool import scratch_for, scratch_like

@@ -39,7 +39,7 @@ def blocks_of(sizes: Sequence[int], block: int, of: int = 1) -> int:
 
 
 class _Walked:
-    """What is known of sizes once they were walked over."""
+    """Cached results of iterating over sizes."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-LARGE = 2**20  # bytes; below, the allocator keeps memory itself
-KEPT = 2**28  # bytes that may lie idle; what was not used for longest is given back first
+LARGE = 2**20  # bytes; the allocator reuses smaller buffers itself
+KEPT = 2**28  # bytes of unused buffers; the least recently used are freed first
 ALIGNMENT = 64
 
 Block = npt.NDArray[np.uint8]

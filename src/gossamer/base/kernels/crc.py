@@ -1,4 +1,4 @@
-"""CRC-32 at the speed of memory; what is short, and where nothing is compiled, goes to zlib."""
+"""CRC-32 at memory bandwidth; short inputs, and installations without compiled kernels, use zlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CRC32 = Function("gossamer_crc32", Pointer, Count, Count)
 
 
 def crc32(data: memoryview, before: int = 0) -> int:
-    """The CRC-32 of whatever has the CRC-32 `before`, followed by these contiguous bytes; equals zlib.crc32.
+    """Return the CRC-32 of these contiguous bytes, continued from the CRC-32 `before`; equals zlib.crc32.
 
     Finds every change of up to 32 bits that follow each other; of others all but one in 2^32.
     """

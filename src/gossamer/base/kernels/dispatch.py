@@ -21,8 +21,10 @@ R = TypeVar("R")
 
 
 def kernel(truth: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a compiled loop, which hands what it does not serve to plain torch's `truth`, the public kernel of that name
-    and docstring; all three have the same arguments."""
+    """Make a compiled loop the public kernel with the name and docstring of plain torch's `truth`.
+
+    All have the same arguments; unsupported inputs use `truth`.
+    """
 
     def made(native: Callable[P, R]) -> Callable[P, R]:
         @wraps(native)
@@ -86,7 +88,7 @@ def _module(device: torch.device) -> ModuleType | None:
 
 
 def _problem(device: torch.device) -> str | None:
-    """Why Triton cannot serve this device, with what to do about it."""
+    """Return why Triton does not support this device, with the line to write."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if device.type == "cpu" and not interpreted:
         return "tensors on processors are served by Triton's interpreter only (set TRITON_INTERPRET=1 to test with it)"

@@ -1,4 +1,4 @@
-"""Range checks in one pass at the speed of memory; what is not served goes to plain torch."""
+"""Range checks in one pass at memory bandwidth; unsupported inputs use plain torch."""
 
 from __future__ import annotations
 

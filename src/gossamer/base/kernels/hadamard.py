@@ -1,4 +1,4 @@
-"""Walsh-Hadamard transform by compiled loops; what they do not serve goes to plain torch."""
+"""Walsh-Hadamard transform by compiled loops; unsupported inputs use plain torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Half precision by compiled loops; what they do not serve, and what is wrong, goes to plain torch."""
+"""Half precision by compiled loops; unsupported and invalid inputs use plain torch."""
 
 from __future__ import annotations
 

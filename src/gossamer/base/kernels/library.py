@@ -1,4 +1,4 @@
-"""Compiled library: whether it is there, whether it serves, and how its functions are called."""
+"""Compiled library: its availability, supported inputs, and calls of its functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.errors import GossamerError, NotFinite
 
 LIBRARY = Path(__file__).with_name("libgossamer-kernels.so")
-ABI = 17  # what gossamer_abi() answers, in kernels-src/abi.cpp
+ABI = 17  # the result of gossamer_abi(), in kernels-src/abi.cpp
 
 NOT_FINITE, MALFORMED, OVERFLOW, NO_MEMORY, MISFIT = -1, -2, -3, -4, -5  # Answer in kernels-src/common.hpp
 
@@ -31,11 +31,11 @@ REBUILD = "Install a C++ compiler (g++ or clang++) and Gossamer again: pip insta
 
 
 class KernelsError(GossamerError, ValueError):
-    """The kernels that were asked for are not there."""
+    """The requested kernels are not available."""
 
 
 def serves(*tensors: Tensor, types: Sequence[torch.dtype] = SERVED) -> bool:
-    """Whether compiled loops for these types may run over these tensors: on the CPU, contiguous."""
+    """Whether compiled loops for these types support these tensors: on the CPU, contiguous."""
     if wanted_kernels() in ("reference", "triton"):
         return False
     plain = all(
@@ -50,19 +50,19 @@ def serves(*tensors: Tensor, types: Sequence[torch.dtype] = SERVED) -> bool:
 
 @cache
 def wanted_kernels() -> str | None:
-    """What GOSSAMER_KERNELS asks for: native, reference, triton, or None for the best there is. It is read once."""
+    """Return the value of GOSSAMER_KERNELS, read once: native, reference, triton, or None for the best available."""
     asked = os.environ.get("GOSSAMER_KERNELS")
     if asked not in (None, "", "native", "reference", "triton"):
         raise KernelsError(
-            f"GOSSAMER_KERNELS={asked}: no such kernels, and other ones would have been measured under that name. "
-            "Write GOSSAMER_KERNELS=native, reference or triton, or leave it unset."
+            f"GOSSAMER_KERNELS must be native, reference or triton, got {asked!r}: other kernels would have been "
+            "measured under that name. Write GOSSAMER_KERNELS=native, or unset it."
         )
     return asked or None
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled loops; where there are none, says so once, or raises where they were asked for by name."""
+    """Return the compiled loops. Without them, warn once, or raise KernelsError if they were requested by name."""
     found, problem = _load()
     if found is not None:
         return found
@@ -73,16 +73,16 @@ def library() -> ctypes.CDLL | None:
 
 
 def are_built() -> bool:
-    """Whether there are compiled loops; warns of nothing."""
+    """Whether compiled loops are available; never warns."""
     return _load()[0] is not None
 
 
 def missing_kernels() -> str | None:
-    """Why encoders are slow, with the line to write, where the installation left the compiled loops out.
+    """Return why encoders are slow, with the line to write, if the installation has no compiled loops.
 
     Returns:
-        A sentence for the user, who gets no further warning about it from this process; None where the loops are
-        built, or GOSSAMER_KERNELS asks for others.
+        A sentence for the user, which replaces the warning in this process; None if the loops are built, or
+        GOSSAMER_KERNELS selects others.
     """
     _, problem = _load()
     if not problem or wanted_kernels() in ("reference", "triton"):
@@ -94,7 +94,7 @@ def missing_kernels() -> str | None:
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled loops, or why there are none."""
+    """Return the compiled loops, or the reason why they are missing."""
     if not LIBRARY.exists():
         return None, f"{LIBRARY.name} was not built when Gossamer was installed"
     try:
@@ -108,7 +108,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 class Function:
-    """A function of the library: its name and what its arguments are. Python's lock is released while it runs."""
+    """A function of the library: its name and argument types. The GIL is released while it runs."""
 
     def __init__(self, name: str, *arguments: Any) -> None:
         self.name, self.arguments = name, arguments
@@ -120,26 +120,26 @@ class Function:
         return found
 
     def __call__(self, *arguments: object) -> int:
-        """A count, or MALFORMED, OVERFLOW or MISFIT, whose meaning depends on the function."""
+        """Return a count, or MALFORMED, OVERFLOW or MISFIT; their meaning depends on the function."""
         answer = int(self._found(*arguments))
         if answer == NOT_FINITE:
-            raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+            raise NotFinite("the input has a value that is not finite, or too large to be added to the residual")
         if answer == NO_MEMORY:
-            raise MemoryError(f"{self.name} needs memory for what it selects, and there is none left")
+            raise MemoryError(f"{self.name} needs memory for the selected entries, and none is left")
         return answer
 
 
 def counts_array(counts: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    """An argument of type Pointer: int64 numbers."""
+    """Return an argument of type Pointer: int64 numbers."""
     numbers = array("q", counts)
     return (ctypes.c_int64 * len(numbers)).from_buffer(numbers)
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """An argument of type Pointer: where the tensor's elements begin. The caller keeps the tensor alive."""
+    """Return an argument of type Pointer: the address of the tensor's elements. The caller keeps the tensor alive."""
     return None if tensor is None else tensor.data_ptr()
 
 
 def addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    """An argument of type Pointer: where each tensor's elements begin."""
+    """Return an argument of type Pointer: the address of each tensor's elements."""
     return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])

@@ -1,6 +1,6 @@
-"""Thin factors by compiled loops; what they do not serve goes to plain torch.
+"""Thin factors by compiled loops; unsupported inputs use plain torch.
 
-The products with what one worker has (x q, x^T p) are rounded in another order there; all else has the same bits.
+The products with one worker's input (x q, x^T p) are rounded in another order there; all else has the same bits.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def orthonormalize(factoring: Factoring, first: Tensor) -> None:
 
 
 class _Table:
-    """What compiled loops are told of a factoring, and which buffers they serve."""
+    """A factoring as arguments of compiled loops, and the buffers that they support."""
 
     def __init__(self, factoring: Factoring) -> None:
         self.factoring = factoring

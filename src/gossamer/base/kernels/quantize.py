@@ -1,4 +1,4 @@
-"""Quantization by compiled loops; what they do not serve, and what is wrong, goes to plain torch.
+"""Quantization by compiled loops; unsupported and invalid inputs use plain torch.
 
 Where residual.after is residual.before, neither holds anything useful after NotFinite.
 """

@@ -1,4 +1,4 @@
-"""Selection and places by compiled loops; what they do not serve, and what is wrong, goes to plain torch."""
+"""Selection and places by compiled loops; unsupported and invalid inputs use plain torch."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def scatter(entries: Sequence[tuple[Tensor, Tensor]], out: Tensor, divisor: int 
 
 
 def _scatters(values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor) -> bool:
-    """Whether these are float32 values for a float32 buffer, and all of it lies where compiled loops can read it."""
+    """Whether these are float32 values for a float32 buffer that compiled loops can access."""
     plain = all(tensor.dim() == 1 and tensor.dtype == torch.float32 for tensor in (out, *values))
     return plain and serves(out, *values, *places)
 

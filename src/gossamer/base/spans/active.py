@@ -23,7 +23,10 @@ def begin(folder: Path, rank: int, world: int, steps: StepRange | None = None) -
 
 
 def begin_as_told(rank: int, world: int) -> None:
-    """As the environment says, which `gossamer run --trace` sets; once per process. Raises OSError and ValueError."""
+    """Start recording by the environment variables of `gossamer run --trace`, once per process.
+
+    Raises OSError and ValueError.
+    """
     folder = os.environ.get(TRACE)
     if folder and recorder is None:
         begin(Path(folder), rank, world, read_steps(os.environ.get(STEPS) or "all"))
@@ -31,7 +34,7 @@ def begin_as_told(rank: int, world: int) -> None:
 
 
 def end() -> None:
-    """Write what was recorded, and record no more."""
+    """Write the recorded spans, and stop recording."""
     global recorder
     before, recorder = recorder, None
     if before is not None:

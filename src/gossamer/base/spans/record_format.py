@@ -1,6 +1,7 @@
-"""Record format: the bytes of a span file, which is a line of JSON and then records of one size.
+"""Record format: the bytes of a span file, a line of JSON followed by records of one size.
 
-A file that was torn, because its process was killed or its disk is full, ends within a record: what is whole counts.
+A file that was truncated, because its process was killed or the disk is full, ends within a record: complete records
+are valid.
 """
 
 from __future__ import annotations
@@ -11,10 +12,8 @@ from struct import Struct
 MAGIC = "gossamer spans"
 VERSION = 1
 SUFFIX = ".spans"
-OPERATORS_SUFFIX = ".torch.json.gz"  # of a file of torch.profiler beside it
-CLOCK_MARK = (
-    "gossamer clock "  # in that file: begins the name of a slice that began when time.perf_counter() was what follows
-)
+OPERATORS_SUFFIX = ".torch.json.gz"  # of a file of torch.profiler next to it
+CLOCK_MARK = "gossamer clock "  # in that file: prefix of a slice's name, followed by time.perf_counter() at its start
 # begin and end: seconds of the process's time.perf_counter(); kind; channel; code; number; bytes; peers
 RECORD = Struct("<ddHHiqqq")
 FIELDS = [
@@ -27,44 +26,46 @@ FIELDS = [
     ("nbytes", "<i8"),
     ("peers", "<i8"),
 ]  # the same for numpy
-EVERYONE = -1  # as peers, else a bit for each of the first ranks
+EVERYONE = -1  # as peers; otherwise a bit for each of the first ranks
 MOST_PEERS = 63
 
 
 class SpanKind(IntEnum):
-    """What a process does meanwhile. The first five are its training thread's, the next three its communication
-    thread's."""
+    """The activity of a span.
+
+    The first five are the training thread's, the next three the communication thread's.
+    """
 
     STEP = 1  # number: of the step
     FORWARD = 2
     BACKWARD = 3
     OPTIMIZER = 4
-    WAITING = 5  # for the communication thread
+    WAITING = 5  # training thread waits for the communication thread
     ENCODE = 6
     WIRE = 7  # waiting for an answer
     DECODE = 8
-    OPERATION = 9  # one collective operation under way: channel, code, number, nbytes, peers
-    SERVE = 11  # a parameter server in this process answers; number: whom
-    CHANNEL = 10  # channel: which; number: the first rank of its group; nbytes: how many, 0 where members change
-    NOT_TRACED = 12  # number: an Untraced; what this process takes part in, and no span tells of
+    OPERATION = 9  # one collective operation in flight: channel, code, number, nbytes, peers
+    SERVE = 11  # a parameter server in this process answers; number: the worker
+    CHANNEL = 10  # channel: its index; number: the first rank of its group; nbytes: group size, 0 if members change
+    NOT_TRACED = 12  # number: an Untraced; activity of this process without spans
 
 
-ABOUT = (SpanKind.CHANNEL, SpanKind.NOT_TRACED)  # records of what there is, which are no spans
+ABOUT = (SpanKind.CHANNEL, SpanKind.NOT_TRACED)  # descriptive records, which are not spans
 
 
 class Untraced(IntEnum):
-    """What passes beside all that is recorded."""
+    """Activity that is not recorded."""
 
-    SERVERS = 1  # those in processes of their own
-    PAIRS = 2  # exchanges of two workers, of which others know nothing
+    SERVERS = 1  # in separate processes
+    PAIRS = 2  # exchanges of two workers, unknown to others
 
 
 OPERATIONS = ("Mean", "Gather", "Exchange", "Mix", "Among")  # the bits of code, by the operations' names
-WORDS = ("all-reduce", "all-gather", "all-to-all", "neighbor all-gather", "in a group")  # what they are called
+WORDS = ("all-reduce", "all-gather", "all-to-all", "neighbor all-gather", "in a group")  # displayed names
 
 
 def code_of(names: set[str]) -> int:
-    """The operations that travel as one."""
+    """Return the code of operations that are sent together."""
     return sum(1 << place for place, name in enumerate(OPERATIONS) if name in names)
 
 

@@ -1,7 +1,7 @@
-"""Span recorder: each thread appends its spans to a list of its own, which a writer thread packs into the file.
+"""Span recorder: each thread appends spans to its own list, and a writer thread packs them into the file.
 
-One call per span, which makes no object that lasts, takes no lock and never meets the disk: a disk that stalls, stalls
-the writer. A killed process loses what it recorded in its last second.
+A span costs one call, which allocates no lasting object, takes no lock and does no disk access: a stalled disk stalls
+the writer only. A killed process loses the spans of its last second.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from gossamer.base.spans.record_format import (
 from gossamer.base.spans.step_range import StepRange
 
 WRITE_SECONDS = 1.0
-CLOSE_SECONDS = 30.0  # for a disk to take the rest
+CLOSE_SECONDS = 30.0  # timeout for the remaining writes
 MOST_BYTES = 2**30  # of a process's file: some twenty million spans
-MOST_WAITING = 2**18  # spans that the disk has not taken: some 60 MB of memory
+MOST_WAITING = 2**18  # spans that are not written yet: some 60 MB of memory
 NO_STEPS = StepRange(-1, -1)
 
 Numbers = tuple[float, float, int, int, int, int, int, int]  # one span, in the order of FIELDS
@@ -46,15 +46,15 @@ _MANY = Struct(f"<{RECORD.format.lstrip('<') * MANY}")
 _WIDTH = len(FIELDS)
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_SHIFTED = Path("/proc/self/timens_offsets")  # a time namespace moves the clock of its processes
+_SHIFTED = Path("/proc/self/timens_offsets")  # a time namespace shifts the clock of its processes
 
 
 class SpanBuffer:
-    """The spans of one thread that are not written yet, as one flat list of numbers.
+    """The unwritten spans of one thread, as one flat list of numbers.
 
-    keep: appends one span, in one step that no other thread divides.
+    keep: appends one span, atomically.
 
-    The garbage collector does not follow numbers in a list. One struct packs many records at once, in 0.06 us each;
+    The garbage collector does not traverse numbers in a list. One struct packs many records at once, in 0.06 us each;
     one record at a time takes 0.14.
     """
 
@@ -66,7 +66,7 @@ class SpanBuffer:
         return len(self._numbers) // _WIDTH
 
     def take(self) -> Iterator[bytes]:
-        """What was kept so far, in packs of MANY records at most; from another thread, while this one goes on."""
+        """Return the spans so far, in packs of at most MANY records; another thread may append meanwhile."""
         count = len(self) * _WIDTH
         numbers = self._numbers[:count]
         del self._numbers[:count]
@@ -79,24 +79,24 @@ class SpanBuffer:
 
 
 class NumberedGroup(Protocol):
-    """A transport, as far as its operations are to be found again in other ranks' files."""
+    """A transport with operations that can be matched with those in other ranks' files."""
 
     rank: int
     world: int
 
 
 class SpanRecorder:
-    """Spans of this process, in a file of its own in `folder`. steps: those that are recorded; all others cost little.
+    """Records the spans of this process in a file in `folder`, for the steps `steps`; other steps cost little.
 
-    Moments are seconds of time.perf_counter(). Raises OSError where the file cannot be made.
+    Times are seconds of time.perf_counter(). Raises OSError if the file cannot be created.
     """
 
     def __init__(self, folder: Path, rank: int, world: int, steps: StepRange, clock: str = "") -> None:
-        """clock: by which name others know its clock; this machine's where it is not given."""
+        """clock: name of the clock that readers compare; this machine's by default."""
         self.rank, self.world, self._steps = rank, world, steps
         self.recording = 1 in steps
         self.backward_began: float | None = None
-        self.follow: Callable[[bool], None] | None = None  # told before each forward pass whether it is recorded
+        self.follow: Callable[[bool], None] | None = None  # called before each forward pass with whether it is recorded
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"trace-{rank}-{os.getpid()}-{secrets.token_hex(3)}{SUFFIX}"
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -104,7 +104,7 @@ class SpanRecorder:
         self._threads = threading.local()
         self._all: list[SpanBuffer] = []
         self._channels: WeakKeyDictionary[NumberedGroup, int] = WeakKeyDictionary()
-        self._counts: list[int] = []  # of operations so far, by channel
+        self._counts: list[int] = []  # number of operations, by channel
         self._over = threading.Event()
         self._writer = threading.Thread(target=self._write_on, name="gossamer-spans", daemon=True)
         self._writer.start()
@@ -127,28 +127,28 @@ class SpanRecorder:
     # -- spans ---------------------------------------------------------------------------------------------------------
 
     def add(self, kind: int, begin: float, end: float, number: int = 0) -> None:
-        """Something that this thread did from `begin` to `end`."""
+        """Record a span of this thread."""
         if self.recording:
             try:
                 keep = self._threads.keep
-            except AttributeError:  # its first span
+            except AttributeError:  # the thread's first span
                 keep = self._new_thread()
             keep((begin, end, kind, 0, 0, number, 0, 0))
 
     def operation(
         self, begin: float, end: float, position: tuple[int, int], code: int, nbytes: int, peers: int
     ) -> None:
-        """A collective operation that was begun and answered then. peers: whose part the answer holds (`mask`)."""
+        """Record a collective operation. peers: `mask` of the ranks with a part in the answer."""
         if self.recording:
             channel, number = position
             keep = getattr(self._threads, "keep", None) or self._new_thread()
             keep((begin, end, SpanKind.OPERATION, channel, code, number, nbytes, peers))
 
     def position(self, group: NumberedGroup) -> tuple[int, int]:
-        """The channel and number of a group's next operation, which are the same on every rank.
+        """Return the channel and number of a group's next operation, which are the same on every rank.
 
-        All ranks begin the same operations in the same order, so counting them is enough; a group that makes operations
-        again, after it has lost a member, says their numbers itself.
+        All ranks begin the same operations in the same order, so counting them is enough. A group that repeats
+        operations after losing a member provides the numbers itself.
         """
         channel = self._channels.get(group)
         told: int | None = getattr(group, "operation_number", None)
@@ -164,7 +164,7 @@ class SpanRecorder:
         return channel, number
 
     def lacks(self, what: Untraced) -> None:
-        """Something goes on that no span tells of: readers say so."""
+        """Record that the process has activity without spans, so that readers can report it."""
         now = time.perf_counter()
         keep = getattr(self._threads, "keep", None) or self._new_thread()
         keep((now, now, SpanKind.NOT_TRACED, 0, 0, what, 0, 0))
@@ -172,7 +172,7 @@ class SpanRecorder:
     # -- of the training thread ----------------------------------------------------------------------------------------
 
     def backward_begins(self) -> None:
-        """The first gradient of a backward pass is there, or is about to be: what is said first counts."""
+        """Record the start of a backward pass, before its first gradient; repeated calls have no effect."""
         if self.backward_began is None:
             self.backward_began = time.perf_counter()
 
@@ -185,7 +185,7 @@ class SpanRecorder:
         self.add(SpanKind.STEP, began, ended, step)
         self.recording = step + 1 in self._steps
         if sum(map(len, self._all)) > MOST_WAITING:
-            self._end("the disk takes less than is recorded; record fewer steps: --trace 100:200")
+            self._end("spans are recorded faster than the disk can write them; record fewer steps: --trace 100:200")
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -200,24 +200,24 @@ class SpanRecorder:
             self.write()
 
     def write(self) -> None:
-        """What all threads have recorded so far; the writer thread does so every second."""
+        """Write all recorded spans; the writer thread calls it every second."""
         with self._closing:
             for spans in self._all:
                 for packed in spans.take():
                     self._append(packed)
 
     def _append(self, packed: bytes) -> None:
-        """A disk that is full ends the trace, not training."""
+        """Append to the file; a full disk ends the trace, not the training."""
         if self._file < 0:
             return
         try:
             wrote = os.write(self._file, packed)
-            why = "the disk took a part of it" if wrote < len(packed) else ""
+            why = "the disk wrote a part of it only" if wrote < len(packed) else ""
         except OSError as error:
             wrote, why = 0, error.strerror or str(error)
         self._bytes += wrote
         if self._bytes >= MOST_BYTES:
-            why = f"it holds {MOST_BYTES >> 30} GiB; record fewer steps: --trace 100:200"
+            why = f"it has {MOST_BYTES >> 30} GiB; record fewer steps: --trace 100:200"
         if why:
             self._close_file()
             self._end(why)
@@ -227,7 +227,7 @@ class SpanRecorder:
         if self._steps != NO_STEPS:
             self._steps = NO_STEPS
             logging.getLogger("gossamer").warning(
-                "%s ends here: %s. Training goes on without being traced.", self.path, why
+                "%s ends here: %s. Training continues without a trace.", self.path, why
             )
 
     def _close_file(self) -> None:
@@ -236,29 +236,29 @@ class SpanRecorder:
             self._file = -1
 
     def close(self) -> None:
-        """Write what all threads have recorded, if the disk takes it in CLOSE_SECONDS."""
+        """Write all recorded spans, within CLOSE_SECONDS."""
         self.recording = False
         if self.follow is not None:
             self.follow(False)
         self._over.set()
         self._writer.join(CLOSE_SECONDS)
         if self._writer.is_alive():
-            self._end(f"its disk has taken nothing for {CLOSE_SECONDS:.0f} s")
+            self._end(f"its disk has written nothing for {CLOSE_SECONDS:.0f} s")
             return
         self.write()
         self._close_file()
 
 
 def mask(ranks: Iterable[int], world: int) -> int:
-    """A bit for each rank; EVERYONE for all of the group."""
+    """Return a bit for each rank; EVERYONE for all of the group."""
     bits = set(ranks)
     return EVERYONE if len(bits) >= world else sum(1 << rank for rank in bits if rank < MOST_PEERS)
 
 
 def clock_identity() -> str:
-    """Name the clock of time.perf_counter(). Processes that return the same text share it, so their moments compare.
+    """Return a name of the clock of time.perf_counter(). Processes with the same name share it, so their times compare.
 
-    On Linux all processes since one boot share it, also in containers. Elsewhere each process has a clock of its own.
+    On Linux all processes since one boot share it, also in containers. Elsewhere each process has its own clock.
     """
     if sys.platform == "linux":
         with suppress(OSError):

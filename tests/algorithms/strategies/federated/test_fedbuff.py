@@ -43,5 +43,5 @@ def test_it_waits_for_nobody() -> None:
 
 @pytest.mark.parametrize("bad", [{"buffer": 0}, {"staleness": -1}, {"server_learning_rate": 0.0}])
 def test_numbers_out_of_range_are_refused(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="write FedBuff"):
+    with pytest.raises(ValueError, match="Write FedBuff"):
         FedBuff(**bad)  # type: ignore[arg-type]

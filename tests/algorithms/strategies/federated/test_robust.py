@@ -123,9 +123,9 @@ def test_distances_are_added_up_over_all_columns() -> None:
 
 @pytest.mark.parametrize("bad", [-0.1, 0.5, 1.0])
 def test_a_half_of_liars_is_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match=r"below a half, not .* write TrimmedMean"):
+    with pytest.raises(ValueError, match=r"below 0.5, got .* Write TrimmedMean"):
         TrimmedMean(share=bad)
-    with pytest.raises(ValueError, match=r"below a half, not .* write MultiKrum"):
+    with pytest.raises(ValueError, match=r"below 0.5, got .* Write MultiKrum"):
         MultiKrum(outliers=bad)
 
 

@@ -21,8 +21,8 @@ from gossamer.algorithms.strategies.federated import SecureAggregation
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"threshold": 0.5}, "above a half"),
-        ({"threshold": 1.01}, "above a half"),
+        ({"threshold": 0.5}, "above 0.5"),
+        ({"threshold": 1.01}, "above 0.5"),
         ({"neighbors": 1}, "2 or more"),
         ({"bits": 1}, "2 to 32"),
         ({"bits": 33}, "2 to 32"),
@@ -55,5 +55,5 @@ def test_the_others_are_refused_with_a_line_to_write() -> None:
     for compressor in (*others, Feedback(Dense(), rule="ef21"), Feedback(Dense(), decay=0.9)):
         why = SecureAggregation().refuses(compressor)
         assert why is not None
-        assert "masks cancel in a sum of whole numbers only" in why
+        assert "masks cancel in a sum of integers only" in why
         assert "Write " in why or "Leave " in why

@@ -1,18 +1,18 @@
-"""Federated strategies: which devices train in a round, what each sends, and what the server makes of it.
+"""Federated strategies: the devices of a round, their contributions, and the server's update.
 
 base        FederatedStrategy: a round as pure rules on flat tensors, on the device and on the server
-combinations  what among a federation's compressors would make no sense
-fedavg      FedAvg: the weighted mean of what devices learned
-fedprox     FedProx: a spring draws devices to the round's parameters
-scaffold    SCAFFOLD: control variates against unlike data
-fednova     FedNova: directions are averaged, whatever the number of steps
+combinations  compressors that cannot be used in a federation
+fedavg      FedAvg: the weighted mean of the devices' updates
+fedprox     FedProx: a proximal term keeps devices close to the round's parameters
+scaffold    SCAFFOLD: control variates for heterogeneous data
+fednova     FedNova: updates normalized by their number of steps
 fedopt      FedOpt: Adam, Yogi, Adagrad or any of torch's optimizers on the server
 server_optimizer  torch's optimizers on flat parameters
-fedbuff     FedBuff: asynchronous, a version for every so many contributions
-aggregator  Aggregator, WeightedMean: how a cohort's contributions become one
-robust      Median, TrimmedMean, MultiKrum: aggregators that outliers do not move far
+fedbuff     FedBuff: asynchronous, one version per `buffer` contributions
+aggregator  Aggregator, WeightedMean: combine a cohort's contributions
+robust      Median, TrimmedMean, MultiKrum: aggregators that are robust to outliers
 secure_aggregation  SecureAggregation: the server learns the sum only
-privacy     Privacy: what versions tell of any one device is bounded: central, local, distributed
+privacy     Privacy: user-level differential privacy: central, local, distributed
 """
 
 from gossamer.algorithms.strategies.federated.aggregator import Aggregator, WeightedMean

@@ -1,4 +1,4 @@
-"""Aggregator: makes one contribution of a cohort's, by their weighted mean or by a rule that outliers do not move."""
+"""Aggregators: combine a cohort's contributions, by their weighted mean or by a robust rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gossamer.base.term import Term
 
 
 class Aggregator(Term, ABC):
-    """How a cohort's contributions become one. Subclasses are plain hyperparameters and a pure rule."""
+    """Base class of aggregators. Subclasses are frozen dataclasses of hyperparameters with a pure rule."""
 
     kind = "aggregator"
 
@@ -22,22 +22,25 @@ class Aggregator(Term, ABC):
 
     @property
     def by_entry(self) -> bool:
-        """Whether it compares what devices say of one entry, so that a device that says nothing of it counts as one
-        that says zero."""
+        """Whether it compares the devices' values of each entry, so that an entry that is not sent counts as zero."""
         return False
 
     @abstractmethod
     def combine(self, contributions: Tensor, weights: Tensor) -> Tensor:
-        """One contribution of many. contributions: (k, n), at least float32; weights: (k,), positive. Returns (n,)."""
+        """Combine contributions: (k, n), at least float32, with weights: (k,), positive. Returns (n,)."""
 
 
 @dataclass(frozen=True, repr=False)
 class WeightedMean(Aggregator):
     """The weighted mean of a cohort's contributions.
 
-    sum(w_i x_i) / sum(w_i), over the devices of the cohort that answered
-    law:    weights of the answering devices add up to 1, however many were chosen
+    sum(w_i x_i) / sum(w_i), over the devices of the cohort that reported
+    law:    the normalized weights of the reporting devices add up to 1, for any cohort size
     source: McMahan et al. 2017, AISTATS
+
+    Example:
+        >>> gossamer.WeightedMean()
+        WeightedMean()
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Combinations: finds in a federation's compressors what would make no sense there."""
+"""Combinations: detects compressors that cannot be used in a federation."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from gossamer.base.layout import FlatTensors, Slot
 from gossamer.errors import RecipeError
 
 MATRIX = Slot("weight", (64, 64), 0, (64, 1))
-FEW = 0.5  # share of a tensor's entries below which most devices say nothing of any one of them
-MOST_LOST = 1.01  # of a difference's square, or the next difference would be larger
+FEW = 0.5  # share of a tensor's entries; below it, most devices send no value for a given entry
+MOST_LOST = 1.01  # largest relative squared error of a difference; above it, differences would grow
 
 
 def check_pull(pull: Compressor) -> None:
-    """Raise RecipeError for a compressor that cannot tell devices of versions."""
+    """Raise RecipeError for a compressor that cannot encode differences between versions."""
     if pull == Dense():
-        raise RecipeError("pull=Dense() is what goes without saying: leave it out.")
+        raise RecipeError("pull=Dense() is the default. Omit it.")
     if isinstance(pull, Feedback | DeMo):
         raise RecipeError(
-            f"pull={pull!r}: pulls are differences to what devices already have, so what one loses is in the next, and "
+            f"pull={pull!r}: pull sends differences to the devices' parameters; the error of one is in the next, and "
             f"{type(pull).__name__} would send it twice. Write pull={getattr(pull, 'inner', None) or 'Int8()'!r}."
         )
     if pull.owns_momentum(MATRIX) is not None:
         raise RecipeError(
-            f"pull={pull!r} applies an optimizer's momentum to gradients on their way, and what is pulled are "
-            "parameters. Write pull=Int8()."
+            f"pull={pull!r} applies an optimizer's momentum to gradients, and pull sends parameters. Write pull=Int8()."
         )
     lost = relative_error(pull, "lost")
     if not lost <= MOST_LOST:
         raise RecipeError(
-            f"pull={pull!r} loses {lost:.1f} times what it is given on random numbers, so differences that "
-            "are sent again and again would grow without end. Write pull=Int8(), or pull=TopK(density=0.01)."
+            f"pull={pull!r} has a relative error of {lost:.1f} on random numbers, so differences that are "
+            "sent again in each version would grow without limit. Write pull=Int8(), or pull=TopK(density=0.01)."
         )
 
 
 @lru_cache(maxsize=64)
 def few_entries(compressor: Compressor) -> Compressor | None:
-    """What of a complete compressor sends few of a matrix's entries, if it does, and zero for the others."""
+    """Return the sparse compressor in a recipe's compressor, which sends few of a matrix's entries; None if there is no
+    such.
+    """
     numbers = torch.randn(SAMPLE.numel, generator=rng.generator("entries that are sent"), device="cpu")
     x, at = FlatTensors(numbers, SAMPLE), AggregationContext()
     own = point_to_point.encode(compressor, x, point_to_point.begin(compressor, x, at), at).own()

@@ -1,4 +1,4 @@
-"""FedBuff: a version for every so many contributions, from whatever version each began."""
+"""FedBuff: asynchronous rounds with a buffer of contributions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class FedBuff(FederatedStrategy):
-    """Nobody is waited for: devices report when they are done, and every `buffer` reports make a version.
+    """Buffered asynchronous aggregation: devices report at any time, and every `buffer` reports make a version.
 
     w <- w - server_learning_rate / buffer  sum over the buffer of s_k (w_k's version - w_k),  s_k = 1 / sqrt(1 + age)
     law:    contributions of age 0 are FedAvg's of clients with equal samples; a buffer of contributions that are all
@@ -21,24 +21,38 @@ class FedBuff(FederatedStrategy):
     bytes:  FedAvg's, by device; a version costs `buffer` messages
     source: Nguyen et al. 2022, AISTATS
 
-    age: versions made since the one that a device began from. All devices weigh alike but for their age, as in the
-    paper: the sum is divided by how many there are, not by their weights, so that old ones make shorter steps.
+    The paper calls `buffer` K, server_learning_rate eta_g, and the age staleness tau: the versions made since the one
+    that a device started from. Weights depend on the age only, as in the paper: the sum is divided by the number of
+    contributions and not by their weights, so that old ones make smaller steps.
+
+    Args:
+        buffer: contributions per version.
+        staleness: largest age that is used, in versions; None: no limit.
+        server_learning_rate: factor of the mean pseudo-gradient.
+        fraction: fraction of all clients that train at a time; for the other arguments see FedAvg.
+
+    Example:
+        >>> gossamer.FedBuff(buffer=20, staleness=50)
+        FedBuff(buffer=20, staleness=50)
     """
 
-    buffer: int = 10  # contributions of a version
-    staleness: int | None = None  # oldest age that still counts; None: any
+    buffer: int = 10
+    staleness: int | None = None
     server_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.buffer >= 1, f"buffer counts contributions, 1 or more, not {self.buffer}: write FedBuff(buffer=9)")
+        require(
+            self.buffer >= 1,
+            f"buffer must be a number of contributions, 1 or more, got {self.buffer}. Write FedBuff(buffer=10).",
+        )
         require(
             self.staleness is None or self.staleness >= 0,
-            f"staleness is a number of versions, 0 or more, not {self.staleness}: write FedBuff(staleness=20)",
+            f"staleness must be a number of versions, 0 or more, got {self.staleness}. Write FedBuff(staleness=20).",
         )
         require(
             self.server_learning_rate > 0,
-            f"server_learning_rate is above 0, not {self.server_learning_rate}: write FedBuff()",
+            f"server_learning_rate must be above 0, got {self.server_learning_rate}. Write FedBuff().",
         )
 
     @property

@@ -1,4 +1,4 @@
-"""FedNova: devices that made more steps do not pull harder in their own direction."""
+"""FedNova: normalized averaging of updates with different numbers of local steps."""
 
 from __future__ import annotations
 
@@ -12,34 +12,45 @@ from gossamer.algorithms.strategies.federated.base import CohortSummary, Federat
 
 @dataclass(frozen=True, repr=False)
 class FedNova(FederatedStrategy):
-    """FedAvg of directions: what a device learned is divided by its steps, and their mean goes as far as steps did.
+    """FedAvg with normalized updates: each is divided by its local steps, and their mean is scaled by the mean steps.
 
     w <- w - t sum over the cohort of (n_k / m) (w - w_k) / t_k,  t = sum over the cohort of (n_k / m) t_k
-    law:    equal steps are FedAvg (bit for bit with `local_steps` that all make); where gradients stay as they are, a
-            device pulls by its samples, however many steps it made
+    law:    with equal steps it is FedAvg (bit for bit with `local_steps` that all make); with constant gradients, a
+            device's influence is proportional to its samples, for any number of steps
     bytes:  FedAvg's
     source: Wang et al. 2020, NeurIPS
 
-    The steps are those that were made, t_k of them, by SGD without momentum: other optimizers have other norms.
+    The paper calls t_k tau_i and t tau_eff. Devices train by SGD without momentum; t_k counts the steps that were made.
+    Other optimizers would need other norms.
+
+    Args:
+        fraction: fraction of all clients that train in a round; for the other arguments see FedAvg.
+
+    Example:
+        >>> gossamer.FedNova(local_epochs=2)
+        FedNova(local_epochs=2)
     """
 
-    fraction: float = 0.1  # of all clients that train in a round
+    fraction: float = 0.1
 
     @property
     def why_plain_sgd(self) -> str | None:
-        return "FedNova divides what a device learned by its number of steps, as if all of them weighed alike"
+        return "FedNova divides an update by its number of steps, assuming equal weights of all steps"
 
     @property
     def needs_steps(self) -> bool:
         return True
 
     def weight(self, work: LocalWork, staleness: int) -> float:
-        """n_k / t_k, in units in which it is n_k for who made as many steps as the recipe says."""
+        """Return n_k / t_k, scaled so that it is n_k for a device that made the recipe's number of steps."""
         return work.samples * (self.local_steps or 1) / max(work.steps, 1)
 
     def apply(self, parameters: Tensor, memory: Memory, means: Sequence[Tensor], cohort: CohortSummary) -> None:
-        """With weights n_k / t_k the mean is the one of directions up to a factor: E[t^2] / E[t]^2, both means by these
-        weights, is 1 where all t_k are equal."""
+        """Scale the mean: with weights n_k / t_k it is the mean of normalized updates, except for the factor E[t^2] /
+        E[t]^2.
+
+        Both means use these weights; the factor is 1 if all t_k are equal.
+        """
         square = cohort.steps**2
         mean_square = square if cohort.square_steps is None else cohort.square_steps
         parameters.sub_(means[0], alpha=mean_square / square if square else 1.0)

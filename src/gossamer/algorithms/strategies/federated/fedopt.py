@@ -1,4 +1,4 @@
-"""FedOpt: the server follows the devices' mean pseudo-gradient by an optimizer of its own."""
+"""FedOpt: the server applies an optimizer to the devices' mean pseudo-gradient."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VARIANCES: dict[str, Callable[[Tensor, Tensor, float], None]] = {"adam": _adam, 
 
 @dataclass(frozen=True, repr=False)
 class FedOpt(FederatedStrategy):
-    """FedAvg whose server does not jump to the mean, but follows it by an optimizer: Adam, Yogi, Adagrad, or torch's.
+    """FedAvg with a server optimizer: Adam, Yogi, Adagrad or one of torch's steps along the mean pseudo-gradient.
 
     d = mean of pseudo-gradients;  m <- beta1 m + (1 - beta1) d;  w <- w - learning_rate m / (sqrt(v) + tau)
     adam:    v <- beta2 v + (1 - beta2) d^2
@@ -42,28 +42,42 @@ class FedOpt(FederatedStrategy):
     bytes:  FedAvg's; memory: 2 N on the server
     source: Reddi et al. 2021, ICLR (algorithm 2); Hsu et al. 2019, arXiv:1909.06335 ("torch.SGD": FedAvgM)
 
-    As in the paper v begins as tau^2 and nothing is corrected for its beginning, so "adam" is not torch's Adam. Any
-    optimizer of torch that steps on a flat tensor goes by its name, such as "torch.SGD" or "torch.NAdam": its lr is
-    learning_rate, its momentum or betas are beta1 and beta2, its eps is tau, and all else is torch's default.
-    Averaged buffers, such as BatchNorm's statistics, are averaged and not optimized.
+    The paper calls learning_rate eta, tau the degree of adaptivity, and -d the pseudo-gradient Delta_t. As in the paper
+    v starts at tau^2 without bias correction, so "adam" is not torch's Adam. Any optimizer of torch that steps on a
+    flat tensor can be named, such as "torch.SGD" or "torch.NAdam": its lr is learning_rate, its momentum or betas are
+    beta1 and beta2, its eps is tau, and all other settings are torch's defaults. Averaged buffers, such as BatchNorm's
+    statistics, are averaged without the optimizer.
+
+    Args:
+        optimizer: "adam", "yogi", "adagrad", or "torch." and the name of a class in torch.optim.
+        learning_rate: of the server; use 1.0 with "torch.SGD".
+        beta1: decay of the momentum, in [0, 1).
+        beta2: decay of the variance, in [0, 1).
+        tau: added to the root of the variance; larger is less adaptive.
+        fraction: fraction of all clients that train in a round; for the other arguments see FedAvg.
+
+    Example:
+        >>> gossamer.FedOpt("yogi", learning_rate=0.01)
+        FedOpt(optimizer='yogi')
     """
 
     optimizer: str = "adam"
-    learning_rate: float = 0.01  # of the server; "torch.SGD" takes 1.0
-    beta1: float = 0.9  # share of the momentum that stays
-    beta2: float = 0.99  # share of the variance that stays
-    tau: float = 1e-3  # least root of a variance: larger is less adaptive
+    learning_rate: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
             self.learning_rate > 0,
-            f"learning_rate is above 0, not {self.learning_rate}: write FedOpt({self.optimizer!r}, learning_rate=0.01)",
+            f"learning_rate must be above 0, got {self.learning_rate}. Write FedOpt({self.optimizer!r}, "
+            "learning_rate=0.01).",
         )
         for field in ("beta1", "beta2"):
             value = getattr(self, field)
-            require(0 <= value < 1, f"{field} is a fraction in [0, 1), not {value}: write FedOpt({field}=0.9)")
-        require(self.tau > 0, f"tau is above 0, not {self.tau}: write FedOpt(tau=0.001)")
+            require(0 <= value < 1, f"{field} must be in [0, 1), got {value}. Write FedOpt({field}=0.9).")
+        require(self.tau > 0, f"tau must be above 0, got {self.tau}. Write FedOpt(tau=0.001).")
         if self.optimizer not in VARIANCES:
             server_optimizer.check(self.optimizer, tuple(VARIANCES), self._settings)
 

@@ -1,4 +1,4 @@
-"""FedProx: a spring draws each device to the round's parameters."""
+"""FedProx: a proximal term keeps each device close to the round's parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class FedProx(FederatedStrategy):
-    """FedAvg whose devices do not run far: a spring draws each to the round's parameters.
+    """FedAvg with a proximal term: each device minimizes its loss + mu/2 |w_k - w|^2.
 
     g <- g + mu (w_k - w), before each step of the device's optimizer: the gradient of its loss + mu/2 |w_k - w|^2
     law:    mu 0 is FedAvg, bit for bit; on a quadratic of curvature a, long training ends at (a b + mu w) / (a + mu),
@@ -20,14 +20,25 @@ class FedProx(FederatedStrategy):
     bytes:  FedAvg's
     source: Li et al. 2020, MLSys
 
-    Any optimizer will do. What it does by itself, such as AdamW's decay, comes beside the spring.
+    Works with any optimizer. Other parts of its step, such as AdamW's weight decay, are added to the proximal term.
+
+    Args:
+        mu: coefficient of the proximal term, 0 or more, in units of the loss's curvature.
+        fraction: fraction of all clients that train in a round; for the other arguments see FedAvg.
+
+    Example:
+        >>> gossamer.FedProx(mu=0.01)
+        FedProx(mu=0.01)
     """
 
-    mu: float  # the spring's stiffness, in units of the loss's curvature
+    mu: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.mu >= 0, f"mu is how stiff the spring is, 0 or more, not {self.mu}: write FedProx(mu=0.01)")
+        require(
+            self.mu >= 0,
+            f"mu must be the coefficient of the proximal term, 0 or more, got {self.mu}. Write FedProx(mu=0.01).",
+        )
 
     @property
     def changes_gradients(self) -> bool:

@@ -1,4 +1,4 @@
-"""Robust means: outliers among a cohort's contributions do not move them far."""
+"""Robust aggregators: outliers among a cohort's contributions have a bounded influence."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from gossamer.algorithms.strategies.federated.aggregator import Aggregator
 from gossamer.errors import require
 
-COLUMNS = 1 << 16  # whose products are added up at once
+COLUMNS = 1 << 16  # number of columns per matrix product
 
 
 class OrderStatistic(Aggregator):
-    """A rule for each entry by itself, of what devices say of it in ascending order."""
+    """Base class of rules for each entry separately, computed from the devices' sorted values."""
 
     @property
     def by_entry(self) -> bool:
@@ -28,19 +28,24 @@ class OrderStatistic(Aggregator):
 
     @abstractmethod
     def of_sorted(self, rows: Tensor) -> Tensor:
-        """(n,) of (k, n), every column of which ascends; k is 1 or more."""
+        """Return (n,) for (k, n), with every column in ascending order; k is 1 or more."""
 
 
 @dataclass(frozen=True, repr=False)
 class Median(OrderStatistic):
-    """The middle of what devices say, entry by entry.
+    """The entrywise median of the contributions.
 
     the middle one of x_1j, ..., x_kj; the mean of the two in the middle where k is even
-    law:    fewer than half of the contributions, whatever they hold, leave it between those of the others
+    law:    fewer than half of the contributions, with any values, leave it between those of the others
     source: Yin et al. 2018, ICML
 
-    All robust means: weights are left aside, since who lies about its update may lie about its samples; a contribution
-    with a number that is not finite is left out whole, and without any other the result is zero: nothing moves.
+    All robust aggregators ignore weights, since a device that sends a false update may send a false number of samples.
+    They drop a contribution with a value that is not finite; without other contributions the result is zero, and the
+    parameters do not change.
+
+    Example:
+        >>> gossamer.FedAvg(aggregator=gossamer.Median())
+        FedAvg(aggregator=Median())
     """
 
     def of_sorted(self, rows: Tensor) -> Tensor:
@@ -49,21 +54,30 @@ class Median(OrderStatistic):
 
 @dataclass(frozen=True, repr=False)
 class TrimmedMean(OrderStatistic):
-    """The mean of what devices say without the largest and the smallest, entry by entry.
+    """The entrywise mean of the contributions without the largest and the smallest values.
 
     the mean of x_j without its floor(share k) largest and floor(share k) smallest of k
-    law:    up to floor(share k) contributions, whatever they hold, leave it between the least and the most of the
+    law:    up to floor(share k) contributions, with any values, leave it between the minimum and the maximum of the
             others; share 0 is the plain mean
     source: Yin et al. 2018, ICML
+
+    The paper calls `share` beta.
+
+    Args:
+        share: fraction of the contributions that is dropped at each end, in [0, 0.5).
+
+    Example:
+        >>> gossamer.FedAvg(aggregator=gossamer.TrimmedMean(share=0.2))
+        FedAvg(aggregator=TrimmedMean(share=0.2))
     """
 
-    share: float = 0.1  # of the contributions, that is left out at each end
+    share: float = 0.1
 
     def __post_init__(self) -> None:
         require(
             0 <= self.share < 0.5,
-            f"share is left out at either end, so it is 0 or more and below a half, not {self.share}: write "
-            "TrimmedMean(share=0.1)",
+            f"share must be the fraction dropped at each end, 0 or more and below 0.5, got {self.share}. Write "
+            "TrimmedMean(share=0.1).",
         )
 
     def of_sorted(self, rows: Tensor) -> Tensor:
@@ -73,24 +87,31 @@ class TrimmedMean(OrderStatistic):
 
 @dataclass(frozen=True, repr=False)
 class MultiKrum(Aggregator):
-    """The mean of the contributions that lie closest to others, each taken or left as a whole.
+    """The mean of the contributions that are closest to others; each contribution is used or dropped as a whole.
 
     score of x_i = sum of its squared distances to the k - f - 2 others that are closest, f = ceil(outliers k);
     the mean of the k - f contributions of least score
-    law:    with outliers 0 the plain mean; where 2 f + 2 < k, f that lie far from the others are left out
+    law:    with outliers 0 the plain mean; where 2 f + 2 < k, f that are far from the others are dropped
     source: Blanchard et al. 2017, NeurIPS
 
-    k (k - 1) / 2 distances are computed for each version. Where `outliers` is so large for so few contributions that no
-    other would be close, the closest one counts.
+    The paper calls k n, and the number of selected contributions, k - f here, m. Each version computes k (k - 1) / 2
+    distances. If k - f - 2 is below 1, the score uses the closest contribution.
+
+    Args:
+        outliers: largest fraction of the contributions that may have any values (Byzantine), in [0, 0.5).
+
+    Example:
+        >>> gossamer.FedAvg(aggregator=gossamer.MultiKrum(outliers=0.2))
+        FedAvg(aggregator=MultiKrum())
     """
 
-    outliers: float = 0.2  # largest share of the contributions that may be anything
+    outliers: float = 0.2
 
     def __post_init__(self) -> None:
         require(
             0 <= self.outliers < 0.5,
-            f"outliers is a share of the contributions, 0 or more and below a half, not {self.outliers}: write "
-            "MultiKrum(outliers=0.2)",
+            f"outliers must be a fraction of the contributions, 0 or more and below 0.5, got {self.outliers}. Write "
+            "MultiKrum(outliers=0.2).",
         )
 
     def combine(self, contributions: Tensor, weights: Tensor) -> Tensor:
@@ -102,20 +123,22 @@ class MultiKrum(Aggregator):
         if not liars:
             return rows.mean(dim=0)
         closest = max(len(rows) - liars - 2, 1)
-        scores = square_distances(rows).sort(dim=1).values[:, 1 : 1 + closest].sum(dim=1)  # without itself
+        scores = square_distances(rows).sort(dim=1).values[:, 1 : 1 + closest].sum(dim=1)  # excludes the row itself
         kept = scores.argsort(stable=True)[: max(len(rows) - liars, 1)].sort().values
         return rows[kept].mean(dim=0)
 
 
 def finite_rows(contributions: Tensor) -> Tensor:
-    """The contributions of which every number is finite: (up to k, n)."""
+    """Return the contributions with finite values only: (up to k, n)."""
     finite = torch.stack([row.isfinite().all() for row in contributions])
     return contributions if bool(finite.all()) else contributions[finite]
 
 
 def square_distances(rows: Tensor) -> Tensor:
-    """Between all rows: (k, k), in float64, in which squares of float32 do not overflow. On the diagonal: -1, so that a
-    row is always the first of its own neighbors."""
+    """Return the squared distances between all rows: (k, k), in float64, in which squares of float32 do not overflow.
+
+    The diagonal is -1, so that sorting places a row itself first.
+    """
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for part in rows.split(COLUMNS, dim=1):
         wide = part.double()

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take out of each step by how much a device's gradients differ from everyone's."""
+"""SCAFFOLD: control variates correct local steps for the difference between local and global gradients."""
 
 from __future__ import annotations
 
@@ -16,18 +16,27 @@ VARIATE = "variate"
 
 @dataclass(frozen=True, repr=False)
 class SCAFFOLD(FederatedStrategy):
-    """Devices correct their steps by how their gradients differed from everyone's, so that unlike data pull no longer.
+    """FedAvg with control variates, which correct local steps for the client drift of heterogeneous data.
 
     g <- g - c_k + c, before each of K steps of learning rate h;  c_k <- c_k - c + (w - w_k) / (K h)  (option II)
     w <- w - server_learning_rate mean over the cohort of (w - w_k)
-    c <- c + |cohort| / clients  mean over the cohort of what its c_k changed by
-    law:    c is the mean of all clients' c_k after every round, whoever took part; where all c_k are equal it is FedAvg
+    c <- c + |cohort| / clients  mean over the cohort of the changes of c_k
+    law:    c is the mean of all clients' c_k after every round, for any cohort; where all c_k are equal it is FedAvg
     bytes:  twice FedAvg's, both ways; memory: N on each device, N on the server
     source: Karimireddy et al. 2020, ICML (algorithm 1)
 
-    All contributions weigh alike, as in the paper. Devices train by SGD without momentum and with one learning rate
-    for all parameters, which may change from step to step: otherwise (w - w_k) / (K h) is no mean of gradients.
-    What a lossy compressor leaves out of a variate is owed by feedback, and the law then holds with what is owed.
+    The paper calls c and c_k (c_i there) control variates, h eta_l and server_learning_rate eta_g. All contributions
+    have equal weights, as in the paper. Devices train by SGD without momentum and with one learning rate for all
+    parameters, which may change from step to step: otherwise (w - w_k) / (K h) is not a mean of gradients. The error of
+    a lossy compressor remains in the residual, and the law then includes it.
+
+    Args:
+        server_learning_rate: factor of the mean pseudo-gradient.
+        fraction: fraction of all clients that train in a round; for the other arguments see FedAvg.
+
+    Example:
+        >>> gossamer.SCAFFOLD(local_steps=20)
+        SCAFFOLD(local_steps=20)
     """
 
     server_learning_rate: float = 1.0
@@ -36,7 +45,7 @@ class SCAFFOLD(FederatedStrategy):
         super().__post_init__()
         require(
             self.server_learning_rate > 0,
-            f"server_learning_rate is above 0, not {self.server_learning_rate}: write SCAFFOLD()",
+            f"server_learning_rate must be above 0, got {self.server_learning_rate}. Write SCAFFOLD().",
         )
 
     @property
@@ -53,7 +62,7 @@ class SCAFFOLD(FederatedStrategy):
 
     @property
     def why_plain_sgd(self) -> str | None:
-        return "SCAFFOLD takes the way that a device went, over its steps and learning rate, for its mean gradient"
+        return "SCAFFOLD computes a device's mean gradient from its update, steps and learning rate"
 
     @property
     def uses_learning_rate(self) -> bool:
@@ -70,7 +79,7 @@ class SCAFFOLD(FederatedStrategy):
         self, pseudo_gradient: Tensor, work: LocalWork, shared: Memory, memory: Memory
     ) -> tuple[tuple[Tensor, ...], Memory]:
         way = work.steps * work.learning_rate
-        if way == 0:  # it made no step, and knows no gradient
+        if way == 0:  # without a step there is no gradient
             return (pseudo_gradient, torch.zeros_like(pseudo_gradient)), memory
         change = pseudo_gradient / way - shared[VARIATE]
         return (pseudo_gradient, change), {VARIATE: memory[VARIATE] + change}

@@ -1,4 +1,4 @@
-"""SecureAggregation: the server learns the sum of a cohort's contributions, and of each of them nothing."""
+"""SecureAggregation: the server learns the sum of a cohort's contributions, and nothing about a single one."""
 
 from __future__ import annotations
 
@@ -14,51 +14,62 @@ from gossamer.errors import require
 
 @dataclass(frozen=True, repr=False)
 class SecureAggregation(Term):
-    """Masks that cancel in the sum: the server learns what all sent together, and of each device nothing.
+    """Secure aggregation by masks that cancel in the sum: the server learns the sum, and nothing about a single device.
 
     y_i = x_i + PRG(b_i) + sum over j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)  mod 2^width
-    law:    of whoever sent, the sum is exact, also where others left before or after they had agreed on masks
+    law:    the sum over the devices that sent a vector is exact, also if others left before or after the key agreement
     bytes:  N width / 8, width = bits + ceil(log2(devices)), about 350 a neighbor, and 64 a device down
     source: Bonawitz et al. 2017, CCS; Bell et al. 2020, CCS (neighbors)
 
-    x_i is the contribution times its weight, in whole numbers of `bits`, rounded up or down by chance so that it is
-    right on average. The weight itself is under the mask, too, so that no device tells how much data it has.
+    x_i is the contribution times its weight, rounded at random to integers of `bits`, without bias. The weight is
+    masked as well, so no device reveals its number of samples. The papers call b_i the self mask and s_ij the pairwise
+    mask.
 
     Each round has a largest entry R and a largest weight W. Entries are clipped to R. A device with a larger weight
-    counts with W, in the sum and in what the sum is divided by. R grows while more than a quarter of the devices do not
-    fit. W grows while any device does not, up to 512 times what more than a quarter of the devices have. The masks hide
-    a device that does not keep to this: one that runs other code can put any number into the sum.
+    counts with W, in the sum and in its divisor. R grows while more than a quarter of the devices exceed it. W grows
+    while any device exceeds it, up to 512 times the weight that more than a quarter of the devices have. The masks also
+    hide a device that violates these limits: one that runs other code can add any number to the sum.
 
-    A secret of a device, the seed of its own mask or the key of those that it shares, comes back from `threshold` of
-    its neighbors, and each of them tells a share of one of both, once as large a share of the whole cohort has signed
-    who sent a vector: so all tell of the same sum. With a threshold of t shares among k holders, and of t devices among
-    k in the cohort, the server needs 2 t - k or more colluding devices to see behind a mask. With few neighbors it may
-    pretend that others left, and cut the ring that they sit on into pieces: of n neighbors, it learns sums of n / 2 + 1
-    devices or more.
+    Secrets (the seed of a device's own mask, and the key of its pairwise masks) are recovered from shares of
+    `threshold` of its neighbors. Each neighbor reveals a share of one of both, after as large a share of the whole
+    cohort has signed the list of devices that sent a vector, so all reveal shares for the same sum. With a threshold of
+    t shares among k holders, and of t devices among k in the cohort, the server needs 2 t - k or more colluding devices
+    to remove a mask. With few neighbors it can claim that others left, and cut the ring of neighbors into pieces: of n
+    neighbors, it learns sums of n / 2 + 1 devices or more.
+
+    Args:
+        threshold: fraction of the cohort that must remain until the sum is known, above 0.5; otherwise the round fails.
+        neighbors: number of devices that a device shares masks with, 2 or more; None: the whole cohort.
+        bits: bits of each summand, 2 to 32.
+        clip: R, the largest entry of an update; None: adapted, from 1.
+
+    Example:
+        >>> gossamer.FedAvg(secure=gossamer.SecureAggregation(bits=12))
+        FedAvg(secure=SecureAggregation(bits=12))
     """
 
     kind = "secure"
 
-    threshold: float = 0.6  # share of the cohort that has to stay until the sum is known, or the round is given up
-    neighbors: int | None = None  # with whom a device shares masks; None: the whole cohort
-    bits: int = 16  # of a number that is summed, before the sum
-    clip: float | None = None  # R, the largest entry of an update; None: from 1 on, what the cohort needs
+    threshold: float = 0.6
+    neighbors: int | None = None
+    bits: int = 16
+    clip: float | None = None
 
     def __post_init__(self) -> None:
-        require(0.5 < self.threshold <= 1, f"threshold is a share above a half and at most 1, not {self.threshold}")
-        require(self.neighbors is None or self.neighbors >= 2, f"neighbors is 2 or more, not {self.neighbors}")
-        require(2 <= self.bits <= 32, f"bits is 2 to 32, not {self.bits}")
+        require(0.5 < self.threshold <= 1, f"threshold must be above 0.5 and at most 1, got {self.threshold}")
+        require(self.neighbors is None or self.neighbors >= 2, f"neighbors must be 2 or more, got {self.neighbors}")
+        require(2 <= self.bits <= 32, f"bits must be from 2 to 32, got {self.bits}")
         require(
             self.clip is None or 0 < self.clip < 1e30,
-            f"clip is the largest entry of an update, above 0, not {self.clip}: write "
-            "SecureAggregation(clip=1.0), or leave it out",
+            f"clip must be the largest entry of an update, above 0, got {self.clip}. Write "
+            "SecureAggregation(clip=1.0), or omit clip.",
         )
 
     def refuses(self, compressor: Compressor) -> str | None:
-        """Why such messages cannot be added under masks, and what to write instead; None where they can.
+        """Return the reason why such messages cannot be summed under masks, and the line to write; None if they can.
 
-        Linear codes can: every entry, places or directions that all draw alike (RandomK, RandomProjection), and all of
-        them after a rotation.
+        Linear codes can: dense tensors, entries or directions that all devices draw equally (RandomK,
+        RandomProjection), and all of them after a rotation.
         """
         match compressor:
             case Dense(dtype=None) | RandomSubspace():
@@ -67,30 +78,30 @@ class SecureAggregation(Term):
                 return self.refuses(inner)
             case Route(inner=inner, rest=rest):
                 return self.refuses(inner) or self.refuses(rest)
-        term = f"{compressor!r} under {self!r}: masks cancel in a sum of whole numbers only, and "
+        term = f"{compressor!r} under {self!r}: masks cancel in a sum of integers only, and "
         match compressor:
             case Dense(dtype=dtype):
-                return f"{term}{dtype} rounds each number on its own scale. Leave Dense(dtype={dtype!r}) out."
+                return f"{term}{dtype} rounds each number with a separate exponent. Omit Dense(dtype={dtype!r})."
             case Feedback(rule="classic"):
-                return f"{term}devices keep the whole residual. Leave decay={compressor.decay!r} out."
+                return f"{term}devices keep the whole residual. Omit decay={compressor.decay!r}."
             case Feedback():
-                return f"{term}its messages are changes to those before. Leave rule={compressor.rule!r} out: {CLASSIC}."
+                return f"{term}its messages are changes to those before. Omit rule={compressor.rule!r}: {CLASSIC}."
             case PowerSGD(rank=rank):
                 return (
-                    f"{term}its second factor follows from the sum of all first ones, which would take a second round "
-                    f"of masks. Write RandomProjection(rank={rank}), one factor, times one that all devices draw alike."
+                    f"{term}its second factor depends on the sum of all first ones, which would need a second round "
+                    f"of masks. Write RandomProjection(rank={rank}), with a factor that all devices draw equally."
                 )
             case Sparse() | Chain():
                 return (
-                    f"{term}every device chooses places of its own, which would have to be told. Write RandomK(0.01), "
-                    "whose places all devices draw alike."
+                    f"{term}every device selects its own indices, which it would have to reveal. Write RandomK(0.01), "
+                    "with indices that all devices draw equally."
                 )
             case Codec():
                 return (
-                    f"{term}every device has scales of its own. Write SecureAggregation(bits=8) and leave it out: "
+                    f"{term}every device has its own scales. Write SecureAggregation(bits=8) without the compressor: "
                     "numbers then have 8 bits and one scale for all devices."
                 )
         return (
-            f"{term}its messages do not add up to the message of the sum. Write RandomK(0.1), Rotated(RandomK(0.1), "
+            f"{term}the sum of its messages is not the message of the sum. Write RandomK(0.1), Rotated(RandomK(0.1), "
             'by="hadamard"), or no compressor.'
         )

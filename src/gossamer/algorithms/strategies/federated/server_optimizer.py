@@ -1,4 +1,4 @@
-"""Server optimizer: steps on flat parameters by any of torch's optimizers, whose state is kept among plain tensors."""
+"""Server optimizer: steps on flat parameters by any of torch's optimizers, with their state as plain tensors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from gossamer.algorithms.gossip.rules import Memory
 from gossamer.errors import RecipeError
 
-TORCH = "torch."  # before an optimizer's name
-KEPT = "optimizer."  # before a state's name in the memory
+TORCH = "torch."  # prefix of an optimizer's name
+KEPT = "optimizer."  # prefix of a state's name in the memory
 
 
 class Settings(NamedTuple):
-    """Settings by torch's names for them; an optimizer takes those that it knows."""
+    """Settings by torch's names; an optimizer receives those that it accepts."""
 
     learning_rate: float
     beta1: float
@@ -35,14 +35,14 @@ class Settings(NamedTuple):
 
 
 def check(name: str, others: tuple[str, ...], settings: Settings) -> None:
-    """Raise RecipeError for what cannot step on a flat tensor again and again. others: names that are no torch's."""
+    """Raise RecipeError if the optimizer cannot step repeatedly on a flat tensor. others: built-in names."""
     kind = _found(name)
     if kind is None:
         known = ", ".join(f'"{each}"' for each in others)
         bare = name.removeprefix(TORCH).lower()
         near = next((each for each in dir(torch.optim) if each.lower() == bare and _found(TORCH + each)), "SGD")
         raise RecipeError(
-            f"There is no optimizer {name!r} for the server: there are {known}, and those of torch.optim behind "
+            f"There is no server optimizer {name!r}. Available are {known}, and those of torch.optim, prefixed by "
             f'"torch.". Write FedOpt("adam"), or FedOpt("torch.{near}").'
         )
     parameters, memory = torch.zeros(2), Memory()
@@ -51,14 +51,14 @@ def check(name: str, others: tuple[str, ...], settings: Settings) -> None:
             step(name, settings, parameters, memory, torch.ones(2))
     except Exception as error:
         raise RecipeError(
-            f"{name} cannot step on parameters that lie flat, with a gradient and nothing else ({error}), and a "
-            'server has no more. Write FedOpt("adam"), or FedOpt("torch.SGD", learning_rate=1.0).'
+            f"{name} cannot step on flat parameters with a gradient alone ({error}), and a server has no other "
+            'inputs. Write FedOpt("adam"), or FedOpt("torch.SGD", learning_rate=1.0).'
         ) from error
 
 
 @torch.no_grad()
 def step(name: str, settings: Settings, parameters: Tensor, memory: Memory, gradient: Tensor) -> None:
-    """Overwrite parameters, (n,), and memory, which is empty before the first step."""
+    """Update parameters, (n,), and memory, which is empty before the first step."""
     kind = _found(name)
     assert kind is not None
     weight = nn.Parameter(parameters)
@@ -74,7 +74,7 @@ def step(name: str, settings: Settings, parameters: Tensor, memory: Memory, grad
 
 def _tensor(key: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
-        raise TypeError(f"it remembers {key}, which is no tensor")
+        raise TypeError(f"its state {key} is not a tensor")
     return value
 
 

@@ -9,5 +9,5 @@ bits, segments                                packing of small codes; blocks tha
 counter_rng                                   random numbers by key and place
 dct                                           cosines, by products of small matrices
 low_rank, gram_schmidt                        matrices as two thin factors; orthonormal columns
-residual, finite                              what was not sent; finiteness
+residual, finite                              the part that was not sent; finiteness
 """

@@ -24,7 +24,7 @@ def pack(codes: Tensor, sizes: Sequence[int], per_byte: int, base: int) -> Tenso
 
 
 def unpack(stream: Tensor, sizes: Sequence[int], per_byte: int, base: int) -> Tensor:
-    """The codes again: (sum of sizes,) uint8. Raises MalformedError for what `pack` never writes."""
+    """Return the codes: (sum of sizes,) uint8. Raises MalformedError for bytes that `pack` never writes."""
     expect(stream, torch.uint8, packed_bytes(sizes, per_byte))
     refuse(stream > base**per_byte - 1)
     digits = (stream[:, None] // _weights(per_byte, base, stream.device)) % base

@@ -24,7 +24,7 @@ def paired(key: int, n: int, device: torch.device | str = "cpu", bits: int = BIT
 
     Of every 32 places, j and 16 + j get hash j + 16 (place // 32), the latter with its halves exchanged. So each number
     is as uniform as the hash, to the last bit, and the first 16 bits of the two have nothing in common; those behind
-    them do: what both decide together has the chance that independent numbers give it, up to 2^-15. That is enough
+    them do: their joint probabilities are those of independent numbers, up to 2^-15. That is enough
     where each entry has to be right on average, and costs half the hashes.
     """
     groups = -(-n // (2 * APART))
@@ -38,7 +38,7 @@ def stochastic(w: Tensor, unit: Tensor, most: int, key: int) -> Tensor:
 
     In fixed point, with u = paired(key, n, bits) / 2^bits and as many bits, at most 24, as (most + 1) 2^bits <= 2^31
     allows. Digits of w / unit behind these are cut off, and nothing else is lost: the average is wrong by less than
-    2^-24 of a unit, or where `most` is above 127 by less than 2^-30 of the largest number, which float32 cannot tell.
+    2^-24 of a unit, or where `most` is above 127 by less than 2^-30 of the largest number, below float32's resolution.
     """
     bits = min(BITS, 31 - most.bit_length())
     lift = torch.where(unit < 2.0**-100, 2.0**100, 1.0).to(w.dtype)  # one over the unit stays finite

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from gossamer.base.kernels.reference.finite import all_finite
 
-AT_ONCE = 2**18  # entries: what lies between two products should stay in the caches
-ROUNDING = 1e-15  # below it an entry of the basis is 0 that cos() could not tell
+AT_ONCE = 2**18  # entries, so that intermediate products fit into the caches
+ROUNDING = 1e-15  # entries of the basis below it are zeros with a rounding error of cos()
 
 Shape = tuple[int, int]
 
 
 def dct(x: Tensor, shapes: Sequence[Shape], block: int, out: Tensor, *, inverse: bool = False) -> bool:
-    """Overwrite `out`: (n,) with D_h X D_w^T of every block X: (h, w), or with what this came from. Whether it is
+    """Overwrite `out`: (n,) with D_h X D_w^T of every block X: (h, w), or with the inverse. Whether it is
     finite.
 
     D_h: (h, h), the orthonormal DCT-II. The matrices of `shapes` lie side by side in x: (n,). A dimension is cut into

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.errors import MalformedError, OutOfRange
 
-HEADROOM = 1024  # by how much what a payload stands for may exceed the numbers in it
+HEADROOM = 1024  # largest factor between a decoded value and the numbers in its payload
 
 
 def within_range(x: Tensor, terms: float) -> bool:
@@ -34,20 +34,21 @@ def all_finite(x: Tensor) -> bool:
 
 @lru_cache(maxsize=1024)
 def summing_terms(dtype: torch.dtype, payloads: int) -> float:
-    """How often a payload's number must fit into the range of its dtype, so that what `payloads` of them stand for can
-    be added up, in at least float32."""
+    """Return the number of times that a payload's number must fit into the range of its dtype.
+
+    Then `payloads` decoded payloads can be summed, in at least float32.
+    """
     widest = torch.finfo(torch.promote_types(dtype, torch.float32)).max
     return max(1.0, HEADROOM * payloads * (torch.finfo(dtype).max / widest))
 
 
 def summable(numbers: Tensor, payloads: int) -> bool:
-    """Whether a payload's numbers are finite, and what so many payloads like it stand for can be added up."""
+    """Whether a payload's numbers are finite, and `payloads` such payloads can be decoded and summed."""
     return within_range(numbers, summing_terms(numbers.dtype, payloads))
 
 
 def expect_summable(numbers: Tensor, payloads: int) -> None:
-    """Raise MalformedError where numbers of a payload are not finite, and OutOfRange where what so many payloads like
-    it stand for could not be added up."""
+    """Raise MalformedError if numbers are not finite, and OutOfRange if the sum of `payloads` payloads overflows."""
     if summable(numbers, payloads):
         return
     if all_finite(numbers):

@@ -15,7 +15,7 @@ from gossamer.base.kernels.reference.bits import pack, refuse, unpack
 from gossamer.base.kernels.reference.residual import Residual, wanted
 from gossamer.base.kernels.reference.segments import average, blocks, by_block, expect_numbers, sendable, spread
 
-MINUS = 8  # what a code has more for a number below zero; a code of only this would be a second zero
+MINUS = 8  # added to the code of a negative value; alone it would be a second zero
 MAGNITUDES = (0.0, *(2.0 ** (exponent - 7) for exponent in range(1, 8)))
 MIDPOINTS = tuple((a + b) / 2 for a, b in pairwise(MAGNITUDES))
 
@@ -25,8 +25,9 @@ def float4_encode(
 ) -> tuple[Tensor, Tensor]:
     """(scales, codes): (blocks,) float32 and uint8, two entries to a byte.
 
-    s = max |w| over a block. A code is the place in MAGNITUDES of what |w| / s is nearest to (of two, the larger), 0
-    where s is, and 8 more where w < 0, but for zero. Stands for its magnitude times s, with its sign. Raises NotFinite.
+    s = max |w| over a block. A code is the index in MAGNITUDES nearest to |w| / s (of two, the larger), 0
+    where s is, and 8 more where w < 0, but for zero. It decodes to its magnitude times s, with its sign. Raises
+    NotFinite.
     """
     w = wanted(x, residual)
     scales = sendable(by_block(w.abs(), sizes, block).amax(1))
@@ -44,7 +45,7 @@ def float4_encode(
 def float4_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
-    """Overwrite `out`: (n,) with the sum of what the payloads stand for, in the order given, over `divisor`.
+    """Overwrite `out`: (n,) with the sum of the decoded payloads, in the order given, divided by `divisor`.
 
     Raises MalformedError before anything is written.
     """

@@ -12,10 +12,10 @@ from gossamer.base.kernels.reference.finite import all_finite
 
 
 def hadamard(x: Tensor, sizes: Sequence[int], block: int, signs: Tensor, out: Tensor, *, inverse: bool = False) -> bool:
-    """Overwrite `out`: (n,) with H S x / sqrt(m), or with what this came from: S H x / sqrt(m). Whether it is finite.
+    """Overwrite `out`: (n,) with H S x / sqrt(m), or with its inverse S H x / sqrt(m). Whether it is finite.
 
     H: (m, m), entries 1 and -1, symmetric, H H = m; S: diagonal, the first m of `signs`: (block,), 1 or -1. So with
-    every block of m = `block` entries, a power of two; what is left of a tensor is cut into powers of two, the largest
+    every block of m = `block` entries, a power of two; the rest of a tensor is cut into powers of two, the largest
     first. `out` may be x itself.
     """
     for start, stop, length in spans(sizes, block):

@@ -48,7 +48,7 @@ def encode_places(places: Tensor, n: int, room: int | None = None) -> Tensor:
 
 
 def decode_places(coded: Tensor, count: int, n: int, room: int | None = None) -> Tensor:
-    """The `count` places in a code: (count,) int32. Raises MalformedError for what no encoder wrote."""
+    """Return the `count` indices of a code: (count,) int32. Raises MalformedError for an invalid code."""
     room = count if room is None else room
     low = low_bits(room, n)
     if not (0 <= count <= room and coded.dtype == torch.uint8 and coded.shape == (coded_bytes(room, n),)):

@@ -32,7 +32,7 @@ def levels_encode(
     """(norms, codes): (blocks,) float32 and uint8, a stream of `level_bits` bits an entry, lowest bit first.
 
     norm = sqrt(sum of w^2) over a block (a power of two, summed by halves), unit = norm / levels, level = w / unit
-    rounded as noise.stochastic does it, between -levels and levels; code = levels + level. Stands for level unit.
+    rounded as noise.stochastic does it, between -levels and levels; code = levels + level. Decodes to level unit.
     Raises NotFinite, also where a sum of squares is not finite.
     """
     w = wanted(x, residual)
@@ -55,7 +55,7 @@ def levels_decode(
     out: Tensor,
     divisor: int = 1,
 ) -> None:
-    """Overwrite `out`: (n,) with the sum of what (norms, codes) stand for, in the order given, over `divisor`.
+    """Overwrite `out`: (n,) with the sum of the decoded (norms, codes), in the order given, divided by `divisor`.
 
     Raises MalformedError before anything is written.
     """

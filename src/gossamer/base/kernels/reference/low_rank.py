@@ -1,8 +1,8 @@
 """Matrices as two thin factors, x ~ p q^T: all matrices of a bucket in one call.
 
-What all workers compute from the same answers (orthonormal columns, and p q^T) is added up in one fixed order, the same
-bits everywhere. What one worker computes of its own numbers and then sends (x q and x^T p) has the order of whoever
-computes it.
+Values that all workers compute from the same answers (orthonormal columns, and p q^T) are summed in one fixed order,
+with the same bits everywhere. Values that one worker computes from its own input and then sends (x q and x^T p) have
+the order of its device.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gossamer.errors import NotFinite
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor in its buffer, and where its factors lie in theirs: `left` p, and `right` q.
+    """A tensor in its buffer, and the offsets of its factors in theirs: `left` p, and `right` q.
 
-    What is no matrix has no rows; then its entries themselves lie at `left`.
+    A tensor that is not a matrix has no rows; its entries are then at `left`.
     """
 
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Place:
         return flat[self.at : self.at + self.numel]
 
     def follows(self, other: Place) -> bool:
-        """Whether this matrix lies right behind another of its shape, both row by row."""
+        """Whether this matrix is directly behind another of its shape, both row by row."""
         alike = (self.rows, self.columns) == (other.rows, other.columns) and self.at == other.at + other.numel
         return alike and self.lies_row_by_row and other.lies_row_by_row
 
@@ -66,7 +66,7 @@ class Run:
     rank: int
 
     def matrices(self, flat: Tensor) -> Tensor:
-        """(batch, rows, columns): a view, or a copy of what does not lie row by row."""
+        """Return (batch, rows, columns): a view, or a copy of a matrix that is not stored row by row."""
         first, batch = self.places[0], len(self.places)
         if not first.lies_row_by_row:
             return first.view(flat).reshape(1, first.rows, first.columns)
@@ -152,10 +152,10 @@ class Factoring:
 
 
 def project(x: Tensor, factoring: Factoring, q: Tensor, terms: float, residual: Residual | None = None) -> Tensor:
-    """p = w q of every matrix, and the tensors that are none: (first_numel,) in q's dtype.
+    """Return p = w q of every matrix, and the other tensors: (first_numel,) in q's dtype.
 
-    w = x, or x + residual.before, which is written to residual.after. Raises NotFinite where w holds a NaN or a number
-    so large that a sum of `terms` such ones could leave its range.
+    w = x, or x + residual.before, which is written to residual.after. Raises NotFinite if w has a NaN or a value so
+    large that a sum of `terms` such values could overflow.
     """
     w = x if residual is None else torch.add(x, residual.before, out=residual.after)
     if not within_range(w, terms):
@@ -169,10 +169,9 @@ def project(x: Tensor, factoring: Factoring, q: Tensor, terms: float, residual: 
 
 
 def back_project(w: Tensor, factoring: Factoring, first: Tensor, left: Tensor | None = None) -> Tensor:
-    """q = w^T p of every matrix: (right_numel,) in the dtype of `first`, whose p are orthonormal.
+    """Return q = w^T p of every matrix: (right_numel,) in the dtype of `first`, with orthonormal p.
 
-    left: room for what these factors do not tell of w, which it may be: w - p q^T, and zero for tensors that are no
-    matrices.
+    left: receives the error of the factors, w - p q^T, and zero for other tensors; it may be w.
     """
     q = first.new_empty(factoring.right_numel)
     for run in factoring.runs:
@@ -186,7 +185,7 @@ def back_project(w: Tensor, factoring: Factoring, first: Tensor, left: Tensor | 
 
 
 def expand(factoring: Factoring, first: Tensor, q: Tensor, out: Tensor) -> None:
-    """Overwrite `out`: (n,) with p q^T of every matrix, and with the tensors that are none."""
+    """Overwrite `out`: (n,) with p q^T of every matrix, and with the other tensors."""
     for run in factoring.runs:
         run.write(_product(run.left(first), run.right(q)), out)
     for place in factoring.others:

@@ -28,7 +28,7 @@ def onebit_encode(
 ) -> tuple[Tensor, Tensor]:
     """(scales, bits): (blocks,) float32 and uint8, eight entries to a byte.
 
-    s = mean |w| over a block (a power of two, summed by halves); a bit is set where w < 0. Stands for -s where it is
+    s = mean |w| over a block (a power of two, summed by halves); a bit is set where w < 0. Decodes to -s where it is
     set and s elsewhere. Raises NotFinite, also where a block's sum is not finite.
     """
     w = wanted(x, residual)
@@ -43,7 +43,7 @@ def onebit_encode(
 def onebit_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
-    """Overwrite `out`: (n,) with the sum of what the payloads stand for, in the order given, over `divisor`.
+    """Overwrite `out`: (n,) with the sum of the decoded payloads, in the order given, divided by `divisor`.
 
     Raises MalformedError before anything is written.
     """

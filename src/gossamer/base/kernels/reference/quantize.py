@@ -1,4 +1,4 @@
-"""8-bit code of every entry. w = x + residual.before, or x; residual.after = w - what the code stands for.
+"""8-bit code of every entry. w = x + residual.before, or x; residual.after = w - the decoded code.
 
 Arithmetic is float32 (float64 for such input), one rounding for every operation written, none fused.
 """
@@ -21,7 +21,7 @@ def int8_encode(
     """(scales, codes): (blocks,) float32 and (n,) int8.
 
     s = max |w| / 127 over a block, q = w / s to the nearest integer (to the even one of two), or under a key as
-    noise.stochastic does it, then between -127 and 127; 0 where s is. Stands for q s. Raises NotFinite.
+    noise.stochastic does it, then between -127 and 127; 0 where s is. Decodes to q s. Raises NotFinite.
     """
     w = wanted(x, residual)
     scales = sendable(by_block(w.abs(), sizes, block).amax(1)) / 127

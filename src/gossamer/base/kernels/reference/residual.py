@@ -1,4 +1,4 @@
-"""Residuals: what was not sent, before and after."""
+"""Residuals: the part that was not sent, before and after."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gossamer.errors import NotFinite
 class Residual:
     """Both at least float32. They may be one tensor; an encoder then updates it in place."""
 
-    before: Tensor  # what is still owed: (n,), read
-    after: Tensor  # room for what will be owed: (n,), written
+    before: Tensor  # the current residual: (n,), read
+    after: Tensor  # the next residual: (n,), written
 
 
 def both(residual: Residual | None) -> tuple[Tensor, ...]:
@@ -24,8 +24,8 @@ def both(residual: Residual | None) -> tuple[Tensor, ...]:
 
 
 def wanted(x: Tensor, residual: Residual | None) -> Tensor:
-    """What should travel: (n,), at least in float32. Raises NotFinite where some of it cannot."""
+    """Return x plus the residual: (n,), at least in float32. Raises NotFinite if a value cannot be sent."""
     found = x.to(torch.promote_types(x.dtype, torch.float32)) if residual is None else x + residual.before
     if not all_finite(found):
-        raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+        raise NotFinite("the input has a value that is not finite, or too large to be added to the residual")
     return found

@@ -12,7 +12,7 @@ from gossamer.base.kernels.reference.finite import all_finite, expect_summable
 from gossamer.base.kernels.reference.gram_schmidt import sum_of_halves
 from gossamer.errors import MalformedError, NotFinite
 
-LARGEST_BLOCK = 2**14  # whose sum is taken by halves: tensors are filled up to whole blocks; kLargestBlock in C++
+LARGEST_BLOCK = 2**14  # for sums by halves: tensors are padded to whole blocks; kLargestBlock in C++
 
 
 def blocks(sizes: Sequence[int], block: int) -> int:

@@ -54,7 +54,7 @@ def sign_magnitude_encode(
 def sign_magnitude_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
-    """Overwrite `out`: (n,) with the sum of what the payloads stand for, in the order given, over `divisor`.
+    """Overwrite `out`: (n,) with the sum of the decoded payloads, in the order given, divided by `divisor`.
 
     Raises MalformedError before anything is written.
     """

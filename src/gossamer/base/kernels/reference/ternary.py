@@ -34,9 +34,9 @@ def ternary_encode(
 ) -> Tensor:
     """Codes, `per_byte` (4 or 5) to a byte: 0, or where u s < |x| 1 for x > 0 and 2 for x < 0; 0 where s is.
 
-    s is the tensor's scale, from scales: (tensors,) float32; u = paired(key) / 2^24. 1 stands for s, 2 for -s. Unbiased
-    where |x| <= s. What is left of x is written to `after` where given, (n,) at least float32, which may be x. Raises
-    NotFinite.
+    s is the tensor's scale, from scales: (tensors,) float32; u = paired(key) / 2^24. 1 decodes to s, 2 to -s. It is
+    unbiased where |x| <= s. The residual of x is written to `after` if given, (n,) at least float32, which may be x.
+    Raises NotFinite.
 
     Four neighbors share a byte, the first one lowest. Of five to a byte, those 64 apart do, in every 320 entries of a
     tensor: byte i has i, 64 + i, ... 256 + i, and loops make or read 64 bytes at once. In the rest neighbors do.
@@ -77,7 +77,7 @@ def ternary_decode(
 
 
 def _turned(codes: Tensor, sizes: Sequence[int], rows: int, columns: int) -> Tensor:
-    """Every whole matrix of codes that lies in a tensor, (rows, columns), turned; what is left stays as it is."""
+    """Transpose every whole matrix of codes in a tensor, (rows, columns); the remainder is unchanged."""
     found = [codes.new_empty(0)]
     for span in codes.split(list(sizes)):
         whole = len(span) - len(span) % (rows * columns)

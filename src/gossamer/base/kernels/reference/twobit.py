@@ -55,7 +55,7 @@ def twobit_measured_encode(
 def twobit_decode(
     payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
 ) -> None:
-    """Overwrite `out`: (n,) with the sum of what (thresholds, codes) stand for, in the order given, over `divisor`.
+    """Overwrite `out`: (n,) with the sum of the decoded (thresholds, codes), in the order given, divided by `divisor`.
 
     Raises MalformedError before anything is written.
     """

@@ -1,7 +1,7 @@
 """Triton kernels: the same functions as plain torch's, for tensors of a GPU, in a few passes over its memory.
 
 A kernel is here under the name, and with the arguments, of the plain torch function that it equals, bit for bit unless
-its docstring says otherwise; what it does not serve it hands to that one. TRITON_INTERPRET=1 runs them on processors,
+its docstring has exceptions; unsupported inputs use that one. TRITON_INTERPRET=1 runs them on processors,
 slowly, for tests.
 
 Public kernels, by subject:
@@ -12,15 +12,15 @@ measures, finite                        largest magnitudes and sums of squares; 
 select, places, sparse                  the entries that travel; their places in few bits; sums of entries at places
 walsh, factors, orthonormal             a rotation made of sums and differences; matrices as two thin factors
 
-What these stand on, from the host's side and within a kernel:
+Support code, for the host and within kernels:
 
-launch, status                          how kernels are started; what they found wrong, read once
+launch, status                          starting kernels; their errors, read once
 block_table, tiling, spans, factor_table   where blocks, tensors and matrices lie, copied to a device once
-code_format, encoding, decoding         what codes are; blocks to payloads; checks and sums of payloads
+code_format, encoding, decoding         formats of codes; blocks to payloads; checks and sums of payloads
 stacking                                payloads as rows of one buffer
-sampling, candidates                    a bound that the k largest reach, guessed; what reaches it, gathered in one pass
-radix, compaction, remainder            thresholds; what is above them, in order; what is left then
-momentum, wanted                        what momentum offers; w and magnitudes
+sampling, candidates                    estimated bounds of the k largest; entries above them, gathered in one pass
+radix, compaction, remainder            thresholds; entries above them, in order; the residual
+momentum, wanted                        the offered momentum; w and magnitudes
 rows, packing, noise                    a program's blocks; codes to bytes; rounding right on average
 """
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BlockTable:
-    """A program of a kernel serves a block: row b says which entries that is. No block reaches into another tensor."""
+    """A program of a kernel handles a block: row b has its range of entries. No block extends into another tensor."""
 
     starts: Tensor  # (blocks,) int32, within the whole buffer
     lengths: Tensor  # (blocks,) int32, of 1 to `block` entries

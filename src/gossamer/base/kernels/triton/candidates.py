@@ -1,10 +1,11 @@
-"""Candidates: the entries of each tensor that reach a bound, gathered in one pass, with their places, into little room.
+"""Candidates: the entries of each tensor that reach a bound, gathered in one pass, with their indices, in a small
+buffer.
 
-Each block writes a run of its own, in order, where an atomic sum puts it: runs lie as programs came by, and who needs
-their order goes through them block by block. A tensor's candidates are complete where as many were found as travel, and
-no more than there was room for. Else whoever looks at them looks at all entries of that tensor instead: slower, and to
-the same bits. Only the device knows which it is. Where all that is not zero was gathered, they tell the k-th largest
-magnitude even if they are fewer than k.
+Each block writes a run, in order, at an offset from an atomic sum: runs are in the order in which programs finished,
+and readers that need the order of blocks iterate over them. A tensor's candidates are complete if there are at least as
+many as entries to send, and no more than the room. Otherwise readers use all entries of that tensor: slower, with the
+same bits. Only the device knows which case applies. If all nonzero entries were gathered, they determine the k-th
+largest magnitude even if they are fewer than k.
 """
 
 from __future__ import annotations
@@ -82,12 +83,12 @@ class Candidates:
 
     @property
     def arguments(self) -> tuple[Tensor | None, ...]:
-        """What every kernel that looks at them is told first."""
+        """The first arguments of every kernel that reads them."""
         return self.x, self.before, self.values, self.found, self.spans.counts, self.spans.rooms
 
 
 def gathered(x: Tensor, before: Tensor | None, spans: Spans, bounds: Tensor, status: Tensor) -> Candidates:
-    """The candidates that reach bounds. Reads x and `before` once. Reports what is not finite."""
+    """Return the candidates that reach bounds. Reads x and `before` once. Reports values that are not finite."""
     blocks, found = spans.blocks, torch.zeros_like(spans.counts)
     places = torch.empty(spans.room, dtype=torch.int32, device=x.device)
     values, starts = torch.empty(spans.room, device=x.device), torch.empty_like(blocks.starts)

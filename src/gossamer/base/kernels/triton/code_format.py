@@ -1,4 +1,4 @@
-"""Code format: what the codes of blocks are, how many there are, and what they stand for."""
+"""Code format: the codes of blocks, their number, and their decoded values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CodeFormat:
 
     @property
     def named(self) -> dict[str, int]:
-        """What every kernel of codes is told of them."""
+        """The arguments of every kernel of codes."""
         return {"bits": self.bits, "width": self.width, "most": self.most}
 
     def numel(self, sizes: Sequence[int], block: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Compaction: entries above a magnitude, and the first of those equal to it, side by side in their order.
 
-Each block counts its own, a running sum over blocks says where they go, and each block writes them there: no program
+Each block counts its own, a running sum over blocks gives their offsets, and each block writes them there: no program
 waits for another. A block's own are its run of candidates, or all its entries where those are not complete.
 """
 

@@ -26,7 +26,7 @@ def _wrong(
     bits: tl.constexpr, width: tl.constexpr, most: tl.constexpr,
     block: tl.constexpr, together: tl.constexpr, even: tl.constexpr,
 ):  # fmt: skip
-    """Report what one payload, of those side by side, should not hold: the second number of a program is its."""
+    """Report invalid values of one of the concatenated payloads, the second number of a program."""
     row, live, length, _, here = located(starts, lengths, blocks, block, together, even)
     payload = tl.program_id(1).to(tl.int64)
     for each in tl.static_range(width):
@@ -67,8 +67,8 @@ def decoded(
     out: Tensor,
     divisor: int,
 ) -> bool:
-    """Overwrite `out` with the sum over `divisor`. False, and nothing is written, where plain torch has to do it, or to
-    say what is wrong."""
+    """Overwrite `out` with the sum over `divisor`. Return False, without
+    writing, if plain torch has to decode or to report an error."""
     scales, codes = [first for first, _ in payloads], [second for _, second in payloads]
     numel = form.numel(sizes, block)
     fits = fit(scales, torch.float32, numel[0], out) and fit(codes, form.dtype, numel[1], out)

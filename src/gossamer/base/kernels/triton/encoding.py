@@ -1,4 +1,4 @@
-"""Encoding: numbers of blocks and codes of entries, checked, written and what they leave kept, in one pass."""
+"""Encoding: block scales and entry codes, checked and written with the residual, in one pass."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ def encoded(
 
 
 def encodable(x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None) -> bool:
-    """Whether blocks, whose sums are taken by halves, fit into programs, and the buffers fit."""
+    """Whether blocks with sums by halves fit into programs, and the buffers fit."""
     return halved(block) and tileable(sizes, x, *both(residual))

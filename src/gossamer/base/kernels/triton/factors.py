@@ -1,4 +1,4 @@
-"""Thin factors on a GPU: what is elementwise, in one pass over all tensors; the products with w are a library's.
+"""Thin factors on a GPU: elementwise parts in one pass over all tensors; the products with w are a library's.
 
 p q^T is added up column after column of both, as plain torch does it; x q and x^T p are one worker's own numbers.
 """
@@ -93,7 +93,7 @@ class _Factors:
     q: Tensor
 
     def write(self, out: Tensor, w: Tensor | None = None) -> None:
-        """p q^T and what is no matrix; or what these do not tell of w."""
+        """Write p q^T and the other tensors; or the error relative to w."""
         table, blocks = self.table, self.table.blocks
         if len(blocks):
             _expand[(len(blocks),)](

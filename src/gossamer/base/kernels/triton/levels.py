@@ -17,7 +17,7 @@ from gossamer.base.kernels.triton.encoding import encoded
 from gossamer.base.kernels.triton.noise import stochastic
 from gossamer.base.kernels.triton.rows import row_sums
 
-MOST_LEVELS = 2**15 - 1  # whose codes have two bytes
+MOST_LEVELS = 2**15 - 1  # with codes of two bytes
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Momentum: what was averaged over steps, and what it offers, in one pass."""
+"""Momentum: the average over steps, and the offered values, in one pass."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ LIFT: tl.constexpr = tl.constexpr(2.0**100)
 
 
 def halves_of(word: int) -> tuple[int, int]:
-    """64 bits, a key for instance, as two int32, low and high, whatever they are: they change with every step, and a
-    kernel shall not be compiled anew."""
+    """Return 64 bits, such as a key, as two int32, low and high, which may change without recompiling a kernel."""
     low, high = word & 0xFFFFFFFF, word >> 32
     return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
 

@@ -26,7 +26,7 @@ ROWS_OF_A_WARP = 256
 
 @triton.jit
 def _total(x, filled: tl.constexpr):
-    """The sum by halves, with the zeros behind that plain torch fills a matrix up with beside a larger one."""
+    """Return the sum by halves, including the zeros that plain torch pads a matrix with next to a larger one."""
     found = tl.sum(row_sums(x[None, :]), 0)
     if filled:
         found = found + 0.0

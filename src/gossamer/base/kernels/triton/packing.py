@@ -52,8 +52,9 @@ def _eight_bits(low, high, at: tl.constexpr, width: tl.constexpr):
 
 @triton.jit
 def load_codes(packed, first_byte, within, here, bits: tl.constexpr):
-    """The codes of entries `within` a block whose bytes begin at first_byte: int32; zero where none is. int8 keep
-    their sign."""
+    """Return the codes of entries `within` a block with bytes from first_byte: int32; zero elsewhere. int8 keep their
+    sign.
+    """
     if bits == 8:
         found = tl.load(packed + first_byte + within, mask=here, other=0).to(tl.int32)
     else:
@@ -70,7 +71,7 @@ def load_codes(packed, first_byte, within, here, bits: tl.constexpr):
 
 @triton.jit
 def rest_of_byte(packed, first_byte, length, live, bits: tl.constexpr):
-    """What stands behind a block's last code in its last byte: (together,) int32. No encoder writes anything there."""
+    """Return the bits behind a block's last code in its last byte: (together,) int32. Encoders write zeros there."""
     used = length * bits
     left = live & (used % 8 != 0)
     return tl.load(packed + first_byte + used // 8, mask=left, other=0).to(tl.int32) >> (used % 8)

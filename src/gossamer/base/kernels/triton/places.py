@@ -1,7 +1,7 @@
 """Index coding on a GPU: ascending places in few bits, the same bytes as plain torch's.
 
 Writing, each place sets its own bits, and `or` has no order. Reading, each block of bytes counts its bits, a running
-sum over blocks says which places they are, and each block writes what it has of them; then every place gets its low
+sum over blocks gives their indices, and each block writes its own; then every place gets its low
 bits and is compared with the next one.
 """
 
@@ -132,7 +132,7 @@ def decode_places(coded: Tensor, count: int, n: int, room: int | None = None) ->
 
 
 def decodable(coded: Tensor, count: int, n: int, room: int) -> bool:
-    """Whether this is as long as such a code is, and lies where kernels can read it."""
+    """Whether this has the length of such a code, in memory that kernels can read."""
     fits = 0 <= count <= room and n < 2**31 and coded.dim() == 1 and len(coded) == coded_bytes(room, n)
     return fits and serves(coded, types=(torch.uint8,))
 

@@ -1,9 +1,9 @@
 """Radix selection: the magnitude of the k-th largest entry of each tensor, digit by digit from the highest.
 
-A pass counts how often each value of a digit occurs among the entries whose higher digits are those of the k-th largest
-one, which the counts of passes before tell. Counts are whole numbers, so that the order in which programs add them does
-not matter; how many passes there are is always the same, and nothing is read on the host. A pass goes over the
-candidates, and over all entries of tensors whose candidates do not tell. Where fewer than k count, the k-th is a zero.
+A pass counts how often each value of a digit occurs among the entries with the higher digits of the k-th largest one,
+known from the passes before. Counts are integers, so the order in which programs add them does not matter; the number
+of passes is fixed, and nothing is read on the host. A pass reads the candidates, and all entries of tensors with
+incomplete candidates. If fewer than k count, the k-th is a zero.
 """
 
 from __future__ import annotations

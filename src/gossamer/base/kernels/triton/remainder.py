@@ -1,4 +1,4 @@
-"""Remainders: what is left of w where the chosen entries travel, in one pass."""
+"""Remainders: the residual of w after the chosen entries are sent, in one pass."""
 
 from __future__ import annotations
 

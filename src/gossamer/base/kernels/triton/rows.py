@@ -13,7 +13,7 @@ MOST_HALVINGS: tl.constexpr = tl.constexpr(LARGEST_BLOCK.bit_length() - 1)
 @triton.jit
 def located(starts, lengths, blocks, block: tl.constexpr, together: tl.constexpr, even: tl.constexpr):
     """(row, live, length): (together,), the number of each block, whether there is one, and its entries; then
-    (place, here): (together, block), where each entry lies, and whether there is one."""
+    (place, here): (together, block), the offset of each entry, and whether it exists."""
     row = tl.program_id(0) * together + tl.arange(0, together)
     live = row < blocks
     start = tl.multiple_of(tl.load(starts + row, mask=live, other=0), even)
@@ -43,5 +43,5 @@ def row_sums(x):
 
 @triton.jit
 def row_means(x, count):
-    """The mean of so many numbers of each row, of which the others are zero: (rows,); zero where there are none."""
+    """Return the mean of `count` numbers of each row, of which the others are zero: (rows,); zero for empty rows."""
     return tl.div_rn(row_sums(x), tl.maximum(count, 1).to(tl.float32))

@@ -1,7 +1,7 @@
-"""Sampling: magnitudes that somewhat more than the k largest entries of each tensor reach, by what a sample says.
+"""Sampling: estimated magnitudes that slightly more than the k largest entries of each tensor reach.
 
-A program looks at the sample of a tensor, one entry of every stride, anywhere in it, and searches the largest magnitude
-that enough of them reach, bit by bit. What it finds is a guess: whoever goes by it counts.
+A program reads the sample of a tensor, one entry of every stride, at a random offset, and searches the largest
+magnitude that enough of them reach, bit by bit. The result is an estimate: callers count the entries above it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""Selection of the entries that travel, on a GPU: x is read once, and once more where something may be owed.
+"""Selection of the entries to send, on a GPU: x is read once, and once more if there is a residual.
 
-- `largest` reads x and residual.before once to gather candidates, which are few, in room that follows from sizes and
-  counts; the k largest are found among these. It reads both once more to write residual.after: not before all is known
-  to be finite, as a residual in place could not be had back.
-- `above` does so, too. Where it finds more than it has room for it starts again as `largest`.
-- `largest_with_momentum` reads x and momentum.before once to write momentum.after, from which it goes on as from x;
+- `largest` reads x and residual.before once to gather candidates, which are few, in room that depends on sizes and
+  counts; the k largest are selected from these. It reads both once more to write residual.after: only after all values
+  are known to be finite, as a residual in place could not be restored.
+- `above` does the same. If it finds more than it has room for it starts again as `largest`.
+- `largest_with_momentum` reads x and momentum.before once to write momentum.after, and continues with it in place of x;
   with Nesterov's it writes that x.
 
-Beside these passes a sample is read, of 16384 entries of each tensor at most. Where its bound was a bad one, or more
-entries are equal to the k-th than there is room for, a tensor is read five times more; only twice more where these are
-zeros.
+In addition, a sample of at most 16384 entries of each tensor is read. If its bound was a bad one, or more entries are
+equal to the k-th than there is room for, a tensor is read five times more; only twice more if these are zeros.
 
-What is not float32, bfloat16 or float16 with float32 residuals goes to plain torch, and so do sizes that do not fit.
+Other dtypes than float32, bfloat16 or float16 with float32 residuals use plain torch, and so do unsupported sizes.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def _write(
 
 
 def _magnitude(threshold: float) -> int:
-    """What `compaction` compares magnitudes with: all are above -1, and none is above that of NaN."""
+    """Return the value that `compaction` compares magnitudes with: all are above -1, and none is above that of NaN."""
     number = torch.tensor(threshold, dtype=torch.float32)
     if number.isnan():
         return NAN

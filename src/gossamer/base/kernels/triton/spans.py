@@ -26,12 +26,12 @@ SAMPLE = 16384  # entries of each tensor, at most
 
 @dataclass(frozen=True)
 class Spans:
-    """Where tensors lie in what is selected from, in the room for candidates, and in what is selected.
+    """Offsets of tensors in the input, in the room for candidates, and in the selection.
 
     Each tensor of numbers: (tensors,) int32.
     """
 
-    blocks: BlockTable  # of what is selected from
+    blocks: BlockTable  # of the input
     rows: BlockTable  # the same ones, and behind them the blocks of the room for candidates
     starts: Tensor  # each tensor's first entry
     sizes: Tensor
@@ -58,7 +58,7 @@ def spans(numel: int, sizes: Sequence[int], counts: Sequence[int], device: torch
 
 @lru_cache(maxsize=256)
 def span(numel: int, room: int, device: torch.device) -> Spans:
-    """To take what is above a bound, at most `room` of so many entries."""
+    """Return spans to select entries above a bound, at most `room` of `numel`."""
     return _made((numel,), (0,), (1,), (0,), (min(room, numel),), device)
 
 
@@ -74,7 +74,7 @@ def _of_counts(numel: int, sizes: tuple[int, ...], counts: tuple[int, ...], devi
 
 
 def beyond(expected: float) -> int:
-    """What a count that is expected to be this will not exceed, but for once in millions of times; 0 of nothing."""
+    """Return a bound that a count with this expectation exceeds once in millions of times; 0 for 0."""
     return math.ceil(expected + 5 * math.sqrt(expected) + 8) if expected else 0
 
 

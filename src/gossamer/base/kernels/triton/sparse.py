@@ -57,7 +57,7 @@ def sparse_decode(
         report_range(values, summing_terms(values.dtype, len(payloads)), status)
         entries.append((decode(coded, len(values), n, len(values), status), values))
     if found(status):
-        return truth.sparse_decode(payloads, out, divisor, onto=onto)  # which says what is wrong
+        return truth.sparse_decode(payloads, out, divisor, onto=onto)  # which reports the error
     return scatter(entries, out, divisor, onto=onto)
 
 

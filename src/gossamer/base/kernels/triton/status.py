@@ -1,4 +1,4 @@
-"""Status: what kernels found wrong, a bit each in one number on the device, which the host reads once."""
+"""Status: errors that kernels found, as bits of one number on the device, which the host reads once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def report(status, wrong, bit: tl.constexpr):
 
 @triton.jit
 def expect_sendable(numbers, status):
-    """Within a kernel: report what is not finite."""
+    """Within a kernel: report values that are not finite."""
     report(status, ~(tl.abs(numbers) < INFINITY), NOT_FINITE)  # NaN is not below anything
 
 
@@ -42,4 +42,4 @@ def found(status: Tensor) -> int:
 def expect_finite(status: Tensor) -> None:
     """Raise NotFinite where a kernel found a number that cannot be sent."""
     if found(status) & NOT_FINITE.value:
-        raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+        raise NotFinite("the input has a value that is not finite, or too large to be added to the residual")

@@ -23,7 +23,7 @@ from gossamer.base.kernels.triton.status import MALFORMED, NOT_FINITE, expect_fi
 from gossamer.base.kernels.triton.tiling import first_bytes_of, tileable
 from gossamer.base.kernels.triton.wanted import INFINITE, magnitude, owe, raw, signed, wanted
 
-BYTES = 1024  # that a program writes or reads: whole runs of 64, whose entries lie 64 apart
+BYTES = 1024  # per program: whole runs of 64, with entries 64 apart
 RUN: tl.constexpr = tl.constexpr(ternary.APART[5])
 UNIT: tl.constexpr = tl.constexpr(2.0**-24)
 
@@ -45,7 +45,7 @@ def _program(starts, lengths, owners, first_bytes):
 
 @triton.jit
 def _entry(byte, k, length, per_byte: tl.constexpr):
-    """Where the k-th entry of each byte lies among so many of a program."""
+    """Return the offset of the k-th entry of each byte among the `length` entries of a program."""
     neighbors = byte * per_byte + k
     if per_byte == 5:
         whole = length // (5 * RUN) * RUN
@@ -103,7 +103,7 @@ def ternary_encode(
 def _ternary_wrong(
     codes, status, starts, lengths, owners, first_bytes, step, per_byte: tl.constexpr, tile: tl.constexpr
 ):
-    """Report what no encoder writes in one payload: the second number of a program is its."""
+    """Report invalid bytes of one payload, which is the second number of a program."""
     _, length, _, first_byte = _program(starts, lengths, owners, first_bytes)
     byte = tl.arange(0, tile)
     at = codes + tl.program_id(1).to(tl.int64) * step + first_byte + byte
@@ -155,7 +155,7 @@ def ternary_decode(
 def _decoded(
     codes: Sequence[Tensor], scales: Tensor, sizes: Sequence[int], per_byte: int, out: Tensor, divisor: int
 ) -> bool:
-    """False, and nothing is written, where plain torch has to do it, or to say what is wrong."""
+    """Return False, without writing, if plain torch has to decode or to report an error."""
     fits = fit([scales], torch.float32, len(sizes), out) and tileable(sizes, out) and out.dtype == torch.float32
     known = bool(codes) and per_byte in ternary.BASE
     if not (fits and known and fit(codes, torch.uint8, blocks(sizes, per_byte), out)):

@@ -36,7 +36,7 @@ class Tiling:
 
     @property
     def places(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        """What every kernel over blocks is told first."""
+        """The first arguments of every kernel over blocks."""
         return self.starts, self.lengths, self.first_bytes, len(self.starts)
 
     @property

@@ -1,4 +1,4 @@
-"""Wanted numbers: x plus what is still owed, as a kernel reads and writes it, and its magnitudes."""
+"""Kernel helpers for w = x plus the residual, and its magnitudes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def raw(x: Tensor) -> Tensor:
 
 
 def owed(residual: Residual | None) -> tuple[Tensor, ...] | tuple[None, None]:
-    """What was owed and room for what will be, as arguments of a kernel."""
+    """Return the residual's buffers as arguments of a kernel."""
     return both(residual) or (None, None)
 
 
@@ -33,7 +33,7 @@ def widened(x):
 
 @triton.jit
 def wanted(x, before, place, here):
-    """w = x + before in float32, rounded once; x where that is None. Zero where not `here`."""
+    """Return w = x + before in float32, rounded once; x without `before`. Zero where not `here`."""
     w = widened(tl.load(x + place, mask=here, other=0))
     if before is not None:
         w = w + tl.load(before + place, mask=here, other=0.0)
@@ -42,7 +42,7 @@ def wanted(x, before, place, here):
 
 @triton.jit
 def owe(after, left, place, here):
-    """Write what is left of w, where that is wanted."""
+    """Write the residual of w, if there is a buffer for it."""
     if after is not None:
         tl.store(after + place, left, mask=here)
 

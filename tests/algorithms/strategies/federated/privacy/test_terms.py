@@ -166,14 +166,14 @@ def test_local_noise_is_not_fed_back() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("noise=0.0", "noise is above 0"),
-        ("noise=1.0, delta=0.0", "delta is a chance"),
-        ("noise=1.0, budget=0.0", "budget is an epsilon"),
-        ("noise=1.0, clip=-1.0", "clip is a norm"),
-        ("noise=1.0, quantile=1.0", "quantile is between"),
-        ("noise=1.0, count_noise=0.4", "count_noise is above half"),
-        ("noise=1.0, sampling='all'", "sampling is"),
-        ("noise=1.0, accountant='gdp'", "accountant is"),
+        ("noise=0.0", "noise must be above 0"),
+        ("noise=1.0, delta=0.0", "delta must be between"),
+        ("noise=1.0, budget=0.0", "budget must be an epsilon"),
+        ("noise=1.0, clip=-1.0", "clip must be a norm"),
+        ("noise=1.0, quantile=1.0", "quantile must be between"),
+        ("noise=1.0, count_noise=0.4", "count_noise must be above half"),
+        ("noise=1.0, sampling='all'", "sampling must be"),
+        ("noise=1.0, accountant='gdp'", "accountant must be"),
     ],
 )
 def test_wrong_numbers_are_refused(wrong: str, said: str) -> None:

@@ -1,6 +1,6 @@
-"""Privacy of federations: what versions tell of any one device, how it is bounded, and what that costs.
+"""Differential privacy of federations: the privacy loss of a device, its limits, and their cost.
 
 terms         Privacy, CentralPrivacy, LocalPrivacy, DistributedPrivacy
-epsilon       epsilon and delta after so many rounds
-integer_grid  how finely numbers are rounded under distributed privacy
+epsilon       epsilon and delta after a number of rounds
+integer_grid  the rounding of contributions under distributed privacy
 """
