@@ -59,7 +59,7 @@ def check_resumes(tmp_path: Path, world: int, lost: list[int], **options: Any) -
 @pytest.mark.parametrize(("world", "lost"), [(2, [0]), (2, [1]), (3, [1]), (3, [2]), (4, [0, 2])])
 def test_a_lost_directory_is_made_up_for(world: int, lost: list[int], asynchronous: bool, tmp_path: Path) -> None:
     said = check_resumes(tmp_path, world, lost, replicas=1, asynchronous=asynchronous)
-    assert ["came from another machine's" in line for line in said if "loaded nothing" not in line] == [True]
+    assert ["was copied from another machine" in line for line in said if "loaded nothing" not in line] == [True]
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
@@ -73,7 +73,7 @@ def test_a_damaged_part_is_made_up_for(replicas: int, tmp_path: Path) -> None:
     with notices() as said:
         found = cluster(lambda worker: trained(worker, own(tmp_path, worker), 2, False), 3)
     assert {begun for begun, *_ in found} == {1 + replicas}
-    assert ["came from another machine's" in line for line in said] == [bool(replicas)]
+    assert ["was copied from another machine" in line for line in said] == [bool(replicas)]
 
 
 def test_a_replica_that_is_damaged_too_is_passed_over(tmp_path: Path) -> None:

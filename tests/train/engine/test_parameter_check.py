@@ -353,12 +353,12 @@ def test_ranks_that_stay_together_are_left_alone_by_whole_comparisons() -> None:
 
 @pytest.mark.parametrize("every", [0, -3, 2.5, True, "100"])
 def test_verify_every_counts_steps(every: Any) -> None:
-    with pytest.raises(ValueError, match="verify_every counts steps between two comparisons"):
+    with pytest.raises(ValueError, match="verify_every is the number of steps"):
         check_verify("warn", every)
 
 
 def test_verify_every_needs_a_look() -> None:
-    with pytest.raises(ValueError, match="would never compare"):
+    with pytest.raises(ValueError, match="has no effect"):
         check_verify("off", 100)
 
 

@@ -133,7 +133,7 @@ def test_a_scheduler_in_a_wrapper_is_one(tracked: bool, tmp_path: Path) -> None:
             session.track(scheduler=WrappedScheduler(scheduler))
         holds_itself: list[Any] = []
         holds_itself.append(holds_itself)
-        with pytest.raises(CheckpointError, match="holds itself"):
+        with pytest.raises(CheckpointError, match="contains itself"):
             session.save(tmp_path, list=holds_itself)
 
     with notices() as said:
