@@ -212,8 +212,8 @@ class Stream(IterableDataset):
         (range(2), {}, ValueError, "2 samples cannot be shared among 3 workers.*at most 2"),
         (range(4), {"stratify": [0, 1]}, ValueError, "2 labels for 4 samples"),
         (range(4), {"non_iid": 0.5}, ValueError, r"labels=\[\.\.\.\], non_iid=0\.5"),
-        (range(4), {"labels": [0] * 4}, ValueError, "one of them would be ignored"),
-        (range(4), {"labels": [0] * 4, "stratify": [0] * 4, "non_iid": 1}, ValueError, "one of them would be ignored"),
+        (range(4), {"labels": [0] * 4}, ValueError, "labels are for non_iid"),
+        (range(4), {"labels": [0] * 4, "stratify": [0] * 4, "non_iid": 1}, ValueError, "labels are for non_iid"),
         (range(4), {"labels": [0] * 4, "non_iid": 0}, ValueError, "concentration"),
         (range(4), {"labels": [0] * 4, "non_iid": float("nan")}, ValueError, "concentration"),
         (RandomSampler(range(4)), {"labels": [0] * 4, "non_iid": 1}, TypeError, "need a dataset"),
@@ -377,7 +377,7 @@ def test_a_job_of_several_is_joined(alone, monkeypatch):
 
 @pytest.mark.parametrize("labels", [3, [[1]] * 10, torch.ones(10, 2), torch.tensor(3), object()])
 def test_what_are_no_labels_is_named(labels):
-    with pytest.raises(TypeError, match=r"one label a sample.*world\.shard\(dataset, stratify=\["):
+    with pytest.raises(TypeError, match=r"one label per sample.*world\.shard\(dataset, stratify=\["):
         Shard(range(10), rank=0, size=2, stratify=labels)
 
 
