@@ -311,7 +311,7 @@ def refuses() -> None:
     _refused(model, "is not a DeviceMesh", mesh="replicate")
     _refused(model, "is a DTensor over ranks", mesh=shards)
     _refused(by_fsdp(mesh), r"averaged twice.*fully_shard\(model, mesh=mesh", mesh=replicas)
-    _refused(model, "GradScaler decides", mesh=replicas, scaler=torch.amp.GradScaler("cpu"))
+    _refused(model, "GradScaler skips", mesh=replicas, scaler=torch.amp.GradScaler("cpu"))
     _refused(model, "contact single peers", "ParameterServer()", mesh=replicas)
     _refused(model, "contact single peers", "Gossip('pairwise')", mesh=replicas)
     _refused(model, "momentum of", "Route(DGC(density=0.1), smallest=0)", mesh=replicas)

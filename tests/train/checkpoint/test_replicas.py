@@ -182,7 +182,7 @@ def test_what_is_no_number_is_refused(replicas: Any, tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
         model = network(0)
         session = worker.attach(model, SGD(model.parameters(), 0.1))
-        with pytest.raises(CheckpointError, match=r"replicas says on how many.*another name"):
+        with pytest.raises(CheckpointError, match=r"replicas is the number.*another name"):
             session.save(tmp_path, replicas=replicas)
 
     cluster(work, 2)

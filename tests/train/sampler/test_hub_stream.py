@@ -76,7 +76,7 @@ def test_even_and_elastic_runs_need_counted_items(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ValueError, match=r"even='drop' cannot be kept.*IterableDataset of your own"):
         world().shard(stream(), even="drop")
     monkeypatch.setattr("gossamer.train.world_state.is_elastic", lambda: True)
-    with pytest.raises(ValueError, match="workers cannot come and go"):
+    with pytest.raises(ValueError, match="workers cannot join or leave"):
         world().shard(stream())
 
 

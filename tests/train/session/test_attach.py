@@ -84,8 +84,8 @@ def holding(parameter: torch.Tensor) -> nn.Module:
         ),
         (
             lambda: holding(torch.zeros(3, dtype=torch.complex64)),
-            '"0" is complex, and compressors know real numbers only. Hold torch.view_as_real(...) as the parameter and '
-            "torch.view_as_complex it in forward",
+            '"0" is complex, but compressors support real numbers only. Use torch.view_as_real(...) as the '
+            "parameter and torch.view_as_complex in forward",
             lambda: holding(torch.view_as_real(torch.zeros(3, dtype=torch.complex64))),
         ),
         (
@@ -135,8 +135,8 @@ def lazily(*, run: bool) -> nn.Module:
     [
         (
             lambda: nn.Linear(3, 2, device="meta"),
-            '"weight" is on the meta device and holds no numbers, so there is nothing to train. Call '
-            "model.to_empty(device=world.device) and initialise or load",
+            '"weight" is on the meta device and has no values, so it cannot be trained. Call '
+            "model.to_empty(device=world.device) and initialize or load",
             lambda: nn.Linear(3, 2, device="meta").to_empty(device="cpu"),
         ),
         (lambda: batch_normed("meta"), '"1.running_mean" is on the meta device', lambda: batch_normed("cpu")),
@@ -189,7 +189,7 @@ def test_a_model_is_attached_once_at_a_time() -> None:
 @pytest.mark.parametrize("norm", [0.0, -1.0, float("nan")])
 def test_a_norm_to_clip_to_is_positive(norm: float) -> None:
     model = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match=f"clip_norm is a positive norm, not {norm}"):
+    with pytest.raises(ValueError, match=f"clip_norm must be positive, got {norm}"):
         attach(model, clip_norm=norm)
     attach(model, clip_norm=1.0).close()
 

@@ -298,7 +298,7 @@ def test_alone_there_is_nothing_to_choose() -> None:
 
 
 def test_what_cannot_change_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AttachError, match="no global batch"):
+    with pytest.raises(AttachError, match="without a global batch"):
         refuse_fixed_choice(Auto(), 64)
     monkeypatch.setattr("gossamer.train.session.auto_recipe.is_elastic", lambda: True)
     with pytest.raises(AttachError, match="an elastic run cannot have the recipe Auto"):

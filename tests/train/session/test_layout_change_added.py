@@ -198,7 +198,7 @@ def test_an_optimizer_of_its_own_does_not_hide_a_new_parameter(kind: str) -> Non
         backward(model, 0, worker.rank)
         Adam(model.parameters()).step()
 
-    with pytest.raises(LoopError, match=r"not there: .*add_parameters|did not have at attach"):
+    with pytest.raises(LoopError, match=r"missing at attach: .*add_parameters|did not have at attach"):
         cluster(work, 2)
 
 

@@ -52,7 +52,7 @@ def loaded(worker: Worker, rule: Rule, folder: Path) -> None:
 )
 def test_a_checkpoint_of_another_optimizer_is_refused(written: str, now: str, tmp_path: Path) -> None:
     cluster(lambda worker: saved(worker, RULES[written], tmp_path), 2)
-    says = rf"was written with {written}, and this session has {now},.*Build {written}\(model\.parameters\(\)"
+    says = rf"was written with {written}, but this session has {now},.*Build {written}\(model\.parameters\(\)"
     with pytest.raises(CheckpointError, match=says):
         cluster(lambda worker: loaded(worker, RULES[now], tmp_path), 2)
     cluster(lambda worker: loaded(worker, RULES[written], tmp_path), 2)
