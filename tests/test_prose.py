@@ -33,7 +33,6 @@ PENDING = {
     "launch",
     "observe",
     "plan",
-    "train",
     "root modules",
 }
 

@@ -323,7 +323,7 @@ def refuses() -> None:
     wrapped = FullyShardedDataParallel(exact_model(), device_id=torch.device("cpu"))
     _refused(wrapped, "FSDP1.*fully_shard", mesh=replicas)
     session, _ = attached(model, "Dense()", replicas)
-    with session, pytest.raises(AttachError, match=r"session.switch\(\) is not there"):
+    with session, pytest.raises(AttachError, match=r"session.switch\(\) is not supported"):
         session.switch("Int8()")
 
 

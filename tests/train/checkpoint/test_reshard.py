@@ -133,9 +133,13 @@ def test_debts_find_their_places_in_tensors_of_any_strides() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "ops"),
     [
-        (3, 2, "written by 3 workers, and 2 go on from it: each starts with the mean of what the 3"),
-        (2, 1, "what the 2 still had to send is dropped"),
-        (1, 2, "written by one worker, and 2 go on from it: it had nothing left to send"),
+        (
+            3,
+            2,
+            "written by 3 workers, and 2 continue from it: each starts with the mean of the unsent residuals of the 3",
+        ),
+        (2, 1, "unsent residuals of the 2 are dropped"),
+        (1, 2, "written by one worker, and 2 continue from it: it had no unsent residuals"),
     ],
 )
 def test_one_line_says_what_was_done(old: int, new: int, ops: str, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_memory_that_runs_out_later_ends_this_worker_and_names_the_bucket(monkey
         honest(self, *given)
 
     monkeypatch.setattr(Int8, "decode", fails)
-    with pytest.raises(MemoryShortage, match=r"2\.00 GiB more was asked for, after parts of it had been exchanged"):
+    with pytest.raises(MemoryShortage, match=r"2\.00 GiB more was requested, after parts of it had been exchanged"):
         cluster(lambda worker: train(worker, "Int8()"), 2)
 
 

@@ -220,7 +220,7 @@ def test_one_tensor_crosses() -> None:
 
     with pytest.raises(LayoutError, match="returned a tuple"):
         CompressedStage(Two(), before=None, after=edge_of())(torch.zeros(16, 32))
-    with pytest.raises(MalformedError, match="2 tensors came"):
+    with pytest.raises(MalformedError, match="sent 2 tensors"):
         CompressedStage(Two(), before=edge_of(), after=None)(torch.zeros(3), torch.zeros(3))
 
 

@@ -167,7 +167,7 @@ def test_an_optimizer_of_another_kind() -> None:
 def test_an_optimizer_that_trains_something_else_too() -> None:
     model, loss = nn.Linear(3, 2), nn.Linear(2, 1)
     optimizer = SGD([*model.parameters(), *loss.parameters()], 0.1)
-    with pytest.raises(AttachError, match=r"holds 2 parameters that are not the model's.*nn\.ModuleList\(\[model, lo"):
+    with pytest.raises(AttachError, match=r"holds 2 parameters that are not in the model.*nn\.ModuleList\(\[model, lo"):
         attach(model, optimizer)
     attach(nn.ModuleList([model, loss]), optimizer).close()
 

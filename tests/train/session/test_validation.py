@@ -126,9 +126,9 @@ def built() -> tuple[nn.Module, Optimizer]:
         (lambda model, optimizer: (None, optimizer), r"not a torch\.nn\.Module.*gossamer\.attach\(model, optimizer\)"),
         (lambda model, optimizer: (optimizer, model), r"this SGD is not a torch\.nn\.Module.*model = Net"),
         (lambda model, optimizer: (nn.Linear, optimizer), r"the class Linear is not.*Net\(\)"),
-        (lambda model, optimizer: (list(model.parameters()), optimizer), r"this list is no torch\.nn\.Module"),
-        (lambda model, optimizer: (model, None), r"is no optimizer.*torch\.optim\.AdamW\(model\.parameters\(\)\)"),
-        (lambda model, optimizer: (model, SGD), "the class SGD is no optimizer"),
+        (lambda model, optimizer: (list(model.parameters()), optimizer), r"this list is not a torch\.nn\.Module"),
+        (lambda model, optimizer: (model, None), r"is not an optimizer.*torch\.optim\.AdamW\(model\.parameters\(\)\)"),
+        (lambda model, optimizer: (model, SGD), "the class SGD is not an optimizer"),
         (lambda model, optimizer: (model, model), "this Linear is no optimizer"),
     ],
 )

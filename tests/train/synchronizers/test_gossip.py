@@ -212,7 +212,7 @@ def test_a_worker_whose_parameters_are_not_finite_is_named_and_ends() -> None:
     def work(worker: Worker) -> None:
         pass_through(start(worker, "Gossip() + Ring()"), range(8), worker.rank, ruin)
 
-    with pytest.raises(NonFiniteError, match=r'numbers were not finite 5 steps in a row.*"0\.weight" on rank 1'):
+    with pytest.raises(NonFiniteError, match=r'values were not finite 5 steps in a row.*"0\.weight" on rank 1'):
         cluster(work, 4)
 
 

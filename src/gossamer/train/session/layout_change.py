@@ -256,7 +256,7 @@ def _refuse_unserved(session: LayoutChanges, found: AddedParameters) -> None:
         raise AttachError(
             f"{session.recipe.compressor!r} has frozen Adam's variance after its warm-up of {momentum.owner.start} "
             f"steps, and {listed(list(owned))} would have none and never move. Call session.close() and "
-            "gossamer.attach(...) again, which begins another warm-up, or use CompressedAdam(), which keeps updating it."
+            "gossamer.attach(...) again, which begins another warm-up, or CompressedAdam(), which keeps updating it."
         )
 
 
