@@ -103,7 +103,7 @@ def test_on_a_slow_line_all_ranks_compress_alike_and_stay_equal(switched: list[e
     assert found[0][1] == found[1][1]
     assert found[0][1][-1] != repr(Recipe())
     assert len(switched) == 2 * len({*found[0][1]}) - 2
-    assert all("foretold" in event.reason for event in switched)
+    assert all("estimated" in event.reason for event in switched)
 
 
 def test_on_a_fast_line_nothing_happens(switched: list[events.RecipeSwitched]) -> None:
