@@ -90,12 +90,12 @@ def holding(parameter: torch.Tensor) -> nn.Module:
         ),
         (
             lambda: holding(torch.zeros(3).to(torch.float8_e4m3fn)),
-            '"0" is torch.float8_e4m3fn, a format to store and multiply numbers in',
+            '"0" is torch.float8_e4m3fn, a format without addition',
             lambda: holding(torch.zeros(3, dtype=torch.bfloat16)),
         ),
         (
             lambda: with_buffer(torch.eye(3).to_sparse()),
-            '"graph" is a sparse or quantised buffer',
+            '"graph" is a sparse or quantized buffer',
             lambda: with_buffer(torch.eye(3)),
         ),
         (
@@ -142,7 +142,7 @@ def lazily(*, run: bool) -> nn.Module:
         (lambda: batch_normed("meta"), '"1.running_mean" is on the meta device', lambda: batch_normed("cpu")),
         (
             lambda: lazily(run=False),
-            '"0.weight" has no shape before the first batch, so there is nothing to lay out or to compare. Run one '
+            '"0.weight" has no shape before the first batch. Run one '
             "batch through the model, build the optimizer, and then attach",
             lambda: lazily(run=True),
         ),
@@ -160,7 +160,7 @@ def test_an_optimizer_of_another_kind() -> None:
             self.param_groups = [{"params": list(model.parameters())}]
 
     model = nn.Linear(3, 2)
-    with pytest.raises(AttachError, match=r"Both is no torch\.optim\.Optimizer.*Subclass torch\.optim\.Optimizer"):
+    with pytest.raises(AttachError, match=r"Both is not a torch\.optim\.Optimizer.*Subclass torch\.optim\.Optimizer"):
         attach(model, Both(model))  # type: ignore[arg-type]
 
 

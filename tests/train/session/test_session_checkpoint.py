@@ -72,7 +72,9 @@ def test_what_is_no_state_is_named(states: tuple[Any, ...]) -> None:
         model = network(0)
         worker.attach(model, SGD(model.parameters(), 0.1)).load_state_dict(*states)
 
-    with pytest.raises(CheckpointError, match=r"needs a result of session\.state_dict\(\): the state .*session\.load\("):
+    with pytest.raises(
+        CheckpointError, match=r"needs a result of session\.state_dict\(\): the state .*session\.load\("
+    ):
         cluster(work, 2)
 
 
