@@ -307,7 +307,7 @@ def test_thawed_parameters_are_added_and_frozen_ones_are_left_out_until_they_are
     results = cluster(lambda worker: work(worker, True), 2)
     assert {names for names, _ in results} == {("0.weight", "0.bias")}
     agree([ended for _, ended in results])
-    with pytest.raises(LoopError, match=r'frozen at attach, or not there: "0\.bias"'):
+    with pytest.raises(LoopError, match=r'frozen or missing at attach: "0\.bias"'):
         cluster(lambda worker: work(worker, False), 2)
 
 

@@ -136,7 +136,7 @@ def test_what_is_tracked_wrongly_is_refused(tmp_path: Path) -> None:
     def too_late(worker: Worker) -> None:
         session = session_of(worker)
         session.load(tmp_path)
-        with pytest.raises(LoopError, match=r"load\(\) came before session\.track\(average"):
+        with pytest.raises(LoopError, match=r"load\(\) was called before session\.track\(average"):
             session.track(average=Average())
 
     cluster(work, 1)

@@ -129,7 +129,7 @@ def built() -> tuple[nn.Module, Optimizer]:
         (lambda model, optimizer: (list(model.parameters()), optimizer), r"this list is not a torch\.nn\.Module"),
         (lambda model, optimizer: (model, None), r"is not an optimizer.*torch\.optim\.AdamW\(model\.parameters\(\)\)"),
         (lambda model, optimizer: (model, SGD), "the class SGD is not an optimizer"),
-        (lambda model, optimizer: (model, model), "this Linear is no optimizer"),
+        (lambda model, optimizer: (model, model), "this Linear is not an optimizer"),
     ],
 )
 def test_what_is_no_model_or_optimizer_is_named(given: Any, says: str) -> None:
