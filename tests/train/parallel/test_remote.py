@@ -277,7 +277,7 @@ def test_ranks_that_say_something_else_are_refused(ranks):
         ({"codec": "PowerSGD(rank=2)"}, RecipeError, "cannot compress remote calls"),
         ({"codec": "Feedback(TopK(density=0.1))"}, RecipeError, "keeps state"),
         ({"codec": "LocalSGD(period=3)"}, RecipeError, "not a single compressor"),
-        ({"clients": [0, 3]}, ValueError, "ranks 0 to 2"),
+        ({"clients": [0, 3]}, ValueError, "ranks are 0 to 2"),
         ({"held": 0}, ValueError, "held must be"),
     ],
 )

@@ -351,7 +351,7 @@ def test_a_checkpoint_is_loaded_by_a_model_that_has_the_added_parameters(tmp_pat
 
     assert torch.equal(agree(cluster(save, 2)), agree(cluster(lambda worker: resume(worker, True), 2)))
     with pytest.raises(
-        CheckpointError, match=r"before gossamer\.attach.*including parameters of session\.add_parameters\(\)"
+        CheckpointError, match=r"Before gossamer\.attach.*including parameters of session\.add_parameters\(\)"
     ):
         cluster(lambda worker: resume(worker, False), 2)
 
