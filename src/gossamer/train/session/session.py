@@ -283,6 +283,7 @@ class Session(LayoutChanges):
         Args:
             callback: receives a WorldChange: new size and rank, lost ranks, number of new workers.
         """
+        self._changes.listen(callback)
 
     @torch.inference_mode(False)  # the new buffers are trained with
     def switch(self, recipe: Written, *, reason: str = "") -> None:
