@@ -29,7 +29,6 @@ PENDING = {
     "launch",
     "observe",
     "plan",
-    "train",
 }
 
 

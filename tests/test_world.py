@@ -209,11 +209,11 @@ class Stream(IterableDataset):
     [
         (iter([1, 2]), {}, TypeError, "list_iterator has no length"),
         (Stream(), {}, TypeError, "Stream has no length or cannot be indexed"),
-        (range(2), {}, ValueError, "2 samples cannot be shared among 3 workers.*at most 2"),
+        (range(2), {}, ValueError, "2 samples cannot be divided among 3 workers.*at most 2"),
         (range(4), {"stratify": [0, 1]}, ValueError, "2 labels for 4 samples"),
         (range(4), {"non_iid": 0.5}, ValueError, r"labels=\[\.\.\.\], non_iid=0\.5"),
-        (range(4), {"labels": [0] * 4}, ValueError, "one of them would be ignored"),
-        (range(4), {"labels": [0] * 4, "stratify": [0] * 4, "non_iid": 1}, ValueError, "one of them would be ignored"),
+        (range(4), {"labels": [0] * 4}, ValueError, "labels are for non_iid"),
+        (range(4), {"labels": [0] * 4, "stratify": [0] * 4, "non_iid": 1}, ValueError, "labels are for non_iid"),
         (range(4), {"labels": [0] * 4, "non_iid": 0}, ValueError, "concentration"),
         (range(4), {"labels": [0] * 4, "non_iid": float("nan")}, ValueError, "concentration"),
         (RandomSampler(range(4)), {"labels": [0] * 4, "non_iid": 1}, TypeError, "need a dataset"),
@@ -258,7 +258,7 @@ def test_shards_that_were_dropped_do_not_count():
 def test_positions_of_other_shards_are_refused():
     here = world()
     kept = here.shard(range(8))
-    with pytest.raises(CheckpointError, match="2 shards and this run has 1"):
+    with pytest.raises(CheckpointError, match="2 shards, but this run has 1"):
         here.load_state_dict({"shards": [kept.state_dict()] * 2})
 
 
@@ -321,7 +321,7 @@ def test_a_world_cannot_be_written_to():
 def test_positions_of_other_shards_do_not_move_a_world():
     here = world(0, 2)
     kept = here.shard(range(8))
-    with pytest.raises(CheckpointError, match=r"2 shards and this run has 1.*before gossamer\.attach"):
+    with pytest.raises(CheckpointError, match=r"2 shards, but this run has 1.*before gossamer\.attach"):
         here.move(0, 1, [[kept.state_dict()] * 2] * 2, stayed=[0])
     assert (here.rank, here.size) == (0, 2)
 
@@ -377,7 +377,7 @@ def test_a_job_of_several_is_joined(alone, monkeypatch):
 
 @pytest.mark.parametrize("labels", [3, [[1]] * 10, torch.ones(10, 2), torch.tensor(3), object()])
 def test_what_are_no_labels_is_named(labels):
-    with pytest.raises(TypeError, match=r"one label a sample.*world\.shard\(dataset, stratify=\["):
+    with pytest.raises(TypeError, match=r"one label per sample.*world\.shard\(dataset, stratify=\["):
         Shard(range(10), rank=0, size=2, stratify=labels)
 
 

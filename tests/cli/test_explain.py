@@ -317,7 +317,7 @@ def test_a_recipe_that_is_chosen_shows_its_ladder_and_what_it_begins_with() -> N
 
 def test_a_recipe_that_stays_shows_none() -> None:
     assert "chosen" not in said("Int8()", "--parameters", "100000")
-    assert "one of these at a time" not in said("Int8()", "--parameters", "100000")
+    assert "one of these recipes at a time" not in said("Int8()", "--parameters", "100000")
 
 
 def test_bounds_are_shown() -> None:

@@ -104,7 +104,7 @@ def check(seen: Seen) -> None:
     assert seen.ended.keys() == {(0, 0), (1, 1)}
     assert seen.ended[0, 0] == seen.ended[1, 1] < weight
     assert "rank 1 was lost (signal SIGKILL). Restarting it alone (1 of at most 1)." in seen.said
-    assert "worker 1 came back and goes on from what worker 0 has" in " ".join(seen.said.split())
+    assert "worker 1 returned and continues from the parameters of worker 0" in " ".join(seen.said.split())
     assert (seen.record["lost"], seen.record["workers_agree"]) == ([], True)
 
 

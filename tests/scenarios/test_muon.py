@@ -86,7 +86,7 @@ def test_two_optimizers_side_by_side_are_told_to_become_one() -> None:
         outer.register_step_post_hook(lambda *_: inner.step())
         return outer
 
-    with pytest.raises(LoopError, match="make one of both"):
+    with pytest.raises(LoopError, match="write one class"):
         run("DiLoCo(period=4)", 2, rule=side_by_side)
 
 

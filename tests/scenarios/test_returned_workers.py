@@ -89,7 +89,7 @@ def test_epochs_after_a_comeback_differ_and_are_saved(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)", "Gossip() + Ring()", "DelayedAveraging(delay=1)"])
 def test_in_lock_step_nobody_is_taken_back(recipe: str) -> None:
     model = nn.Linear(1, 1)
-    with pytest.raises(AttachError, match=r"rank 1 was lost and came back alone.*gossamer run --servers 1"):
+    with pytest.raises(AttachError, match=r"rank 1 was lost and restarted alone.*gossamer run --servers 1"):
         gossamer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), recipe)
 
 

@@ -185,7 +185,7 @@ def test_a_script_that_ends_here_says_so_once(block: bool) -> None:
     with notices() as said, pytest.raises(Stopped) as stopped:
         cluster(lambda worker: stop(worker, block=block), 2)
     assert stopped.value.code is None, "the interpreter would not end well"
-    assert ["Write `if session.should_stop: break`" in line for line in said] == [True] * (not block)
+    assert ["`if session.should_stop: break`" in line for line in said] == [True] * (not block)
 
 
 def ended(text: str) -> bool:

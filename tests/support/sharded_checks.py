@@ -308,22 +308,22 @@ def refuses() -> None:
     model = by_fsdp(shards)
     _refused(model, r'"0.weight" is a DTensor.*mesh=mesh\["replicate"\]')
     _refused(model, "2 dimensions", mesh=mesh)
-    _refused(model, "is no DeviceMesh", mesh="replicate")
+    _refused(model, "is not a DeviceMesh", mesh="replicate")
     _refused(model, "is a DTensor over ranks", mesh=shards)
     _refused(by_fsdp(mesh), r"averaged twice.*fully_shard\(model, mesh=mesh", mesh=replicas)
-    _refused(model, "GradScaler decides", mesh=replicas, scaler=torch.amp.GradScaler("cpu"))
-    _refused(model, "talk to single peers", "ParameterServer()", mesh=replicas)
-    _refused(model, "talk to single peers", "Gossip('pairwise')", mesh=replicas)
+    _refused(model, "GradScaler skips", mesh=replicas, scaler=torch.amp.GradScaler("cpu"))
+    _refused(model, "contact single peers", "ParameterServer()", mesh=replicas)
+    _refused(model, "contact single peers", "Gossip('pairwise')", mesh=replicas)
     _refused(model, "momentum of", "Route(DGC(density=0.1), smallest=0)", mesh=replicas)
     _refused(model, "averages or resets", "DiLoCo(period=2, optimizer_state='reset')", mesh=replicas)
     _refused(model, "Name a recipe", "auto", mesh=replicas)
     half = exact_model()
     fully_shard(half[0], mesh=shards)
-    _refused(half, r'"2\.(weight|bias)" is in no module that fully_shard was given', mesh=replicas)
+    _refused(half, r'"2\.(weight|bias)" is in no module passed to fully_shard', mesh=replicas)
     wrapped = FullyShardedDataParallel(exact_model(), device_id=torch.device("cpu"))
     _refused(wrapped, "FSDP1.*fully_shard", mesh=replicas)
     session, _ = attached(model, "Dense()", replicas)
-    with session, pytest.raises(AttachError, match=r"session.switch\(\) is not there"):
+    with session, pytest.raises(AttachError, match=r"session.switch\(\) is not supported"):
         session.switch("Int8()")
 
 

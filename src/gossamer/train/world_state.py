@@ -50,7 +50,7 @@ class ShardFactory(ABC):
     @property
     @abstractmethod
     def _state(self) -> WorldState:
-        """The state that the shards belong to."""
+        """The state of the shards' worker."""
 
     @overload
     def shard(self, dataset: IterableDataset[_Item], *, even: Even | None = None) -> StreamShard[_Item]: ...  # type: ignore[overload-overlap]
@@ -78,21 +78,34 @@ class ShardFactory(ABC):
         non_iid: float | None = None,
         even: Even | None = None,
     ) -> Shard | StreamShard[Any] | HubStreamShard:
-        """This rank's part of `dataset`. Of a map-style one, or a sampler, as a sampler for a DataLoader: DataLoader(
-        dataset, sampler=world.shard(dataset)). Of an iterable one as one: DataLoader(world.shard(stream)).
+        """This rank's part of `dataset`: disjoint from those of other ranks, together covering it.
 
-        shuffle False: in the dataset's order in every epoch, as an evaluation reads it; a sampler has its own order.
-        stratify: one label a sample, equally frequent on all ranks. non_iid, with `labels`: unequally frequent, by a
-        Dirichlet distribution of this concentration: 100 is nearly equal, 0.1 leaves most ranks few labels.
-        Streams are in their own order and know neither. even: how all ranks get equally many of their items, "drop" or
-        "pad"; see StreamShard, and HubStreamShard for those of Hugging Face.
+        Example:
+            loader = DataLoader(dataset, sampler=world.shard(dataset))
+            loader = DataLoader(world.shard(stream))
+
+        Args:
+            dataset: a map-style dataset or a sampler; the result is a sampler. Or an iterable dataset; the result is
+                an iterable dataset.
+            stratify: one label per sample, equally frequent on all ranks.
+            seed: of the shuffle.
+            shuffle: False keeps the dataset's order in every epoch, as for an evaluation; a sampler has its own order.
+            labels: one label per sample, for `non_iid`.
+            non_iid: concentration of a Dirichlet distribution of label frequencies by rank, above 0: 100 is nearly
+                equal, 0.1 leaves most ranks few labels.
+            even: for streams: "drop" or "pad" give all ranks the same number of items; see StreamShard, and
+                HubStreamShard for those of Hugging Face.
+
+        Raises:
+            ValueError: arguments that contradict each other or this kind of dataset.
+            TypeError: `dataset` is a DataLoader, or has no length.
         """
         state = self._state
         rank, size = state._place
         if not isinstance(dataset, IterableDataset):
             if even is not None:
                 raise ValueError(
-                    f"even={even!r} is for streams, and this dataset has a length: ranks differ by one sample at most. "
+                    f"even={even!r} is for streams, but this dataset has a length: ranks differ by one sample at most. "
                     "Write DataLoader(..., sampler=world.shard(dataset), drop_last=True)."
                 )
             return state.keep(
@@ -109,59 +122,59 @@ class ShardFactory(ABC):
             )
         if stratify is not None or labels is not None or non_iid is not None:
             raise ValueError(
-                "a stream is dealt out as it comes, so how often a label comes to a rank cannot be chosen. Write "
-                "world.shard(stream), or give a map-style dataset."
+                "a stream is divided while it is read, so label frequencies cannot be chosen. Write "
+                "world.shard(stream), or pass a map-style dataset."
             )
         if not is_hub_stream(dataset):
             return state.keep(StreamShard(dataset, rank=rank, size=size, even=even))
         if even is not None or is_elastic():
-            reason = f"even={even!r} cannot be kept" if even is not None else "workers cannot come and go"
+            reason = f"even={even!r} cannot be kept" if even is not None else "workers cannot join or leave"
             raise ValueError(
-                "ranks read whole shards of a Hugging Face stream, and how many examples are in each, or left, is not "
-                f"known, so {reason}. Give world.shard a torch.utils.data.IterableDataset of your own, whose __iter__ "
-                "yields from the dataset: its items are counted."
+                "ranks read whole shards of a Hugging Face stream, and the number of examples in them is not known, so "
+                f"{reason}. Pass world.shard a torch.utils.data.IterableDataset with an __iter__ that yields from the "
+                "dataset: its items are counted."
             )
         return state.keep(HubStreamShard(dataset, rank=rank, size=size))
 
 
 class WorldState(ShardFactory):
-    """This worker's place among all workers, and the positions of its shards, as a session moves them."""
+    """This worker's place among all workers, and the positions of its shards, which a session updates."""
 
     def __init__(self, *, rank: int, size: int, local_rank: int, device: torch.device, joins: bool = False) -> None:
-        """joins: this worker is a newcomer to a run, which is given its place at gossamer.attach."""
+        """joins: whether this worker joins a run, which assigns its place at gossamer.attach."""
         self._joins = joins
-        self._place = (rank, size)  # one reference: another thread than the one that trains may move it
+        self._place = (rank, size)  # one reference, since another thread than the training thread may replace it
         self._local_rank, self._device = local_rank, device
         self._shards: list[weakref.ref[WorldShard]] = []
         self._marks = EpochMarks()
-        self._told = False  # of a loader that draws ahead, once
+        self._told = False  # whether the notice about a loader that draws ahead was given
 
     def __repr__(self) -> str:
         return f"WorldState(rank={self.rank}, size={self.size}, local_rank={self.local_rank}, device={self.device!r})"
 
     @property
     def rank(self) -> int:
-        """This worker's number among all, from 0; another where workers came or went."""
+        """This worker's rank among all workers, from 0; it may change when workers join or leave."""
         return self._place[0]
 
     @property
     def size(self) -> int:
-        """How many workers there are now; before gossamer.attach, with how many the run began."""
+        """Current number of workers; before gossamer.attach, the number at the start of the run."""
         return self._place[1]
 
     @property
     def local_rank(self) -> int:
-        """This worker's number among those that were started on its machine."""
+        """This worker's rank among those started on its machine."""
         return self._local_rank
 
     @property
     def device(self) -> torch.device:
-        """Where this worker computes."""
+        """The device of this worker."""
         return self._device
 
     @property
     def is_first(self) -> bool:
-        """True on rank 0 only: the worker that prints and writes."""
+        """True on rank 0 only, the worker that should print and write."""
         return self.rank == 0 and not self._joins
 
     @property
@@ -169,43 +182,44 @@ class WorldState(ShardFactory):
         return self
 
     def within(self, mesh: MeshDimension) -> WorldState:
-        """This worker's place within one dimension of a DeviceMesh; checkpoints hold its shards with this world's."""
+        """This worker's place within one dimension of a DeviceMesh; its shards are in this world's checkpoints."""
         world = WorldState(rank=mesh.get_local_rank(), size=mesh.size(), local_rank=self.local_rank, device=self.device)
         world._shards, world._marks = self._shards, self._marks
         return world
 
     def own_transport(self) -> Transport | None:
-        """A new group's transport, where this world needs nothing of the environment for it. Every rank asks at the
-        same place."""
+        """A transport for a new group, if this world needs none from the environment. Called on every rank at the same
+        place."""
         return SimulatedGroup(1).transports[0] if self.size == 1 else None
 
     def keep(self, shard: _Dealt) -> _Dealt:
-        """Save the position of this shard with those made before, and move it when workers come or go."""
+        """Register a shard, so that its position is saved, and updated when workers join or leave."""
         self._shards.append(weakref.ref(shard))
         self._marks.add(shard)
         return shard
 
     def _alive(self) -> list[WorldShard]:
-        # Weak references, so that shards made for one evaluation and dropped do not count.
+        # Weak references, so that shards made for one evaluation and dropped are not counted.
         return [shard for reference in self._shards if (shard := reference()) is not None]
 
     def state_dict(self) -> dict[str, Any]:
-        """The positions of the shards in use, in the order they were made. Draws outside of session.epoch() that
-        nothing was trained on do not count."""
+        """The positions of the shards in use, in the order of their creation. Draws outside of session.epoch() that
+        were not trained on are not counted."""
         shards = self._alive()
-        self._tell_of_fetching(shards, "a checkpoint counts as trained on what was only fetched: the resumed run would")
+        self._tell_of_fetching(shards, "a checkpoint counts prefetched samples as trained on: the resumed run would")
         return {"shards": self._marks.states(shards)}
 
     def _tell_of_fetching(self, shards: Sequence[WorldShard], consequence: str) -> None:
         if self.is_first and not self._told and any(shard.drawn_ahead and not shard.tracked for shard in shards):
             self._told = True
             events.notice(
-                f"a DataLoader with workers fetches ahead, and {consequence} skip it, or draw a stream from its "
-                "beginning. Let the session count what the loop takes: loader = session.track(DataLoader(...))"
+                f"a DataLoader with workers fetches ahead, and {consequence} skip them, or draw a stream from its "
+                "beginning. Let the session count the samples that the loop takes: loader = "
+                "session.track(DataLoader(...))"
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the shards in use go on where the saved ones stood."""
+        """Restore the positions of the shards in use."""
         for shard, position in self._matched(state["shards"], "The checkpoint holds"):
             shard.load_state_dict(position)
         self._marks.set(self._alive())
@@ -213,19 +227,19 @@ class WorldState(ShardFactory):
     # -- epochs that all ranks agree on --------------------------------------------------------------------------------
 
     def watch(self, progress: Callable[[], object]) -> None:
-        """A session is attached. progress: returns another value after each of its steps."""
+        """Register an attached session. progress: returns a value that changes with each of its steps."""
         self._marks.watch(progress)
 
     def enter_epoch(self) -> None:
-        """session.epoch() begins: draws since the last one count only if they were trained on."""
+        """Called when session.epoch() begins: draws since the last block count only if they were trained on."""
         self._marks.enter(self._alive())
 
     def entered_epochs(self) -> list[int]:
-        """For each shard in use the newest epoch of which this rank has drawn, or -1."""
+        """The newest epoch with draws of this rank for each shard in use, or -1."""
         return [shard.entered for shard in self._alive()]
 
     def leave_epoch(self, entered: Sequence[Sequence[int]]) -> None:
-        """session.epoch() ends. entered: entered_epochs() of all ranks that were compared."""
+        """Called when session.epoch() ends. entered: entered_epochs() of all compared ranks."""
         shards = self._alive()
         if all(len(each) == len(shards) for each in entered):
             for shard, epochs in zip(shards, zip(*entered, strict=True), strict=False):
@@ -234,18 +248,18 @@ class WorldState(ShardFactory):
 
     @property
     def lap(self) -> int:
-        """The position of this rank, in half epochs of the first shard that is shuffled; 0 without one."""
+        """The position of this rank, in half epochs of the first shuffled shard; 0 without one."""
         return next((lap for shard in self._alive() if (lap := shard.lap) is not None), 0)
 
-    # -- workers that come and go --------------------------------------------------------------------------------------
+    # -- changes of the workers ----------------------------------------------------------------------------------------
 
     def note_trained(self) -> None:
-        """A step was made together: what was drawn up to now is trained on."""
+        """Record that all workers have trained on the samples drawn so far."""
         for shard in self._alive():
             shard.note_trained()
 
     def positions(self) -> list[dict[str, Any]]:
-        """Where the shards in use stand, in the order they were made, for `move` on this worker and on the others."""
+        """The positions of the shards in use, in the order of their creation, for `move` on all workers."""
         return [shard.position() for shard in self._alive()]
 
     def move(
@@ -256,11 +270,15 @@ class WorldState(ShardFactory):
         *,
         stayed: Sequence[int] = (),
     ) -> None:
-        """Workers came or went: be `rank` of `size` from now on, and share what is left of every shard's epoch.
+        """Become `rank` of `size` after a change of the workers, and divide the rest of every shard's epoch again.
 
-        positions: for each shard in use, in the order they were made, its position on each worker before, by rank, None
-        where it is not known; see Shard.regroup, also for `stayed`. Raises CheckpointError where they cannot be
-        matched.
+        Args:
+            positions: for each shard in use, in the order of their creation, its position on each worker before the
+                change, by rank, or None; see Shard.regroup.
+            stayed: see Shard.regroup.
+
+        Raises:
+            CheckpointError: the positions do not match the shards.
         """
         matched = self._matched(positions, "The other workers hold")
         self._marks.rewind(self._alive())
@@ -269,15 +287,14 @@ class WorldState(ShardFactory):
         self._marks.set(self._alive())
         self._place, self._joins = (rank, size), False
         shards = [shard for shard, _ in matched]
-        self._tell_of_fetching(shards, "what a lost worker had only fetched counts as trained on: those who go on")
+        self._tell_of_fetching(shards, "samples that a lost worker had only fetched count as trained on: others")
 
     def _matched(self, saved: Sequence[_Saved], who_holds: str) -> list[tuple[WorldShard, _Saved]]:
         shards = self._alive()
         if len(saved) != len(shards):
             raise CheckpointError(
-                f"{who_holds} the positions of {len(saved)} shards and this run has {len(shards)}, "
-                "so they cannot be matched. Make the same calls of world.shard, in the same order, before "
-                "loading, and before gossamer.attach."
+                f"{who_holds} the positions of {len(saved)} shards, but this run has {len(shards)}. Make the same "
+                "calls of world.shard, in the same order, before loading, and before gossamer.attach."
             )
         return list(zip(shards, saved, strict=True))
 
@@ -286,7 +303,7 @@ _states: weakref.WeakKeyDictionary[WorkerScope, WorldState] = weakref.WeakKeyDic
 
 
 def current() -> WorldState:
-    """The state of this worker; it joins the job that the environment describes with the first call."""
+    """The state of this worker. The first call joins the job that the environment describes."""
     worker = current_worker()
     if worker not in _states:
         uncaught_errors.install()
@@ -295,7 +312,7 @@ def current() -> WorldState:
 
 
 def place(state: WorldState) -> None:
-    """Use `state` for this worker, whatever the environment describes: it is simulated."""
+    """Use `state` for this worker in place of the environment: it is simulated."""
     _states[current_worker()] = state
 
 

@@ -154,7 +154,7 @@ def test_other_workers_go_on_from_the_mean_with_nothing_owed(old: int, new: int,
     (merged, lagging), *_ = cluster(write, old)
     with heard(events.Noticed) as news:
         results = cluster(go_on, new)
-    assert "parameters are the mean of theirs after the last round" in news[0].message
+    assert "parameters are the mean of those after the last round" in news[0].message
     for begun, owed, _ in results:
         close(begun, merged)
         assert len(owed) > 0 or new == 1

@@ -203,7 +203,7 @@ def test_the_check_sees_each_of_them(twin: DiLoCo) -> None:
 
 
 def test_more_fragments_than_tensors_are_refused() -> None:
-    with pytest.raises(AttachError, match=r"6 tensors do not make 7 fragments.*fragments=6"):
+    with pytest.raises(AttachError, match=r"6 tensors cannot be divided into 7 fragments.*fragments=6"):
         run(DiLoCo(9, fragments=7), 1)
 
 

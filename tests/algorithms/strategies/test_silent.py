@@ -58,7 +58,7 @@ def test_silent_refuses_elastic_runs() -> None:
 
 def test_sessions_neither_enter_nor_leave_silent_training() -> None:
     def refused(trace: Trace) -> bool:
-        with pytest.raises(RecipeError, match="share nothing"):
+        with pytest.raises(RecipeError, match="do not communicate"):
             trace.session.switch("Dense()" if "Silent" in repr(trace.session.recipe) else "Silent()")
         return True
 

@@ -253,7 +253,7 @@ def test_where_too_much_waits_a_weaker_rung_takes_over() -> None:
     while job.state.rung == strong and job.step < before + 50:
         job.make_step()
     assert job.state.rung < strong
-    assert "too much waits" in job.changes[-1][2].reason
+    assert "residuals are too large" in job.changes[-1][2].reason
 
 
 # -- alike on all ranks ------------------------------------------------------------------------------------------------

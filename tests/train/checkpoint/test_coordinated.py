@@ -121,7 +121,7 @@ def test_another_recipe_or_layout_or_world_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="layout"):
         cluster(wider, 3)
     (tmp_path / "step-00000002" / "rank-1.json").unlink()
-    with pytest.raises(CheckpointError, match=r"another number of workers, 2 and not 3.*Copy all parts"):
+    with pytest.raises(CheckpointError, match=r"were written by 2 workers, not 3.*Copy all parts"):
         cluster(lambda worker: train(worker, "TopK(0.1)", 2, 3, load=tmp_path), 3)
 
 

@@ -77,7 +77,7 @@ def test_the_intact_one_before_a_damaged_checkpoint_is_used(kind: str, world: in
     damage(kept / "step-00000004" / name)
     with notices() as said:
         assert loaded_step(kept, world) == 2
-    told = [line for line in said if "goes on from step 2: step 4 is damaged" in line]
+    told = [line for line in said if "continues from step 2: step 4 is damaged" in line]
     assert len(told) == 1
     assert name in told[0]
 
@@ -223,7 +223,7 @@ def test_a_tree_of_something_else_is_passed_over(tree: Any, kept: Path) -> None:
     forge(kept / "step-00000004", lambda _: tree)
     with notices() as said:
         assert loaded_step(kept) == 2
-    assert any("holds no session's checkpoint" in line for line in said)
+    assert any("is not a checkpoint of a session" in line for line in said)
 
 
 def test_a_file_without_a_tree_is_passed_over(kept: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_file_without_a_tree_is_passed_over(kept: Path) -> None:
     path = kept / "step-00000002" / "rank-0.safetensors"
     save_file({"x": torch.ones(1)}, path)
     sign(path)
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
         loaded_step(kept)
 
 
@@ -287,4 +287,4 @@ def test_a_header_with_something_else_is_passed_over(kind: str, kept: Path) -> N
     sign(path)
     with notices() as said:
         assert loaded_step(kept) == 2
-    assert any("goes on from step 2: step 4 is damaged" in line for line in said)
+    assert any("continues from step 2: step 4 is damaged" in line for line in said)

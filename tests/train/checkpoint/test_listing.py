@@ -67,7 +67,7 @@ def test_what_cannot_be_loaded_is_told(problem: str, tmp_path: Path) -> None:
     if "damaged" in problem:
         assert summaries(tmp_path)[0].complete  # nothing was read
     else:
-        with pytest.raises(CheckpointError, match="no checkpoint of which all parts"):
+        with pytest.raises(CheckpointError, match="no complete checkpoint"):
             newest(tmp_path)
 
 

@@ -29,7 +29,7 @@ def test_load_refuses_a_file_and_names_the_line_to_write(tmp_path: Path, world: 
         "old.pt": "torch.load",
         "archive": "torch.load",
         "model.safetensors": "safetensors.torch.load_file",
-        "notes.txt": "Give the folder",
+        "notes.txt": "Pass the folder",
     }
     for name, line in lines.items():
         path = tmp_path / name
@@ -37,7 +37,7 @@ def test_load_refuses_a_file_and_names_the_line_to_write(tmp_path: Path, world: 
             torch.save({"model": {}}, path)
         else:
             path.write_text("text")
-        with pytest.raises(CheckpointError, match=r"is a file, and session\.load reads the folder") as refusal:
+        with pytest.raises(CheckpointError, match=r"is a file, but session\.load reads a folder") as refusal:
             loaded(path, world)
         assert line in str(refusal.value)
 
@@ -45,7 +45,9 @@ def test_load_refuses_a_file_and_names_the_line_to_write(tmp_path: Path, world: 
 def test_a_first_start_loads_nothing_and_says_so_once(tmp_path: Path) -> None:
     found, said = loaded(tmp_path / "typo" / "dir")
     assert found == [{}, {}]
-    assert [text.partition("since ")[2] for text in said] == ["there is no such folder yet: training starts anew"]
+    assert [text.partition("since ")[2] for text in said] == [
+        "this folder does not exist: training starts from scratch"
+    ]
     assert loaded(tmp_path) == ([{}, {}], []), "an empty folder was made for this run"
 
 

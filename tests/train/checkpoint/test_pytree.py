@@ -101,7 +101,7 @@ def test_what_holds_itself_or_is_too_deep_is_named() -> None:
     for _ in range(5000):
         deep = {"next": deep}
     for tree in (holds_itself, deep):
-        with pytest.raises(CheckpointError, match="holds itself, or is nested too deeply"):
+        with pytest.raises(CheckpointError, match="contains itself, or is nested too deeply"):
             flatten(tree)
 
 

@@ -59,7 +59,7 @@ def check_resumes(tmp_path: Path, world: int, lost: list[int], **options: Any) -
 @pytest.mark.parametrize(("world", "lost"), [(2, [0]), (2, [1]), (3, [1]), (3, [2]), (4, [0, 2])])
 def test_a_lost_directory_is_made_up_for(world: int, lost: list[int], asynchronous: bool, tmp_path: Path) -> None:
     said = check_resumes(tmp_path, world, lost, replicas=1, asynchronous=asynchronous)
-    assert ["came from another machine's" in line for line in said if "loaded nothing" not in line] == [True]
+    assert ["was copied from another machine" in line for line in said if "loaded nothing" not in line] == [True]
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
@@ -73,7 +73,7 @@ def test_a_damaged_part_is_made_up_for(replicas: int, tmp_path: Path) -> None:
     with notices() as said:
         found = cluster(lambda worker: trained(worker, own(tmp_path, worker), 2, False), 3)
     assert {begun for begun, *_ in found} == {1 + replicas}
-    assert ["came from another machine's" in line for line in said] == [bool(replicas)]
+    assert ["was copied from another machine" in line for line in said] == [bool(replicas)]
 
 
 def test_a_replica_that_is_damaged_too_is_passed_over(tmp_path: Path) -> None:
@@ -139,11 +139,7 @@ def test_a_directory_that_cannot_be_written_is_loaded_from(tmp_path: Path, monke
 def test_fewer_machines_than_replicas_is_said(tmp_path: Path) -> None:
     with notices() as said:
         cluster(lambda worker: trained(worker, own(tmp_path, worker), 2, True, replicas=5), 2)
-    assert [
-        "in 2 directories, since there are no more, and not in 6" in line
-        for line in said
-        if "loaded nothing" not in line
-    ] == [True]
+    assert ["in only 2 directories, not 6" in line for line in said if "loaded nothing" not in line] == [True]
 
 
 def test_machines_of_several_workers(tmp_path: Path) -> None:
@@ -182,7 +178,7 @@ def test_what_is_no_number_is_refused(replicas: Any, tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
         model = network(0)
         session = worker.attach(model, SGD(model.parameters(), 0.1))
-        with pytest.raises(CheckpointError, match=r"replicas says on how many.*another name"):
+        with pytest.raises(CheckpointError, match=r"replicas is the number.*another name"):
             session.save(tmp_path, replicas=replicas)
 
     cluster(work, 2)

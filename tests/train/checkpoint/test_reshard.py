@@ -133,9 +133,13 @@ def test_debts_find_their_places_in_tensors_of_any_strides() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "ops"),
     [
-        (3, 2, "written by 3 workers, and 2 go on from it: each begins with the mean of what the 3"),
-        (2, 1, "what the 2 still had to send is dropped"),
-        (1, 2, "written by one worker, and 2 go on from it: it had nothing left to send"),
+        (
+            3,
+            2,
+            "written by 3 workers, and 2 continue from it: each starts with the mean of the unsent residuals of the 3",
+        ),
+        (2, 1, "unsent residuals of the 2 are dropped"),
+        (1, 2, "written by one worker, and 2 continue from it: it had no unsent residuals"),
     ],
 )
 def test_one_line_says_what_was_done(old: int, new: int, ops: str, tmp_path: Path) -> None:
@@ -322,11 +326,11 @@ def told_of_folding(recipe: str, world: int) -> str:
 @pytest.mark.parametrize(
     ("recipe", "world", "news"),
     [
-        (NODES, 2, "what the 4 still had to send is dropped, since a node alone sends nothing"),
-        (NODES, 1, "what the 4 still had to send is dropped, since one alone sends nothing"),
-        (NODES, 8, "each begins with the mean"),
+        (NODES, 2, "unsent residuals of the 4 are dropped, since a node alone sends nothing"),
+        (NODES, 1, "unsent residuals of the 4 are dropped, since one alone sends nothing"),
+        (NODES, 8, "each starts with the mean"),
         ("Hierarchical(Hierarchical(Int8(), per_node=2), per_node=2)", 4, "dropped, since a node alone"),
-        ("Feedback(Hierarchical(TopK(density=0.1), per_node=2))", 2, "each begins with the mean"),
+        ("Feedback(Hierarchical(TopK(density=0.1), per_node=2))", 2, "each starts with the mean"),
     ],
 )
 def test_a_single_node_says_that_it_drops_what_was_to_cross(

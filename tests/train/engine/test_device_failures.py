@@ -72,8 +72,8 @@ def test_memory_that_runs_out_undoes_the_step_on_every_rank(
     assert torch.equal(agree([found for found, _ in results]), undisturbed)
     (said,) = {text for _, text in results}
     assert 'rank 1 ran out of memory on cpu for the bucket of the 6 tensors from "' in said
-    assert ("2.00 GiB more was asked for" if "CUDA" in str(error) else "more than there was was asked for") in said
-    assert "Make the batch smaller" in said
+    assert ("2.00 GiB more was requested" if "CUDA" in str(error) else "more than available was requested") in said
+    assert "Reduce the batch size" in said
 
 
 def test_the_check_catches_a_step_that_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_memory_that_runs_out_later_ends_this_worker_and_names_the_bucket(monkey
         honest(self, *given)
 
     monkeypatch.setattr(Int8, "decode", fails)
-    with pytest.raises(MemoryShortage, match=r"2\.00 GiB more was asked for, after parts of it had been exchanged"):
+    with pytest.raises(MemoryShortage, match=r"2\.00 GiB more was requested, after parts of it had been exchanged"):
         cluster(lambda worker: train(worker, "Int8()"), 2)
 
 

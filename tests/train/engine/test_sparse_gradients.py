@@ -115,7 +115,7 @@ def test_a_dense_gradient_and_a_resized_table_are_told_of() -> None:
     gradients = held()
     table = gradients.parameters["table"]
     table.grad = torch.ones(6, 2)
-    with pytest.raises(LoopError, match=r'"table" .* is not one of rows but dense: .* Build it with sparse=False'):
+    with pytest.raises(LoopError, match=r'"table" .* is dense, not rows: .* with sparse=False'):
         gradients.rows()
     table.grad = torch.ones(6, 2).to_sparse()
     with pytest.raises(LoopError, match="sparse in 2 dimensions"):

@@ -147,11 +147,11 @@ def test_resumed_training_divides_by_the_same_second_moment(recipe: str) -> None
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 REFUSED: list[tuple[Callable[[nn.Module], Optimizer], str]] = [
-    (sgd(momentum=0.9), "Adam or AdamW, and this optimizer is a SGD. Leave out second_moment"),
+    (sgd(momentum=0.9), "Adam or AdamW, but this optimizer is a SGD. Leave out second_moment"),
     (lambda model: Muon([p for p in model.parameters() if p.dim() == 2], 0.1), "this optimizer is a Muon"),
     (lambda model: Adagrad(model.parameters(), 0.1), "this optimizer is a Adagrad"),
     (lambda model: AdamW(model.parameters(), amsgrad=True), 'write second_moment="amsgrad" in the recipe'),
-    (lambda model: AdamW(model.parameters(), maximize=True), "maximize=True has no meaning"),
+    (lambda model: AdamW(model.parameters(), maximize=True), "maximize=True is not supported"),
 ]
 
 

@@ -72,7 +72,7 @@ def said_in(work: Callable[[], Any]) -> list[str]:
 
 def test_one_line_says_that_momentum_moved() -> None:
     (line,) = said_in(lambda: together("DGC(0.1)"))
-    assert "the momentum of 1 tensors moved out of the optimizer" in line
+    assert "the momentum of 1 tensors moved from the optimizer" in line
     assert not said_in(lambda: together("TopK(0.1)"))
     assert not said_in(lambda: together("DGC(0.1)", 1))
 

@@ -143,9 +143,9 @@ def test_sides_that_know_different_things_are_told() -> None:
     x, y = data()
     stages.step(x, y, torch.arange(16))
     sent = stages.first(x, samples=torch.arange(16))  # the other side never hears this one
-    with pytest.raises(LoopError, match="has heard other messages"):
+    with pytest.raises(LoopError, match="has received other messages"):
         stages.second(stages.first(x, samples=torch.arange(16)), samples=torch.arange(16))
-    with pytest.raises(LoopError, match="told other samples"):
+    with pytest.raises(LoopError, match="sample ids differ"):
         stages.second(sent, samples=torch.arange(1, 17))
     with pytest.raises(LoopError, match="does not have"):
         stages.second(sent)
@@ -220,7 +220,7 @@ def test_one_tensor_crosses() -> None:
 
     with pytest.raises(LayoutError, match="returned a tuple"):
         CompressedStage(Two(), before=None, after=edge_of())(torch.zeros(16, 32))
-    with pytest.raises(MalformedError, match="2 tensors came"):
+    with pytest.raises(MalformedError, match="sent 2 tensors"):
         CompressedStage(Two(), before=edge_of(), after=None)(torch.zeros(3), torch.zeros(3))
 
 

@@ -113,6 +113,6 @@ def test_requests_that_mean_nothing_are_answered_by_an_error():
         assert "MalformedError" in wire.reply().answer.about
     larger = '{"type":"Forward","tree":null,"tensors":[{"dtype":"float32","shape":[4294967296,64],"parts":1,'
     wire.arrive(9, about=larger + '"encoded":true,"needs_gradient":false}],"training":true,"hold":true,"dropped":[]}')
-    assert "is larger than the 1,048,576 bytes agreed on" in wire.reply().answer.about
+    assert "is larger than the limit of 1,048,576 bytes" in wire.reply().answer.about
     assert module.calls == 0
     hub.close()

@@ -56,7 +56,7 @@ def test_ids_may_come_in_any_integer_type() -> None:
 
 def test_a_checkpoint_of_other_data_is_refused() -> None:
     memory = SampleMemory(5, (2,), torch.float32)
-    with pytest.raises(CheckpointError, match=r"\(5, 2\) and the checkpoint's \(6, 2\)"):
+    with pytest.raises(CheckpointError, match=r"\(5, 2\), but that of the checkpoint is \(6, 2\)"):
         memory.load_state_dict(SampleMemory(6, (2,), torch.float32).state_dict())
     with pytest.raises(CheckpointError, match="nothing"):
         memory.load_state_dict({})

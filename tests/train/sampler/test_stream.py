@@ -189,13 +189,13 @@ def test_a_world_deals_out_streams_and_remembers_them() -> None:
 
 def test_what_a_stream_does_not_know_is_refused() -> None:
     there = WorldState(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    with pytest.raises(ValueError, match="how often a label comes"):
+    with pytest.raises(ValueError, match="label frequencies"):
         there.shard(Numbers(9), stratify=[0] * 9)
     with pytest.raises(ValueError, match=r"for streams.*drop_last=True"):
         there.shard(range(9), even="drop")
-    with pytest.raises(ValueError, match="even='drop', which"):
+    with pytest.raises(ValueError, match="even must be"):
         there.shard(Numbers(9), even="most")
     with pytest.raises(TypeError, match=r"generator has no length.*class Stream"):
         there.shard(number for number in range(9))
-    with pytest.raises(CheckpointError, match="no position in a stream"):
+    with pytest.raises(CheckpointError, match="not a position in a stream"):
         there.shard(Numbers(9)).load_state_dict({"epoch": 0, "drawn": 2})

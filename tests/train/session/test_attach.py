@@ -84,18 +84,18 @@ def holding(parameter: torch.Tensor) -> nn.Module:
         ),
         (
             lambda: holding(torch.zeros(3, dtype=torch.complex64)),
-            '"0" is complex, and compressors know real numbers only. Hold torch.view_as_real(...) as the parameter and '
-            "torch.view_as_complex it in forward",
+            '"0" is complex, but compressors support real numbers only. Use torch.view_as_real(...) as the '
+            "parameter and torch.view_as_complex in forward",
             lambda: holding(torch.view_as_real(torch.zeros(3, dtype=torch.complex64))),
         ),
         (
             lambda: holding(torch.zeros(3).to(torch.float8_e4m3fn)),
-            '"0" is torch.float8_e4m3fn, a format to store and multiply numbers in',
+            '"0" is torch.float8_e4m3fn, a format without addition',
             lambda: holding(torch.zeros(3, dtype=torch.bfloat16)),
         ),
         (
             lambda: with_buffer(torch.eye(3).to_sparse()),
-            '"graph" is a sparse or quantised buffer',
+            '"graph" is a sparse or quantized buffer',
             lambda: with_buffer(torch.eye(3)),
         ),
         (
@@ -135,14 +135,14 @@ def lazily(*, run: bool) -> nn.Module:
     [
         (
             lambda: nn.Linear(3, 2, device="meta"),
-            '"weight" is on the meta device and holds no numbers, so there is nothing to train. Call '
-            "model.to_empty(device=world.device) and initialise or load",
+            '"weight" is on the meta device and has no values, so it cannot be trained. Call '
+            "model.to_empty(device=world.device) and initialize or load",
             lambda: nn.Linear(3, 2, device="meta").to_empty(device="cpu"),
         ),
         (lambda: batch_normed("meta"), '"1.running_mean" is on the meta device', lambda: batch_normed("cpu")),
         (
             lambda: lazily(run=False),
-            '"0.weight" has no shape before the first batch, so there is nothing to lay out or to compare. Run one '
+            '"0.weight" has no shape before the first batch. Run one '
             "batch through the model, build the optimizer, and then attach",
             lambda: lazily(run=True),
         ),
@@ -160,14 +160,14 @@ def test_an_optimizer_of_another_kind() -> None:
             self.param_groups = [{"params": list(model.parameters())}]
 
     model = nn.Linear(3, 2)
-    with pytest.raises(AttachError, match=r"Both is no torch\.optim\.Optimizer.*Subclass torch\.optim\.Optimizer"):
+    with pytest.raises(AttachError, match=r"Both is not a torch\.optim\.Optimizer.*Subclass torch\.optim\.Optimizer"):
         attach(model, Both(model))  # type: ignore[arg-type]
 
 
 def test_an_optimizer_that_trains_something_else_too() -> None:
     model, loss = nn.Linear(3, 2), nn.Linear(2, 1)
     optimizer = SGD([*model.parameters(), *loss.parameters()], 0.1)
-    with pytest.raises(AttachError, match=r"holds 2 parameters that are not the model's.*nn\.ModuleList\(\[model, lo"):
+    with pytest.raises(AttachError, match=r"holds 2 parameters that are not in the model.*nn\.ModuleList\(\[model, lo"):
         attach(model, optimizer)
     attach(nn.ModuleList([model, loss]), optimizer).close()
 
@@ -189,7 +189,7 @@ def test_a_model_is_attached_once_at_a_time() -> None:
 @pytest.mark.parametrize("norm", [0.0, -1.0, float("nan")])
 def test_a_norm_to_clip_to_is_positive(norm: float) -> None:
     model = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match=f"clip_norm is a positive norm, not {norm}"):
+    with pytest.raises(ValueError, match=f"clip_norm must be positive, got {norm}"):
         attach(model, clip_norm=norm)
     attach(model, clip_norm=1.0).close()
 

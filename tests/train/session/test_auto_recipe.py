@@ -103,7 +103,7 @@ def test_on_a_slow_line_all_ranks_compress_alike_and_stay_equal(switched: list[e
     assert found[0][1] == found[1][1]
     assert found[0][1][-1] != repr(Recipe())
     assert len(switched) == 2 * len({*found[0][1]}) - 2
-    assert all("foretold" in event.reason for event in switched)
+    assert all("estimated" in event.reason for event in switched)
 
 
 def test_on_a_fast_line_nothing_happens(switched: list[events.RecipeSwitched]) -> None:
@@ -298,7 +298,7 @@ def test_alone_there_is_nothing_to_choose() -> None:
 
 
 def test_what_cannot_change_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AttachError, match="no global batch"):
+    with pytest.raises(AttachError, match="without a global batch"):
         refuse_fixed_choice(Auto(), 64)
     monkeypatch.setattr("gossamer.train.session.auto_recipe.is_elastic", lambda: True)
     with pytest.raises(AttachError, match="an elastic run cannot have the recipe Auto"):

@@ -91,9 +91,9 @@ def test_a_saved_state_is_a_copy() -> None:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"compressor": "Int8()"}, "has the compressor 'Int8\\(\\)', and this run has"),
-        ({"rank": 1}, "has the rank 1, and this run has 0"),
-        ({"world": 2}, "has the world 2, and this run has 1"),
+        ({"compressor": "Int8()"}, "has the compressor 'Int8\\(\\)', but this run has"),
+        ({"rank": 1}, "has the rank 1, but this run has 0"),
+        ({"world": 2}, "has the world 2, but this run has 1"),
         ({"remembered": [{"residual": {"slots": [["a", [4], 0, [1]]], "flat": torch.zeros(2)}}]}, "2 of 4 entries"),
         ({"remembered": [{"residual": {}}]}, "damaged or incomplete"),
     ],

@@ -78,7 +78,7 @@ WHOLE, HEAD = (lambda model: model), (lambda model: model[0])
 @pytest.mark.parametrize("part", [WHOLE, HEAD])
 def test_a_pass_through_ddp_is_refused(part: Callable[[nn.Module], nn.Module]) -> None:
     """Also around a part of the model, whose own forward is never called then."""
-    with pytest.raises(AttachError, match=r"is about to run this attached model.*what EveryStep.*" + ADVICE):
+    with pytest.raises(AttachError, match=r"is about to run this attached model.*averages of EveryStep.*" + ADVICE):
         cluster(lambda worker: wrapped_before(worker, part, lambda ddp, model: ddp(inputs(model))), 2)
 
 

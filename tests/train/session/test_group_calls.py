@@ -135,8 +135,8 @@ class Answered:
     ("found", "lacks"),
     [
         ({0: b"", 1: b"", 2: b""}, ""),
-        ({0: b"", 1: b""}, "Lost, or back from a restart: rank 2."),
-        ({0: b"", 1: b"detached", 2: b""}, "Lost, or back from a restart: rank 1."),
+        ({0: b"", 1: b""}, "Lost, or restarted: rank 2."),
+        ({0: b"", 1: b"detached", 2: b""}, "Lost, or restarted: rank 1."),
     ],
 )
 def test_nothing_is_saved_once_a_worker_is_lost(found: dict[int, bytes], lacks: str, tmp_path: Path) -> None:

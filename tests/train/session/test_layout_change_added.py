@@ -198,7 +198,7 @@ def test_an_optimizer_of_its_own_does_not_hide_a_new_parameter(kind: str) -> Non
         backward(model, 0, worker.rank)
         Adam(model.parameters()).step()
 
-    with pytest.raises(LoopError, match=r"not there: .*add_parameters|did not have at attach"):
+    with pytest.raises(LoopError, match=r"missing at attach: .*add_parameters|did not have at attach"):
         cluster(work, 2)
 
 
@@ -307,7 +307,7 @@ def test_thawed_parameters_are_added_and_frozen_ones_are_left_out_until_they_are
     results = cluster(lambda worker: work(worker, True), 2)
     assert {names for names, _ in results} == {("0.weight", "0.bias")}
     agree([ended for _, ended in results])
-    with pytest.raises(LoopError, match=r'frozen at attach, or not there: "0\.bias"'):
+    with pytest.raises(LoopError, match=r'frozen or missing at attach: "0\.bias"'):
         cluster(lambda worker: work(worker, False), 2)
 
 
@@ -350,7 +350,9 @@ def test_a_checkpoint_is_loaded_by_a_model_that_has_the_added_parameters(tmp_pat
         return parameters(model)
 
     assert torch.equal(agree(cluster(save, 2)), agree(cluster(lambda worker: resume(worker, True), 2)))
-    with pytest.raises(CheckpointError, match=r"with, parameters of session\.add_parameters\(\) included, before"):
+    with pytest.raises(
+        CheckpointError, match=r"Before gossamer\.attach.*including parameters of session\.add_parameters\(\)"
+    ):
         cluster(lambda worker: resume(worker, False), 2)
 
 

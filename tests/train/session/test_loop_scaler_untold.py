@@ -69,7 +69,7 @@ def test_without_the_watch_the_scaler_refuses_to_find_no_gradient(monkeypatch: p
 
 @pytest.mark.parametrize("recipe", ["TopK(0.1)", "EveryStep(delay=1)", "EveryStep(accumulate=2)"])
 def test_what_is_kept_in_units_of_the_scale_needs_it_from_the_beginning(recipe: str) -> None:
-    with pytest.raises(LoopError, match=r"what .* keeps of gradients has a scale in it.*scaler=scaler\)"):
+    with pytest.raises(LoopError, match=r"the state of .* includes a scale.*scaler=scaler\)"):
         cluster(lambda worker: trained(worker, recipe), 2)
 
 

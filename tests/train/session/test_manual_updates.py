@@ -113,7 +113,7 @@ def test_an_update_by_hand_within_backward_is_an_error(recipe: str) -> None:
             parameter.register_post_accumulate_grad_hook(update)
         loss_of(model, 0, worker.rank).backward()
 
-    with pytest.raises(LoopError, match=r"written within backward\(\), by a hook"):
+    with pytest.raises(LoopError, match=r"modified within backward\(\), by a hook"):
         cluster(work, 2)
 
 

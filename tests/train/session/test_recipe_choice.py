@@ -77,7 +77,7 @@ def test_the_command_lines_recipe_reaches_the_hook(group_of_one: None, monkeypat
     assert state.memory.compressor == resolve("Int8()", 1).compressor
     assert said == ["the command line's recipe, Int8(), replaces the script's, TopK(0.1)"]
     monkeypatch.setenv("GOSSAMER_RECIPE", "DiLoCo(period=8)")
-    with pytest.raises(RecipeError, match=r"DiLoCo\(period=8\) of DiLoCo\(period=8\) would be dropped"):
+    with pytest.raises(RecipeError, match=r"DiLoCo\(period=8\) of DiLoCo\(period=8\) would be ignored"):
         hook("TopK(0.1)")
 
 

@@ -47,10 +47,14 @@ def test_it_is_short_for_a_recipe(recipe: str | None) -> None:
         (
             {"global_batch": 24, "batch": 2, "recipe": "LocalSGD(4) + Int8()"},
             AttachError,
-            r"LocalSGD\(period=4\), whose workers make steps otherwise. Write gossamer.attach\(model, optimizer, ",
+            r"strategy is LocalSGD\(period=4\)\. Write gossamer.attach\(model, optimizer, ",
         ),
-        ({"global_batch": 24, "batch": 2, "recipe": "EveryStep(accumulate=2)"}, AttachError, "make steps otherwise"),
-        ({"global_batch": 24, "batch": 2, "recipe": "EveryStep(global_batch=48, batch=2)"}, AttachError, "otherwise"),
+        ({"global_batch": 24, "batch": 2, "recipe": "EveryStep(accumulate=2)"}, AttachError, "strategy is EveryStep"),
+        (
+            {"global_batch": 24, "batch": 2, "recipe": "EveryStep(global_batch=48, batch=2)"},
+            AttachError,
+            "strategy is EveryStep",
+        ),
     ],
 )
 def test_what_cannot_be_kept_is_refused(given: dict[str, Any], kind: type[Exception], message: str) -> None:
@@ -82,7 +86,7 @@ def test_too_many_workers_are_refused_as_they_attach(monkeypatch: pytest.MonkeyP
 
 def test_sparse_gradients_are_refused() -> None:
     model = nn.Embedding(10, 2, sparse=True)
-    with pytest.raises(AttachError, match=r"passes of a global batch add up.*Leave out global_batch"):
+    with pytest.raises(AttachError, match=r"passes of a global batch accumulate.*Leave out global_batch"):
         gossamer.attach(model, SGD(model.parameters(), 0.1), global_batch=24, batch=2)
 
 
@@ -93,7 +97,7 @@ def test_an_untold_scaler_is_refused_also_alone(world: int) -> None:
         scaler = torch.amp.GradScaler("cpu")
         while not session.steps:
             scaler.scale(model(torch.ones(2, 3)).sum()).backward()
-        with pytest.raises(LoopError, match=r"GradScaler scales the loss, and gossamer.attach was not told"):
+        with pytest.raises(LoopError, match=r"GradScaler scales the loss, but was not passed to gossamer.attach"):
             scaler.step(optimizer)
 
     cluster(work, world)

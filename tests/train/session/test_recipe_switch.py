@@ -210,7 +210,7 @@ def test_an_elastic_run_keeps_its_recipe():
         model, optimizer, session = worker.start(network(0), sgd, "TopK(density=0.1)")
         for step in range(4):
             train_step(model, optimizer, step, worker.rank)
-            with pytest.raises(RecipeError, match="newcomers"):
+            with pytest.raises(RecipeError, match="join later"):
                 session.switch("Dense()")
         return parameters(model)
 

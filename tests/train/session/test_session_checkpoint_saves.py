@@ -45,7 +45,7 @@ def test_what_is_no_number_to_keep_is_refused_on_all_ranks(keep: Any, tmp_path: 
 
     def work(worker: Worker) -> None:
         session, _ = trained(worker)
-        says = r"keep says how many checkpoints stay, .*another name than"
+        says = r"keep is the number of checkpoints.*another name than"
         with pytest.raises(CheckpointError, match=says if worker.rank == 0 else "different options"):
             session.save(tmp_path, keep=2 if worker.rank else keep)
         with pytest.raises(CheckpointError, match=says):
@@ -293,7 +293,7 @@ def test_parts_of_two_saves_are_not_mixed(tmp_path: Path) -> None:
 def test_what_says_no_is_refused(asynchronous: Any, tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
         session, _ = trained(worker)
-        with pytest.raises(CheckpointError, match=r"asynchronous is True or False.*another name"):
+        with pytest.raises(CheckpointError, match=r"asynchronous must be True or False.*another name"):
             session.save(tmp_path, asynchronous=asynchronous)
 
     cluster(work, 2)

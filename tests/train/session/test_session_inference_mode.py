@@ -60,5 +60,5 @@ def test_a_call_within_inference_mode_leaves_what_can_be_trained(recipe: str, ca
 def test_a_model_that_was_built_within_inference_mode_is_refused() -> None:
     with torch.inference_mode():
         model = nn.Linear(2, 2)
-    with pytest.raises(AttachError, match=r'"weight" was made within torch\.inference_mode\(\)'):
+    with pytest.raises(AttachError, match=r'"weight" was created within torch\.inference_mode\(\)'):
         gossamer.attach(model, sgd(model))

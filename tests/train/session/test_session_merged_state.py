@@ -188,7 +188,7 @@ def test_frozen_parameters_that_stay_do_not_travel_and_those_that_move_are_told_
             assert cluster(lambda worker, m=moves: work(worker, m), 2) == [count, count]
         told = [text for text in said if "requires_grad=False" in text]
         assert len(told) == moves
-        assert all('"momentum.weight", "momentum.bias"' in text and "27 numbers a round" in text for text in told)
+        assert all('"momentum.weight", "momentum.bias"' in text and "27 numbers per round" in text for text in told)
         assert sum(event.bytes_sent for event in ended) > 0
 
 

@@ -122,7 +122,9 @@ def test_a_weight_that_one_rank_alone_says_is_found(recipe: str, since: int) -> 
         return parameters(model)
 
     agree(cluster(lambda worker: work(worker, True), 3))
-    with pytest.raises(MismatchError, match=r"not called' on ranks 0, 2.*called' on rank 1.*on every rank, or on none"):
+    with pytest.raises(
+        MismatchError, match=r"not called' on ranks 0, 2.*called' on rank 1.*on every rank, or on no rank"
+    ):
         cluster(lambda worker: work(worker, False), 3)
 
 

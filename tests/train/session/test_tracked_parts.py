@@ -119,8 +119,8 @@ def test_what_is_tracked_wrongly_is_refused(tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
         session = session_of(worker)
         for call, message in (
-            (lambda: session.track(), "one part by its name"),
-            (lambda: session.track(a=Average(), b=Average()), "one part by its name"),
+            (lambda: session.track(), "one object by its name"),
+            (lambda: session.track(a=Average(), b=Average()), "one object by its name"),
             (
                 lambda: session.track(step=3),
                 r"step is a int.*session\.save\(directory, name=value\)",
@@ -136,7 +136,7 @@ def test_what_is_tracked_wrongly_is_refused(tmp_path: Path) -> None:
     def too_late(worker: Worker) -> None:
         session = session_of(worker)
         session.load(tmp_path)
-        with pytest.raises(LoopError, match=r"load\(\) came before session\.track\(average"):
+        with pytest.raises(LoopError, match=r"load\(\) was called before session\.track\(average"):
             session.track(average=Average())
 
     cluster(work, 1)
@@ -154,7 +154,7 @@ def test_a_part_that_does_not_fit_is_a_checkpoint_error(tmp_path: Path) -> None:
             session.save(tmp_path)
 
     cluster(lambda worker: work(worker, 2, load=False), 1)
-    with pytest.raises(CheckpointError, match="does not fit this run"):
+    with pytest.raises(CheckpointError, match="do not fit this run"):
         cluster(lambda worker: work(worker, 3, load=True), 1)
 
 

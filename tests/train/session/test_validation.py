@@ -59,7 +59,7 @@ def test_wrappers_without_hooks_are_seen_through() -> None:
 
 @pytest.mark.parametrize("strange", [Other(None), Other(Other(3)), Accelerated("SGD"), object()])
 def test_what_wraps_no_optimizer_is_refused(strange: Any) -> None:
-    with pytest.raises(AttachError, match=r"is no torch\.optim\.Optimizer.*super\(\)\.__init__\(\), or attach"):
+    with pytest.raises(AttachError, match=r"is not a torch\.optim\.Optimizer.*super\(\)\.__init__\(\), or attach"):
         innermost(strange)
 
 
@@ -79,7 +79,7 @@ def test_a_wrapped_optimizer_makes_the_sessions_steps() -> None:
         ("EveryStep(delay=1)", r"Write EveryStep\(\), or"),
         ("EveryStep(accumulate=4)", r"`with session.no_sync\(\):` around all but the last of 4 backward\(\) calls"),
         ("ParameterServer()", r"Write EveryStep\(\), or"),
-        ("DGC(density=0.1)", r"applies the optimizer's momentum in its place.*such as TopK\(density"),
+        ("DGC(density=0.1)", r"applies the optimizer's momentum.*such as TopK\(density"),
     ],
 )
 def test_recipes_that_cannot_take_sparse_gradients_say_what_to_write(recipe: str, says: str) -> None:
@@ -123,13 +123,13 @@ def built() -> tuple[nn.Module, Optimizer]:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (lambda model, optimizer: (None, optimizer), r"no torch\.nn\.Module.*gossamer\.attach\(model, optimizer\)"),
-        (lambda model, optimizer: (optimizer, model), r"this SGD is no torch\.nn\.Module.*with the model first"),
-        (lambda model, optimizer: (nn.Linear, optimizer), r"the class Linear is no.*Net\(\)"),
-        (lambda model, optimizer: (list(model.parameters()), optimizer), r"this list is no torch\.nn\.Module"),
-        (lambda model, optimizer: (model, None), r"is no optimizer.*torch\.optim\.AdamW\(model\.parameters\(\)\)"),
-        (lambda model, optimizer: (model, SGD), "the class SGD is no optimizer"),
-        (lambda model, optimizer: (model, model), "this Linear is no optimizer"),
+        (lambda model, optimizer: (None, optimizer), r"not a torch\.nn\.Module.*gossamer\.attach\(model, optimizer\)"),
+        (lambda model, optimizer: (optimizer, model), r"this SGD is not a torch\.nn\.Module.*model = Net"),
+        (lambda model, optimizer: (nn.Linear, optimizer), r"the class Linear is not.*Net\(\)"),
+        (lambda model, optimizer: (list(model.parameters()), optimizer), r"this list is not a torch\.nn\.Module"),
+        (lambda model, optimizer: (model, None), r"is not an optimizer.*torch\.optim\.AdamW\(model\.parameters\(\)\)"),
+        (lambda model, optimizer: (model, SGD), "the class SGD is not an optimizer"),
+        (lambda model, optimizer: (model, model), "this Linear is not an optimizer"),
     ],
 )
 def test_what_is_no_model_or_optimizer_is_named(given: Any, says: str) -> None:
@@ -139,19 +139,19 @@ def test_what_is_no_model_or_optimizer_is_named(given: Any, says: str) -> None:
 
 @pytest.mark.parametrize("scaler", ["cpu", True, 1024.0, torch.amp.GradScaler])
 def test_what_is_no_scaler_is_named(scaler: Any) -> None:
-    with pytest.raises(AttachError, match=r"is no GradScaler.*attach\(\.\.\., scaler=scaler\)"):
+    with pytest.raises(AttachError, match=r"is not a GradScaler.*attach\(\.\.\., scaler=scaler\)"):
         gossamer.attach(*built(), scaler=scaler)
 
 
 @pytest.mark.parametrize("norm", ["1", [1.0], {}, torch.ones(2)])
 def test_what_is_no_norm_is_named(norm: Any) -> None:
-    with pytest.raises(ValueError, match=r"clip_norm is a positive norm, not .*clip_norm=1\.0"):
+    with pytest.raises(ValueError, match=r"clip_norm must be positive, got .*clip_norm=1\.0"):
         gossamer.attach(*built(), clip_norm=norm)
 
 
 def test_a_model_of_empty_parameters_has_nothing_to_average() -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros(0)), nn.Parameter(torch.zeros(0, 3))])
-    with pytest.raises(AttachError, match="no trainable parameter, or only empty ones"):
+    with pytest.raises(AttachError, match="no trainable parameters, or only empty ones"):
         gossamer.attach(model, SGD(model.parameters(), 0.1))
     model.append(nn.Parameter(torch.zeros(1)))
     gossamer.attach(model, SGD(model.parameters(), 0.1)).close()
@@ -195,6 +195,8 @@ def test_zero_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = nn.Linear(3, 2)
     monkeypatch.setitem(sys.modules, "torch.distributed.optim", Loaded)  # type: ignore[arg-type]
-    with pytest.raises(AttachError, match=r"ZeroRedundancyOptimizer keeps.*torch\.optim\.AdamW\(model\.parameters\(\)"):
+    with pytest.raises(
+        AttachError, match=r"ZeroRedundancyOptimizer shards.*torch\.optim\.AdamW\(model\.parameters\(\)"
+    ):
         gossamer.attach(model, Sharding(model.parameters(), 0.1))
     gossamer.attach(model, SGD(model.parameters(), 0.1)).close()

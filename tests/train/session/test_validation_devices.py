@@ -52,5 +52,5 @@ def test_a_gpu_that_stays_idle_is_told(told: Told) -> None:
 
 
 def test_another_workers_gpu_is_refused(told: Told) -> None:
-    with pytest.raises(AttachError, match=r"on cuda:0 and this worker's own device is cuda:1.*model\.to\(world\.dev"):
+    with pytest.raises(AttachError, match=r"on cuda:0, but this worker's device is cuda:1.*model\.to\(world\.dev"):
         told(["cuda:0"], "cuda:1")

@@ -26,10 +26,10 @@ class Mesh:
 @pytest.mark.parametrize(
     ("mesh", "match"),
     [
-        ("replicate", "is no DeviceMesh"),
+        ("replicate", "is not a DeviceMesh"),
         (Mesh(ndim=2), "has 2 dimensions"),
         (Mesh(coordinate=None), "not in the mesh"),
-        (Mesh(), "this job has 4 workers and the mesh is of another process group"),
+        (Mesh(), "this job has 4 workers, but the mesh is of another process group"),
     ],
 )
 def test_what_says_nothing_of_replicas_is_refused(mesh: Any, match: str) -> None:
@@ -40,7 +40,7 @@ def test_what_says_nothing_of_replicas_is_refused(mesh: Any, match: str) -> None
 
 @pytest.mark.parametrize("groups", [[(0, 1), (1, 2)], [(0, 1), (2,)], [(0, 1)]])
 def test_groups_that_do_not_divide_the_job_are_refused(groups: list[tuple[int, ...]]) -> None:
-    with pytest.raises(AttachError, match="each must be in one"):
+    with pytest.raises(AttachError, match="each rank must be in one"):
         refuse_overlap(groups, 3)
 
 

@@ -212,7 +212,7 @@ def test_a_worker_whose_parameters_are_not_finite_is_named_and_ends() -> None:
     def work(worker: Worker) -> None:
         pass_through(start(worker, "Gossip() + Ring()"), range(8), worker.rank, ruin)
 
-    with pytest.raises(NonFiniteError, match=r'numbers were not finite 5 steps in a row.*"0\.weight" on rank 1'):
+    with pytest.raises(NonFiniteError, match=r'values were not finite 5 steps in a row.*"0\.weight" on rank 1'):
         cluster(work, 4)
 
 
@@ -322,7 +322,7 @@ def test_neighbours_must_be_in_the_same_round() -> None:
     with pytest.raises(LoopError, match=r"rank 0 in 7, rank 1 in 7, rank 2 in 8.*session\.load\(directory\)"):
         check(heads | {2: heads[2]._replace(number=8)})
     waiting = {rank: head._replace(presence=Presence.SAVING) for rank, head in heads.items()}
-    with pytest.raises(LoopError, match="after equally many steps"):
+    with pytest.raises(LoopError, match="same number of steps"):
         check(waiting | {1: waiting[1]._replace(passes=13)})
 
 

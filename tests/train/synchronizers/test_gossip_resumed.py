@@ -82,7 +82,7 @@ def test_other_workers_begin_with_the_mean(recipe: str, tmp_path: Path) -> None:
     for begun, merged in after:
         close(begun, mean, 1e-12)
         assert torch.equal(merged, after[0][1])
-    assert ["parameters are the mean of theirs" in event.message for event in noticed] == [True]
+    assert ["parameters are the mean" in event.message for event in noticed] == [True]
 
 
 def begun_again(worker: Worker, recipe: str, directory: Path) -> tuple[Tensor, Tensor]:

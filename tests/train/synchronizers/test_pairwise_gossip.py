@@ -250,7 +250,7 @@ def test_what_cannot_be_is_refused(tmp_path: Any) -> None:
         session, _, _ = still(worker, [1.0])
         with pytest.raises(LoopError, match="save it on one rank"):
             session.save(tmp_path)
-        with pytest.raises(LoopError, match="Attach a new session"):
+        with pytest.raises(LoopError, match=r"gossamer\.attach"):
             session.reset_compressor_state("weight")
         session.close()
 
@@ -365,7 +365,7 @@ def test_an_endpoint_that_is_lost_says_so() -> None:
         optimizer.step()
         if worker.rank == 1:
             die(session)
-            with pytest.raises(ConnectError, match="hears nobody"):
+            with pytest.raises(ConnectError, match="endpoint of worker"):
                 session.close()
         else:
             session.close()

@@ -64,7 +64,7 @@ def test_who_dies_keeps_nobody_waiting(victim: int, monkeypatch: pytest.MonkeyPa
 def test_waiting_for_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 0.2)
     monkeypatch.setattr(pairwise_gossip, "TerminationProtocol", Faithful)
-    with pytest.raises(ConnectError, match="hears nobody"):
+    with pytest.raises(ConnectError, match="endpoint of worker"):
         check_survivors(partial(survived, victim=2, patience_seconds=1.0), 2)
 
 
@@ -145,9 +145,7 @@ def check_returns(patch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(each[2], back[2]) for each in others)
     assert all(torch.equal(mine, its) for mine, its in zip(others[0][3], back[3], strict=True))
     said = [event.message for event in found if isinstance(event, events.Noticed)]
-    assert [
-        each for each in said if "worker 2 came back and goes on from what worker" in each and "after 5 steps" in each
-    ]
+    assert [each for each in said if "worker 2 returned" in each and "after 5 steps" in each]
 
 
 def test_a_lost_worker_comes_back_to_what_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +176,8 @@ def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -
     worker = Worker(2, 3, DetachedTransport(2, 3))
     with heard() as found, pytest.raises(Stopped if over else PeerLost):
         returns.attach(worker, 1)
-    assert [event.message for event in found if isinstance(event, events.Noticed)] == over * [
-        "worker 2 came back when the others had come to the end: nothing is left to be done"
-    ]
+    said = [event.message for event in found if isinstance(event, events.Noticed)]
+    assert ["worker 2 returned after" in each for each in said] == over * [True]
 
 
 def test_without_a_launcher_nobody_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:

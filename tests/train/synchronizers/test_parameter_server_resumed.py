@@ -131,7 +131,7 @@ def test_a_state_without_the_servers_is_refused() -> None:
     def work(worker: Worker) -> None:
         model = network(worker.rank)
         session = worker.attach(model, RULES["SGD"](model.parameters()), ROUNDS["sync"])
-        with pytest.raises(CheckpointError, match=r"without the servers' state.*session\.save\(directory\)"):
+        with pytest.raises(CheckpointError, match=r"lacks the state of the servers.*session\.save\(directory\)"):
             session.load_state_dict(session.state_dict())
         session.close()
 

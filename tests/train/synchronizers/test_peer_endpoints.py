@@ -61,11 +61,8 @@ def watched(faults: Sequence[Fault], seconds: float) -> tuple[Endpoint, Trace, l
 
 def check_says_for_whom_it_waits() -> None:
     endpoint, _, said = watched(away(SECOND, until=28.0), 200.0)
-    assert [each.partition("not heard for ")[2][:5] for each in said] == ["5 s, ", "15 s,", "25 s,"]
-    assert said[0] == (
-        "worker 0 waits for server 1 at 10.0.0.2:4322, not heard for 5 s, and waits for 30 min at most "
-        "(GOSSAMER_TIMEOUT). Does it run, and does no firewall stand between?"
-    )
+    assert [each.rpartition(" for ")[2][:5] for each in said] == ["5 s, ", "15 s,", "25 s,"]
+    assert all(part in said[0] for part in ("worker 0", "server 1 at 10.0.0.2:4322", "30 min", "GOSSAMER_TIMEOUT"))
     assert endpoint.why == []
 
 
@@ -74,11 +71,8 @@ def check_gives_up() -> None:
     assert len(said) == 180
     (why,) = endpoint.why
     assert isinstance(why, ConnectError)
-    assert str(why) == (
-        "for 30 min nothing was heard of server 0 at 127.0.0.1:4321, server 1 at 10.0.0.2:4322, so worker 0 cannot "
-        "begin: parameters are held there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or let "
-        "GOSSAMER_SERVERS=HOST:PORT name where they listen, with no firewall between."
-    )
+    assert "worker 0 could not connect to server 0 at 127.0.0.1:4321, server 1 at 10.0.0.2:4322 for 30 min" in str(why)
+    assert all(line in str(why) for line in ("gossamer run --servers 1 SCRIPT", "GOSSAMER_SERVERS=HOST:PORT"))
     assert trace.ended[ME].moment == 1800.0
 
 

@@ -95,7 +95,7 @@ def test_whose_mean_is_the_runs(claimed: str | None, accepted: int, world: int, 
     if is_its:
         one._check_claimed("a", accepted)
     else:
-        with pytest.raises(PeerLost, match="without workers 1, which it does not hear"):
+        with pytest.raises(PeerLost, match="without a connection to workers 1"):
             one._check_claimed("a", accepted)
 
 

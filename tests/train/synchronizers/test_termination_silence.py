@@ -76,7 +76,9 @@ def count_apart(seeds: range, place: Callable[[], Claim], rule: type[Termination
             apart += not all(torch.equal(each, models[0]) for each in models)
             together += len(models) == 3
             refused += len(models) < 3
-            assert all("came to the end without workers" in str(each) for each in found if isinstance(each, PeerLost))
+            assert all(
+                "finished without a connection to workers" in str(each) for each in found if isinstance(each, PeerLost)
+            )
     return apart, together, refused
 
 

@@ -214,5 +214,5 @@ def test_assumed_momenta_are_adams():
 
 
 def test_fragments_need_tensors():
-    with pytest.raises(AttachError, match="do not make 40 fragments"):
+    with pytest.raises(AttachError, match="cannot be divided into 40 fragments"):
         assumed(100, resolve("DiLoCo(50, fragments=40)"))

@@ -1,19 +1,21 @@
-"""Decision: the rule by which all ranks change their recipe alike, from the same numbers and nothing else.
+"""Decision: the rule by which all ranks change their recipe at the same step, from the same numbers.
 
-At every look: fit the line, price the rungs, and see which is best. Of those within a tenth of the best one's seconds
-to a loss the target is the one that needs the fewest steps, so Dense() if it is among them. It is taken once staying
-has lost as much as a change costs (ski rental), in seconds:
+At every look: fit the network line, price the rungs, and find the best one. Among rungs within a tenth of the best
+rung's seconds to a loss, the target is the one with the fewest steps, so Dense() if it is among them. It is adopted
+once staying has lost as much as a change costs (ski rental), in seconds:
 
     lost(rung) = max(0, lost(rung) + seconds since the last look * (1 - price(rung) / price(here)))
-    cost       = 5 steps of the target, and a dense mean where workers trained apart
-    change     when lost(target) >= cost, and the target is weaker, or stronger and saves more than 15 %
+    cost       = 5 steps of the target, and a dense mean if workers trained separately
+    change     if lost(target) >= cost, and the target is weaker, or stronger and saves more than 15 %
 
-So one step that takes ten times as long speaks louder than ten that take a tenth more. A weaker rung counts as a tenth
-cheaper than it is. The first look decides at once: for what is in force then nothing was said. The cost doubles with
-every change up to 64 times; a long rest makes it single again. So a line that flaps is judged by ever longer means, and
-what all changes cost is at most what staying would have lost.
+One step that takes ten times as long therefore counts more than ten steps that take a tenth longer. A weaker rung is
+priced a tenth lower than estimated. The first look decides at once, since the initial rung was not chosen from
+measurements. The cost doubles with every change, up to 64 times, and is reset after a long time without changes. On an
+unstable network the rule thus averages over longer times, and all changes together cost at most what staying would have
+lost.
 
-Only sums, products and comparisons of numbers that every rank has, in one order: equal on unlike processors.
+It uses only sums, products and comparisons of numbers that every rank has, in one order, so results are equal on
+different processors.
 
 source: Karlin et al. 1988, Algorithmica (ski rental); Borodin et al. 1992, JACM (metrical task systems)
 """
@@ -35,17 +37,17 @@ from gossamer.train.auto.rung_cost import RungCost
 
 @dataclass(frozen=True, kw_only=True)
 class RungChange:
-    """From one rung to another."""
+    """A change from one rung to another."""
 
     before: int
     after: int
-    reason: str  # with the numbers that speak for it
+    reason: str  # with the numbers that justify it
 
 
 def decide(
     rule: Rule, costs: Sequence[RungCost], state: RuleState, measurements: Sequence[Measurement], step: int
 ) -> tuple[RuleState, RungChange | None]:
-    """One look, after `step` steps. measurements: all ranks', in order of rank."""
+    """Decide at one look, after `step` steps. measurements: of all ranks, in rank order."""
     here, first = costs[state.rung], state.line is None
     window = observe(measurements, here.period, rule.believed)
     if window is None:
@@ -73,7 +75,7 @@ def decide(
     if not (due and _speaks_for(rule, state.rung, target, prices)):
         return state, None
     why = change_text(window, line, prices[state.rung], prices[target])
-    change = RungChange(before=state.rung, after=target, reason=why + "; too much waits to be sent" * overgrown)
+    change = RungChange(before=state.rung, after=target, reason=why + "; residuals are too large" * overgrown)
     return _changed(rule, state, costs[target], change, step), change
 
 
@@ -98,15 +100,15 @@ def _remember(
 
 
 def look_steps(rule: Rule, here: RungCost, step_seconds: float, measurements: Sequence[Measurement]) -> int:
-    """Steps until the next look: so many seconds, but as many steps as are told of at most, unless looks would take
-    too much of the time; whole periods of local steps."""
+    """Steps until the next look: those of `look_seconds`, at most MOST_STEPS, more if looks would exceed their share of
+    the time; in whole periods of local steps."""
     wanted = rule.look_seconds / step_seconds if step_seconds else float(MOST_STEPS)
     affordable = _affordable(rule.look_share, step_seconds, measurements)
     return _whole_periods(max(rule.least_look_steps, ceil(min(MOST_STEPS, wanted)), affordable), here)
 
 
 def _affordable(share: float, step_seconds: float, measurements: Sequence[Measurement]) -> int:
-    """Steps of which a look takes this share."""
+    """Number of steps of which a look takes this share."""
     return ceil(_look_seconds(measurements) / (share * step_seconds)) if step_seconds else 0
 
 
@@ -122,8 +124,7 @@ def _soon(
     measurements: Sequence[Measurement],
     step: int,
 ) -> int:
-    """As many steps again as since the last change: where everything is new, the first looks come soon, and may take a
-    larger share."""
+    """As many steps as since the last change: after a change, looks are frequent and may take a larger share."""
     affordable = _affordable(rule.soon_share, step_seconds, measurements)
     return _whole_periods(max(step - (state.changed_at or 0), affordable), here)
 
@@ -136,19 +137,19 @@ def _whole_periods(steps: int, here: RungCost) -> int:
 
 
 def _overgrown(state: RuleState, here: RungCost, measurements: Sequence[Measurement]) -> bool:
-    """Differences of parameters are no gradients, so there the two cannot be compared."""
+    """Whether residuals are too large. With local steps, residuals of parameters cannot be compared with gradients."""
     ratio = None if here.local else loss_guard.residual_gradients(measurements)
     return state.rung > 0 and ratio is not None and ratio > loss_guard.MOST_RESIDUAL_GRADIENTS
 
 
 def _open(state: RuleState, costs: Sequence[RungCost], step: int) -> range:
-    """The rungs that may be in force now, from weak to strong."""
+    """The rungs that may be used now, from weak to strong."""
     return range(len(costs) if state.closed_from is None or step >= state.closed_until else state.closed_from)
 
 
 def _target(rule: Rule, here: int, among: Sequence[int], costs: Sequence[RungCost], prices: Sequence[RungPrice]) -> int:
-    """Of the rungs that are nearly as good as the best of these the one that needs the fewest steps. Of equals Dense()
-    is taken, or what is in force, or the weakest."""
+    """Among the rungs close to the best of `among`, the one with the fewest steps. Ties: Dense(), then the current
+    rung, then the weakest."""
     best = min(prices[place].loss_seconds for place in among)
     near = [place for place in among if (1 - rule.close) * prices[place].loss_seconds <= best]
     return min(near, key=lambda place: (costs[place].steps, place != 0, place != here, place))
@@ -163,7 +164,7 @@ def _saved(prices: Sequence[RungPrice], here: int, other: int) -> float:
 
 
 def _lost(rule: Rule, state: RuleState, prices: Sequence[RungPrice], window: StepWindow) -> tuple[float, ...]:
-    """Seconds that staying has lost to each rung; those before the last change are none of its."""
+    """Seconds that staying has lost to each rung since the last change."""
     before = state.lost or (0.0,) * len(prices)
     shares = [_saved(prices, state.rung, other) + rule.close * (other < state.rung) for other in range(len(prices))]
     seconds = window.steps * prices[state.rung].step_seconds
@@ -173,7 +174,7 @@ def _lost(rule: Rule, state: RuleState, prices: Sequence[RungPrice], window: Ste
 def change_cost(
     rule: Rule, state: RuleState, here: RungCost, prices: Sequence[RungPrice], target: int, step: int
 ) -> float:
-    """In seconds."""
+    """Cost of a change, in seconds."""
     means = rule.change_means * prices[0].step_seconds * here.local
     return (rule.change_steps * prices[target].step_seconds + means) * 2.0 ** _doublings(rule, state, step)
 
@@ -184,7 +185,7 @@ def _doublings(rule: Rule, state: RuleState, step: int) -> int:
 
 
 def _changed(rule: Rule, state: RuleState, after: RungCost, change: RungChange, step: int) -> RuleState:
-    """Each change makes the next one dearer, but for the first one that is made at all."""
+    """The state after a change. Each change doubles the cost of the next one, except the first."""
     doublings = 0 if state.changed_at is None else min(_doublings(rule, state, step) + 1, rule.most_doublings)
     return replace(
         state,

@@ -1,4 +1,4 @@
-"""Ladder: recipes from weak to strong compression, and how many more steps each needs to the loss of Dense()."""
+"""Ladder: recipes from weak to strong compression, and the steps that each needs to a loss relative to Dense()."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gossamer.base.term import Terms
 
 @dataclass(frozen=True, kw_only=True)
 class LadderRung:
-    """A recipe, and what was measured of it elsewhere.
+    """A recipe, and measurements of it from benchmarks.
 
-    Steps are counted to a loss, in those of Dense(). Where a table of docs says which loss so many steps end at, they
-    are those in which Dense() would have ended there, its loss falling by 0.364 for every e times as many steps: 2.841
-    after 80 and 2.360 after 300, in docs/benchmarks/recipes.md.
+    Steps to a loss are relative to Dense(). Benchmarks that give a loss after a fixed number of steps are converted by
+    the loss curve of Dense(): it falls by 0.364 for every factor e of steps, from 2.841 after 80 steps to 2.360 after
+    300, in docs/benchmarks/recipes.md.
     """
 
     written: Compressor | Terms
-    steps_adaptive: float  # with Adam and its kin, which move all entries about as far
+    steps_adaptive: float  # with Adam and similar optimizers, which move all entries about equally far
     steps_sgd: float
-    #: Of gradients, encoded and decoded by one core, before this rung was tried: half of what docs/trade-offs.md has
-    #: for encoding alone
+    #: Of gradients, encoded and decoded by one core, used before this rung was tried: half of the rate in
+    #: docs/trade-offs.md for encoding alone
     codec_bytes_per_second: float = inf
 
     @property
@@ -47,8 +47,8 @@ _APART = DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5)
 
 #: From weak to strong. Sources: docs/benchmarks/recipes.md (Int8; PowerSGD and TopK with AdamW), docs/trade-offs.md
 #: (Float4; PowerSGD and TopK with SGD), docs/benchmarks/advice.md (local steps: five tasks in 150 steps and seven in
-#: 450, where the middle one of all ratios is 1.27 for LocalSGD and 1.16 for DiLoCo; 1.25 for DiLoCo is
-#: assumed: it falls further behind where each recipe has its own learning rate, as in docs/benchmarks/ladder.md).
+#: 450, where the median of all ratios is 1.27 for LocalSGD and 1.16 for DiLoCo; 1.25 for DiLoCo is assumed, since its
+#: ratio is larger if each recipe has its own learning rate, as in docs/benchmarks/ladder.md).
 RUNGS: tuple[LadderRung, ...] = (
     LadderRung(written=Dense(), steps_adaptive=1.0, steps_sgd=1.0),
     LadderRung(written=Dense(dtype="bfloat16"), steps_adaptive=1.0, steps_sgd=1.0, codec_bytes_per_second=11.2e9),
@@ -62,23 +62,23 @@ RUNGS: tuple[LadderRung, ...] = (
 
 
 def is_adaptive(optimizer: Optimizer) -> bool:
-    """Whether it divides by how large gradients are, or makes of them something else than plain SGD does: nothing
-    about those others was measured, so they count with the more careful numbers."""
+    """Whether it scales by gradient magnitudes, or differs from plain SGD in another way. There are no measurements for
+    the latter, so the more conservative numbers are used."""
     return not {"momentum", "nesterov"} <= optimizer.defaults.keys() or "ns_steps" in optimizer.defaults
 
 
 def beginning(rungs: Sequence[LadderRung]) -> LadderRung:
-    """The rung to begin with: the strongest with local steps, else the weakest of all.
+    """The initial rung: the strongest with local steps, otherwise the weakest of all.
 
-    Nothing is known of the network yet. Twenty local steps cost little loss anywhere, and twenty of Dense() may take
-    an hour; the first merge tells of the network, too.
+    The network is not known yet. Twenty local steps cost little loss on any network, while twenty steps of Dense() may
+    take an hour; the first merge also measures the network.
     """
     apart = [rung for rung in rungs if resolve(rung.written).strategy.steady_stage.local_parameters]
     return apart[-1] if apart else rungs[0]
 
 
 def admitted(auto: Auto, *, adaptive: bool) -> Sequence[LadderRung]:
-    """The rungs that the user's words allow; Dense() is always one."""
+    """The rungs that the recipe text allows; Dense() is always included."""
     return tuple(
         rung
         for rung in RUNGS

@@ -1,13 +1,12 @@
-"""Loss guard: when what compression loses counts for more, and when it loses too much.
+"""Loss guard: when the loss of compression counts more, and when it is too large.
 
-What compressed gradients need more steps for than Dense() counts twice while the learning rate rises (a warm-up), or
-where the gradient's norm has moved by more than half from one window to the next: what is lost then is missed most.
-Not so for local steps, which on five tasks lost no more in the first third than later (docs/benchmarks/advice.md). And
-where what waits to be sent has grown beyond ten gradients, a weaker rung takes over, and rungs as strong are closed for
-a while.
+The additional steps of compressed gradients relative to Dense() count twice while the learning rate rises (a warm-up),
+or if the gradient's norm has changed by more than half between two windows: errors cost most in these phases. This does
+not apply to local steps, which on five tasks lost no more in the first third than later (docs/benchmarks/advice.md). If
+residuals exceed ten gradients, a weaker rung is used, and rungs of this strength are closed for a while.
 
-source: Agarwal et al. 2021, MLSys (Accordion: the norm's change tells critical phases); Karimireddy et al. 2019, ICML
-(what waits is bounded by the gradients, and slows down by its size over theirs)
+source: Agarwal et al. 2021, MLSys (Accordion: the norm's change indicates critical phases); Karimireddy et al. 2019,
+ICML (residuals are bounded by gradients, and slow convergence in proportion to their size)
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from statistics import fmean
 
 from gossamer.train.auto.measurement import Measurement
 
-CAUTION = 2.0  # times that a rung's loss counts in a critical phase
-MOST_MOVED = 0.5  # of the gradient's norm, from one window to the next
+CAUTION = 2.0  # factor for a rung's loss in a critical phase
+MOST_MOVED = 0.5  # relative change of the gradient's norm between two windows
 WINDOW_STEPS = 50
 LEAST_LOOKS = 6  # in two windows
 MOST_RESIDUAL_GRADIENTS = 10.0  # the residual's norm over that of the averaged gradient
@@ -27,12 +26,12 @@ Norms = tuple[tuple[int, float], ...]  # (step, norm of the averaged gradient), 
 
 
 def gradient_norm(measurements: Sequence[Measurement]) -> float | None:
-    """The same on all ranks in lock step; of those that know."""
+    """The largest norm that a rank has measured; in lock step all norms are equal."""
     return max((each.gradient_norm for each in measurements if each.gradient_norm is not None), default=None)
 
 
 def remember(norms: Norms, step: int, norm: float | None) -> Norms:
-    """Keep (step, norm) of each look as long as two windows reach back, and of a few looks at least."""
+    """Add (step, norm) of a look, and drop entries older than two windows, but keep at least a few."""
     kept = [*norms, (step, norm)] if norm is not None else [*norms]
     while len(kept) > LEAST_LOOKS and kept[1][0] <= step - 2 * WINDOW_STEPS:
         del kept[0]
@@ -40,8 +39,8 @@ def remember(norms: Norms, step: int, norm: float | None) -> Norms:
 
 
 def moves(norms: Norms) -> bool:
-    """Whether the gradient's norm moved by more than MOST_MOVED between the last two windows, or may have: at the
-    beginning nobody knows. Where norms are not told at all nothing is known to move."""
+    """Whether the gradient's norm changed by more than MOST_MOVED between the last two windows. True at the beginning,
+    when it is not known yet; False if norms are not measured."""
     if not norms:
         return False
     if len(norms) < LEAST_LOOKS or norms[-1][0] - norms[0][0] < 2 * WINDOW_STEPS:
@@ -62,7 +61,7 @@ def learning_rate(measurements: Sequence[Measurement]) -> float | None:
 
 
 def residual_gradients(measurements: Sequence[Measurement]) -> float | None:
-    """What waits on the rank where most does, in norms of the averaged gradient; None where that is not known."""
+    """The largest residual of any rank, in norms of the averaged gradient; None if it is not known."""
     norm = gradient_norm(measurements)
     waits = [each.residual_norm for each in measurements if each.residual_norm is not None]
     return max(waits) / norm if waits and norm else None

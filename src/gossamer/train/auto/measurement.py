@@ -1,4 +1,4 @@
-"""Measurements: what one rank has measured since the last look, as text that travels to all others."""
+"""Measurements: measurements of one rank since the last look, as text for all other ranks."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MOST_STEPS = 20  # that are told of, the latest ones: with four numbers each they stay below a kilobyte
+MOST_STEPS = 20  # latest steps in a text; with four numbers each it stays below a kilobyte
 
 
 class StepSeconds(NamedTuple):
-    """Where one step of one rank went, in seconds."""
+    """Seconds of one step of one rank, by phase."""
 
-    seconds: float  # from the end of the step before
+    seconds: float  # since the end of the previous step
     waiting: float  # of the training thread, for the communication thread
-    wire: float  # of the communication thread, for answers
+    wire: float  # of the communication thread, waiting for answers
     codec: float  # of the communication thread, computing
 
     @property
     def computing(self) -> float:
-        """Of the training thread."""
+        """Seconds in which the training thread did not wait."""
         return max(0.0, self.seconds - self.waiting)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One rank's numbers. None: not known here."""
+    """Measurements of one rank. None: not known on it."""
 
-    steps: Sequence[StepSeconds] = ()  # since the last look, or since they are slow; none where it is out of data
-    stands_for: int = 0  # steps: more than are told of, where there were many
-    bytes_sent: float = 0.0  # payload, in one of them, on average
-    look_seconds: float | None = None  # the training thread's, for the last look
-    exchange_seconds: float | None = None  # of them, between saying and having heard: a message there and back
+    steps: Sequence[StepSeconds] = ()  # since the last look, or only slow ones; empty if the rank is out of data
+    stands_for: int = 0  # number of steps, which may be more than are listed
+    bytes_sent: float = 0.0  # payload of one step, on average
+    look_seconds: float | None = None  # of the training thread, for the last look
+    exchange_seconds: float | None = None  # part of it in the exchange: a round trip
     learning_rate: float | None = None
     gradient_norm: float | None = None  # of the averaged gradients, in the last step
-    residual_norm: float | None = None  # of what this rank has still to send
+    residual_norm: float | None = None  # of unsent values of this rank
 
     def to_text(self) -> str:
-        """Four digits of every second: more than clocks can tell."""
+        """As JSON, with four digits of every duration, which exceeds the precision of clocks."""
         fields = {**vars(self), "steps": [[_rounded(number) for number in step] for step in self.steps[-MOST_STEPS:]]}
         return json.dumps({name: value for name, value in fields.items() if value is not None}, separators=(",", ":"))
 
@@ -53,7 +53,7 @@ def _rounded(seconds: float) -> float:
 
 
 def common_steps(measurements: Iterable[Measurement]) -> list[Sequence[StepSeconds]]:
-    """The steps that all ranks with data have told of: of each such rank, the latest ones."""
+    """The steps for which all ranks with data have measurements: the latest ones of each rank."""
     told = [measurement.steps for measurement in measurements if measurement.steps]
     count = min(map(len, told), default=0)
     return [steps[len(steps) - count :] for steps in told] if count else []

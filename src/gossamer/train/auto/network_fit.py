@@ -1,14 +1,15 @@
-"""Network fit: rate and latency from all ranks' steps. A slow worker must not look like a slow network.
+"""Network fit: rate and latency from all ranks' steps, so that a slow worker does not look like a slow network.
 
-Who waits for others spends that time on the wire, too; the last to come waits for nobody, so what it spends there is
-the network's. Of every round, therefore, the rank that waited least is believed, and of all rounds the middle one.
+Waiting for other ranks also counts as time on the wire, but the last rank of a round waits for no other, so its wire
+time is that of the network. Therefore the rank with the least waiting in each round is used, and the median over
+rounds.
 
     wire = bytes_sent * seconds_per_byte + trips * trip_seconds
 
-One rung gives one such equation in two unknowns. The latency comes from the looks themselves, which are short messages;
-where it is not known from there, from the looks before and after a change of rungs: two rungs, two equations. Else
-those two looks teach how far the model errs. The line is the same before and after, so of the two rungs the one that
-sends more bytes tells the line, and what the other takes beside its price is that rung's own, from then on.
+One rung gives one equation for two unknowns. The latency is measured by the looks, which are short messages; if it is
+not known from them, the looks before and after a change of rungs give two equations. Otherwise these two looks
+calibrate the model: the network is the same before and after, so the rung that sends more bytes determines the line,
+and the ratio of the other rung's wire time to its estimate becomes that rung's factor.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from statistics import median_low
 from gossamer.train.auto.measurement import Measurement, StepSeconds, common_steps
 
 LOOK_TRIPS = 2  # of a look's exchange: lengths, then texts
-LATENCY_SHARE = 0.9  # of the wire's seconds, at most: bytes take some time, too
-LEAST_SECONDS_PER_BYTE = 1e-12  # a terabyte per second, where nothing could be measured
-MOST_FACTOR = 3.0  # by which the model may err; what differs by more is another line
+LATENCY_SHARE = 0.9  # maximum share of latency in the wire time, since bytes take some time as well
+LEAST_SECONDS_PER_BYTE = 1e-12  # a terabyte per second, if nothing could be measured
+MOST_FACTOR = 3.0  # maximum error of the model; a larger one means that the network has changed
 
 Factors = Mapping[str, float]
 NO_FACTORS: Factors = {}
@@ -30,27 +31,27 @@ NO_FACTORS: Factors = {}
 
 @dataclass(frozen=True, kw_only=True)
 class StepWindow:
-    """A step as all ranks together saw it, since the last look. In seconds."""
+    """Medians of a step over all ranks since the last look, in seconds."""
 
     step: float  # of the slowest rank
     computing: float  # of the training thread of the slowest rank
-    waiting: float  # of the rank that waited least, as are the next two
+    waiting: float  # of the rank with the least waiting, as the next two
     wire: float
     codec: float
     bytes_sent: float  # of the rank that sent most
-    steps: int  # that it stands for
+    steps: int  # number of steps that it represents
 
 
 Chooser = Callable[[Sequence[StepSeconds]], StepSeconds]
 
 
 def waited_least(ranks: Sequence[StepSeconds]) -> StepSeconds:
-    """The rank that came last, so that others waited for it."""
+    """The rank that arrived last, so that others waited for it."""
     return min(ranks, key=lambda rank: rank.waiting)
 
 
 def observe(measurements: Sequence[Measurement], period: int, believed: Chooser = waited_least) -> StepWindow | None:
-    """Make one window of all ranks' measurements, in order of rank; None where no rank made a whole period."""
+    """Combine all ranks' measurements, in rank order; None unless all ranks have made a whole period."""
     ranks = [_rounds(steps, period) for steps in common_steps(measurements)]
     rounds = list(zip(*ranks, strict=True))
     if not rounds:
@@ -68,7 +69,7 @@ def observe(measurements: Sequence[Measurement], period: int, believed: Chooser 
 
 
 def _rounds(steps: Sequence[StepSeconds], period: int) -> list[StepSeconds]:
-    """A step on average over each whole period; one round is in each, wherever it begins."""
+    """Averages over each whole period; each contains exactly one round, wherever it begins."""
     latest = steps[len(steps) % period :]
     periods = [latest[first : first + period] for first in range(0, len(latest), period)]
     return [StepSeconds(*(sum(numbers) / period for numbers in zip(*each, strict=True))) for each in periods]
@@ -76,9 +77,9 @@ def _rounds(steps: Sequence[StepSeconds], period: int) -> list[StepSeconds]:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedLine:
-    """The network as a worker sees it."""
+    """The network as measured by a worker."""
 
-    seconds_per_byte: float  # of payload that it sends, while all do
+    seconds_per_byte: float  # of sent payload, while all workers send
     trip_seconds: float  # of a short message, one way
 
     def wire_seconds(self, bytes_sent: float, trips: float) -> float:
@@ -91,13 +92,13 @@ class FittedLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Equation:
-    """One rung's step on a line: what was sent, and how long it took."""
+    """One rung's step on a line: bytes sent and time taken."""
 
     rung: str
     bytes_sent: float
     trips: float
     wire: float
-    waited_for: bool  # most of it, by the training thread: what is hidden is not seen in full
+    waited_for: bool  # the training thread waited for most of it, so it was measured in full
 
 
 def fit(
@@ -107,13 +108,16 @@ def fit(
     known: FittedLine | None,
     factors: Factors = NO_FACTORS,
 ) -> tuple[FittedLine, Factors]:
-    """The line by one equation, and by what is known of its latency; and what the model errs by.
+    """Fit the line to one equation and the known latency. Returns it and the updated factors.
 
-    before: of the last look, which teaches something if it was another rung's. known: the line at the last look.
-    factors: how many times its price's wire a rung takes, by name.
+    Args:
+        now: of this look.
+        before: of the last look, used if it was on another rung.
+        known: the line at the last look.
+        factors: ratio of a rung's wire time to its estimate, by name.
     """
     heard = [each.exchange_seconds for each in measurements if each.exchange_seconds is not None]
-    by_look = min(heard, default=0.0) / LOOK_TRIPS  # the last to come waits for nobody
+    by_look = min(heard, default=0.0) / LOOK_TRIPS  # the last rank to arrive waits for no other
     learned = known.trip_seconds if known is not None else 0.0
     other = before if before is not None and before.rung != now.rung else None
     if other is not None and not heard and other.waited_for and now.waited_for:
@@ -125,8 +129,8 @@ def fit(
 
 
 def _calibrated(now: Equation, other: Equation, trip_seconds: float, factors: Factors) -> Factors:
-    """Of two rungs on one line the one that sends more bytes tells the line; the other's factor makes it agree.
-    Where they disagree by too much the line has changed in between, and nothing is learned."""
+    """Update the factors from two rungs on one line: the one that sends more bytes determines the line, and the other's
+    factor is set to match. If they differ by too much, the line has changed in between, and factors are kept."""
     more, fewer = (now, other) if now.bytes_sent >= other.bytes_sent else (other, now)
     factors = {more.rung: 1.0, **factors} if more is other else {**factors, more.rung: 1.0}
     foretold = line_of(_priced(more, factors), trip_seconds).wire_seconds(fewer.bytes_sent, fewer.trips)
@@ -140,7 +144,7 @@ def _priced(equation: Equation, factors: Factors) -> Equation:
 
 
 def line_of(now: Equation, trip_seconds: float) -> FittedLine:
-    """The line of so long a trip, or of a shorter one where the wire took less time than such trips would."""
+    """The line with this latency, or with a smaller one if the wire time was less than the trips would take."""
     if now.trips:
         trip_seconds = min(trip_seconds, LATENCY_SHARE * now.wire / now.trips)
     left = max(0.0, now.wire - now.trips * trip_seconds)
@@ -149,6 +153,6 @@ def line_of(now: Equation, trip_seconds: float) -> FittedLine:
 
 
 def _latency(a: Equation, b: Equation) -> float:
-    """Where two lines of (bytes, trips) cross; 0 where they are parallel."""
+    """The latency at which two equations give the same rate; 0 if they are parallel."""
     across = b.trips * a.bytes_sent - a.trips * b.bytes_sent
     return max(0.0, (b.wire * a.bytes_sent - a.wire * b.bytes_sent) / across) if across else 0.0

@@ -1,12 +1,12 @@
-"""Pricing: seconds of a step on every rung, by its bytes and messages on the line that was measured.
+"""Pricing: estimated seconds of a step on every rung, from its bytes and messages and the measured line.
 
 busy    = codec + bytes * seconds_per_byte + trips * trip_seconds         of the communication thread
 waiting = even_wait(busy, buckets, hidden)         as in a simulated step of equal buckets
-step    = computing + waiting                      of local steps: busy is waited for in full, once a period
-to a loss: step * how many steps the rung needs, over those of Dense()
+step    = computing + waiting                      with local steps: all of busy is waited for, once per period
+loss    = step * steps of the rung to a loss, relative to Dense()
 
-Where the line is known, steps are at most 6 % shorter than simulated ones: headers are not counted. A fitted line
-counts them, since it is fitted to what payload took.
+On a known line, steps are at most 6 % shorter than simulated ones, since headers are not counted. A fitted line
+includes them, since it is fitted to the time per payload byte.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from gossamer.comm.network.cost.step_simulator import BACKWARD_SHARE, even_wait
 from gossamer.train.auto.network_fit import NO_FACTORS, Factors, FittedLine, StepWindow
 from gossamer.train.auto.rung_cost import RungCost
 
-#: Of what the communication thread does: where more is waited for, the rest is all that can be hidden
+#: Share of the communication thread's time: if more is waited for, the rest is all that can be hidden
 SURE_WAITING = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class RungPrice:
-    """What a rung is foretold to take."""
+    """Estimated times of a rung."""
 
     name: str
     step_seconds: float
-    loss_seconds: float  # of a step of Dense()'s worth of loss
+    loss_seconds: float  # per step of Dense() towards a loss
 
 
 def hidden_seconds(window: StepWindow, cost: RungCost) -> float:
-    """How much of a step's communication can go on beside the backward pass."""
+    """Seconds of a step's communication that overlap with the backward pass."""
     assumed = BACKWARD_SHARE * window.computing * (cost.buckets - 1) / cost.buckets
     if cost.local:
         return assumed
@@ -44,7 +44,7 @@ def hidden_seconds(window: StepWindow, cost: RungCost) -> float:
 def step_seconds(
     cost: RungCost, line: FittedLine, computing: float, hidden: float, codec_seconds: float, factor: float = 1.0
 ) -> float:
-    """Foretell a step. factor: of the wire's seconds, as was learned when the rung was tried."""
+    """Estimate a step. factor: for the wire time, calibrated when the rung was tried."""
     busy = codec_seconds + factor * line.wire_seconds(cost.bytes_sent, cost.trips)
     return computing + (busy if cost.local else even_wait(busy, cost.buckets, hidden))
 
@@ -58,8 +58,12 @@ def price(
     caution: float = 1.0,
     factors: Factors = NO_FACTORS,
 ) -> list[RungPrice]:
-    """Price all rungs, from where the window was measured. codec_seconds, factors: of those that were tried here, by
-    name. caution: how many times the steps count that compressed gradients need beyond those of Dense()."""
+    """Price all rungs, given a window measured on `here`.
+
+    Args:
+        codec_seconds, factors: of rungs that were tried in this run, by name.
+        caution: factor for the additional steps of compressed gradients relative to Dense().
+    """
     hidden, found = hidden_seconds(window, here), []
     for cost in costs:
         codec = codec_seconds.get(cost.name, cost.codec_seconds)

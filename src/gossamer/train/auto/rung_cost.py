@@ -1,4 +1,4 @@
-"""Rung costs: bytes, messages and computing of a step on each rung, by the real aggregations over meta tensors."""
+"""Rung costs: bytes, messages and computing time of a step on each rung, by the real aggregations over meta tensors."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gossamer.train.auto.ladder import LadderRung
 from gossamer.train.traffic.op_trace import trace_ops
 from gossamer.train.traffic.traffic import estimate_traffic
 
-BUFFER_TRIPS = 2  # of a broadcast: parts go out, and are passed on; of a mean: there and back
+BUFFER_TRIPS = 2  # of a broadcast: parts are sent, and passed on; of a mean: there and back
 
 
 @dataclass(frozen=True, kw_only=True)
 class RungCost:
-    """What a rung costs one worker in a step, on average over its period."""
+    """Costs of a rung for one worker in a step, on average over its period."""
 
     name: str
-    steps: float  # to a loss, over those of Dense()
-    period: int  # steps from one round to the next; 1: gradients are averaged in every step
+    steps: float  # to a loss, relative to Dense()
+    period: int  # steps between two rounds; 1: gradients are averaged in every step
     bytes_sent: float  # payload
-    trips: float  # messages that wait for each other, one way each
-    codec_seconds: float  # of the communication thread, before it was tried here
-    buckets: int  # that leave one after the other while gradients appear
+    trips: float  # sequential one-way messages
+    codec_seconds: float  # of the communication thread, used until it is measured
+    buckets: int  # sent one after the other during backward
 
     @property
     def local(self) -> bool:
@@ -36,10 +36,12 @@ class RungCost:
 def rung_costs(
     rungs: Sequence[LadderRung], model: Attached, workers: int, *, adaptive: bool, buffers: Sequence[int] = ()
 ) -> tuple[RungCost, ...]:
-    """Price the rungs for a model that is attached with any of them. Exact, for bytes.
+    """Price the rungs for a model attached with any of them. Bytes are exact.
 
-    buffers: bytes of each buffer that training moves, such as BatchNorm's statistics. In lock step one rank broadcasts
-    each of them, one after the other, which on a slow line is most of a step; local steps average them at a merge.
+    Args:
+        buffers: bytes of each buffer that training changes, such as BatchNorm's statistics. In lock step one rank
+            broadcasts each of them separately, which on a slow network is most of a step; local steps average them at
+            a merge.
     """
     return tuple(_cost(rung, model, workers, rung.steps(adaptive=adaptive), buffers) for rung in rungs)
 
@@ -56,7 +58,7 @@ def _cost(rung: LadderRung, model: Attached, workers: int, steps: float, buffers
         rider_bytes=(float(sum(buffers)),) if local else (),
     )
     ops = [trace_ops(recipe, layout, dtype_of(text), workers) for text, layout in model.layouts]
-    at_once = min(len(ops), DEPTH)  # buckets travel beside each other
+    at_once = min(len(ops), DEPTH)  # buckets are sent concurrently
     trips = sum(_trips(op) for bucket in ops for op in bucket) / at_once
     trips += local + BUFFER_TRIPS * (min(len(buffers), 1) if local else len(buffers))  # a participation poll
     gradient_bytes = sum(dtype_of(text).itemsize * layout.numel for text, layout in model.layouts)
@@ -72,7 +74,7 @@ def _cost(rung: LadderRung, model: Attached, workers: int, steps: float, buffers
 
 
 def _trips(op: CollectiveOp) -> int:
-    """A mean goes to the owners of its parts and back, however many hops a longer way would have."""
+    """One-way messages of an operation. A mean is sent to the owners of its parts and back, regardless of hops."""
     match op:
         case AllReduceMean():
             return 2

@@ -1,7 +1,7 @@
-"""Slowdown: the latest steps of a rank, where they wait so long that all should look at once.
+"""Slowdown: detects the latest steps of a rank that wait so long that all ranks should measure at once.
 
-A look is many steps away where steps are short, and each of them takes ten times as long on a line that has lost nine
-tenths of its rate. So the report that ends a step, which travels anyway, asks for one.
+If steps are short, the next look is many steps away, and each takes ten times as long on a network that has lost nine
+tenths of its rate. The report at the end of a step therefore requests a look.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Sequence
 
 from gossamer.train.auto.measurement import StepSeconds
 
-LEAST_STEPS = 2  # that are told of alone: a single one may be a hiccup
+LEAST_STEPS = 2  # minimum for a separate measurement, since a single slow step may be an outlier
 
 
 def asks_for_look(steps: Sequence[StepSeconds], usual: float | None) -> bool:
-    """Whether the latest of these waited longer than a step took in all at the last look. usual: those seconds; None:
-    nobody knows. Computing that takes long, as an evaluation does, is no reason to look."""
+    """Whether the latest step waited longer than a whole step took at the last look. usual: those seconds, or None.
+    Long computing, for example an evaluation, is no reason to look."""
     return bool(_tail(steps, usual))
 
 
 def slow_steps(steps: Sequence[StepSeconds], usual: float | None) -> Sequence[StepSeconds]:
-    """Those at the end that a look is to be told of alone; empty where it is to be told of all."""
+    """The latest slow steps, if a look should use only them; otherwise empty."""
     tail = _tail(steps, usual)
     return tail if len(tail) >= LEAST_STEPS else ()
 
 
 def _tail(steps: Sequence[StepSeconds], usual: float | None) -> Sequence[StepSeconds]:
-    """The longest one of steps that waited longer than a usual one took."""
+    """The longest sequence of steps at the end that waited longer than a usual step took."""
     if usual is None:
         return ()
     begin = len(steps)

@@ -1,4 +1,4 @@
-"""Agreement: lets all ranks act on a checkpoint, and go on only where all of them could."""
+"""Agreement: runs an action on all ranks, and continues only if it succeeded on all of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ AllGatherText = Callable[[str], list[str]]
 def on_all_ranks(
     all_gather_text: AllGatherText, step: int, act: Callable[[], str], failing: str = "could be written"
 ) -> list[str]:
-    """Act on every rank; returns the results by rank, or raises on all ranks where one failed."""
+    """Run `act` on every rank. Returns the results by rank, or raises CheckpointError on all ranks if one failed."""
     try:
         told = "done " + act()
-    except (CheckpointError, OSError, *MALFORMED) as failure:  # what a part's own state_dict() raises, too
+    except (CheckpointError, OSError, *MALFORMED) as failure:  # includes errors of a part's state_dict()
         told = f"lost {failure}"
     answers = all_gather_text(told)
     lost = [f"rank {who}: {text[5:]}" for who, text in enumerate(answers) if text.startswith("lost ")]
     if lost:
         raise CheckpointError(
-            f"the checkpoint of step {step} was given up, since not every rank's part {failing}: {'; '.join(lost)}. "
-            "Others in the same directory are as they were."
+            f"the checkpoint of step {step} was abandoned, since not every rank's part {failing}: {'; '.join(lost)}. "
+            "Other checkpoints in the directory are unchanged."
         )
     return [text[5:] for text in answers]

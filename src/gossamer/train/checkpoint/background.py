@@ -1,7 +1,7 @@
-"""Background save: writes one rank's part beside training; a step is complete once all parts of the save are there.
+"""Background save: writes one rank's part during training; a step is complete once all parts of the save exist.
 
-No rank waits for another's disk: what makes a step of it is a name of the save, agreed on as it begins, which stands in
-every part's manifest. `coordinated.load` takes a step whose parts all have it.
+No rank waits for another rank's disk. The parts of a save are recognized by its name, which the ranks agree on at the
+start, and which is in every part's manifest. `coordinated.load` accepts a step if all parts have the same name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from gossamer.train.checkpoint.snapshot import Flat
 
 @dataclass
 class BackgroundSave:
-    """What one rank writes of one save, in a thread that outlives a main thread that ends.
+    """One rank's part of one save, written on a thread that also finishes after the main thread has ended.
 
-    begin() first; `error` after wait(). parts: by rank, its own as a `Flat` and files of others as they are.
+    Call begin() first; `error` is set after wait().
+
+    parts: by rank: the rank's own part as a `Flat`, and files of other ranks as they are.
     """
 
     directory: str
@@ -50,7 +52,7 @@ class BackgroundSave:
             self.error = error
 
     def _write_part(self, rank: int, part: Flat | list[bytes]) -> None:
-        digests = [""] * self.world  # each part knows its own
+        digests = [""] * self.world  # only the own one is known
         if isinstance(part, Flat):
             digests[rank] = checkpoint.stage(self.directory, self.step, rank, part)
         else:
@@ -58,6 +60,6 @@ class BackgroundSave:
         checkpoint.complete(self.directory, self.step, rank, digests, dict(self.about), keep=None)
 
     def prune(self) -> None:
-        """Remove older checkpoints, once all parts are there."""
+        """Remove older checkpoints, once all parts exist."""
         for rank in self.parts:
             checkpoint.prune(self.directory, self.step, rank, self.world, self.keep)

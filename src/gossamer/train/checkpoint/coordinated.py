@@ -1,4 +1,4 @@
-"""Coordinated checkpoints: save and load all ranks together; a step is complete on every rank or on none."""
+"""Coordinated checkpoints: save and load on all ranks together; a step is complete on every rank or on no rank."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gossamer.train.checkpoint.files import MALFORMED, nbytes_of
 from gossamer.train.checkpoint.snapshot import Flat, SnapshotBuffers
 from gossamer.train.checkpoint.state import AGREED_KEY, Stateful, random_state, refuse_other_tree, set_random_state
 
-Copies = Callable[[Any, Sequence[int]], dict[int, list[bytes]]]  # of a tree and all ranks' sizes: others' files
-PLACES = (checkpoint.REPLACED, "")  # where a step may lie in a directory, the better one last
+Copies = Callable[[Any, Sequence[int]], dict[int, list[bytes]]]  # (tree, sizes by rank) -> files of other ranks
+PLACES = (checkpoint.REPLACED, "")  # subfolders of a directory that may contain a step, the preferred one last
 
 
 def save(
@@ -33,11 +33,16 @@ def save(
     keep: int = 2,
     copies: Copies | None = None,
 ) -> None:
-    """Write this rank's part, and declare the step complete once all ranks have written theirs.
+    """Write this rank's part, and declare the step complete once all ranks have written theirs. Collective.
 
-    about: with the name of the "run"; steps of another run are set aside first. all_gather_text: returns every rank's
-    text, by rank. keep: checkpoints that stay, this one among them. copies: exchanges parts that others keep, too.
-    Where one rank fails, all raise CheckpointError.
+    Args:
+        about: includes the name of the "run"; steps of another run are moved aside first.
+        all_gather_text: returns every rank's text, by rank.
+        keep: number of checkpoints to keep, including this one.
+        copies: exchanges parts that other ranks keep as well.
+
+    Raises:
+        CheckpointError: on all ranks, if one rank failed.
     """
     held: dict[int, list[bytes]] = {}
     try:
@@ -51,11 +56,11 @@ def save(
             checkpoint.abandon(directory, step, each)
         raise
     for each in (rank, *held):
-        checkpoint.prune(directory, step, each, len(digests), keep)  # not before all ranks have the new one
+        checkpoint.prune(directory, step, each, len(digests), keep)  # after all ranks have the new one
 
 
 def _exchanged(step: int, tree: Any, all_gather_text: AllGatherText, copies: Copies | None) -> dict[int, list[bytes]]:
-    """The files of others that this rank keeps, too."""
+    """Files of other ranks that this rank keeps as well."""
     if copies is None:
         return {}
     sizes = on_all_ranks(all_gather_text, step, lambda: str(nbytes_of(tree)))
@@ -73,7 +78,7 @@ def begin_in_background(
     copies: Copies | None,
     buffers: SnapshotBuffers,
 ) -> BackgroundSave:
-    """As `save`, but return once this rank's tree was copied into `buffers`: `conclude` what is returned."""
+    """As `save`, but return after copying this rank's tree into `buffers`. Pass the result to `conclude`."""
     where = os.fspath(directory)
     taken: list[Flat] = []
 
@@ -95,10 +100,13 @@ def begin_in_background(
 
 
 def conclude(pending: BackgroundSave | None, all_gather_text: AllGatherText) -> bool:
-    """Wait until what was begun is written, on all ranks, and remove older checkpoints; every rank must call it.
+    """Wait on all ranks until a background save is written, and remove older checkpoints. Every rank must call it.
 
-    Returns whether it is complete: not where nothing was begun, or a writer has left meanwhile. Where one rank failed,
-    all raise CheckpointError, with the cause on that one.
+    Returns:
+        Whether it is complete; False if no save is pending, or if a writer has left in the meantime.
+
+    Raises:
+        CheckpointError: on all ranks, if one rank failed; that rank's error has the cause.
     """
     told = "nothing"
     if pending is not None:
@@ -109,9 +117,9 @@ def conclude(pending: BackgroundSave | None, all_gather_text: AllGatherText) -> 
     if lost:
         step = next(text.split(" ")[1] for text in answers if text.startswith("lost "))
         raise CheckpointError(
-            f"the checkpoint of step {step}, which was written beside training, was given up, since not every rank's "
-            f"part could be written: {'; '.join(lost)} The one before is kept, and nothing else was written: call "
-            "session.save() again to save the step that is now."
+            f"the checkpoint of step {step}, written during training, was abandoned, since not every rank's part "
+            f"could be written: {'; '.join(lost)} The previous one is kept, and nothing else was written: call "
+            "session.save() again to save the current step."
         ) from (pending.error if pending is not None else None)
     if pending is None or answers.count("complete") < pending.world:
         return False
@@ -125,12 +133,12 @@ def _set_aside(
     def act() -> str:
         return "\n".join(runs.set_aside(directory, run))
 
-    answers = on_all_ranks(all_gather_text, step, act, "could be told from another run's")
+    answers = on_all_ranks(all_gather_text, step, act, "could be distinguished from another run's")
     moved = sorted({place for text in answers for place in text.splitlines()})
     if moved and rank == 0:
         notice(
             f"{os.fspath(directory)} held checkpoints of another run, which session.load() would have mixed with those "
-            f"of this one. They are kept in {', '.join(moved)}. To go on from them, call "
+            f"of this run. They are kept in {', '.join(moved)}. To continue from them, call "
             f"session.load({os.path.dirname(moved[-1])!r}) before the first save"
         )
 
@@ -155,22 +163,23 @@ def _complete(
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint as this rank loads it."""
+    """A checkpoint as loaded by this rank."""
 
-    tree: Mapping[str, Any]  # this rank's, or one for it where another number of workers wrote theirs
-    sessions: Sequence[Mapping[str, Any]]  # the tree's "session", of all writers by rank where they were others
+    tree: Mapping[str, Any]  # of this rank; one derived for it if another number of workers saved the checkpoint
+    sessions: Sequence[Mapping[str, Any]]  # the tree's "session"; of all writers by rank if their number differs
     run: str  # the name of the run that wrote it
-    news: str | None = None  # what resharding did, in one line
+    news: str | None = None  # how it was resharded, in one line
 
 
 def load(
     directory: str | os.PathLike[str], rank: int, world: int, all_gather_text: AllGatherText
 ) -> LoadedCheckpoint | None:
-    """The newest checkpoint that every rank can go on from; None where there is none at all, which rank 0 says.
+    """The newest checkpoint that every rank can load, or None if there is no checkpoint (rank 0 prints a notice).
 
-    Raises CheckpointError for a path that is a file, on all ranks.
+    Each rank needs its own part; all parts if another number of workers wrote them.
 
-    Each needs its own part, and all parts where another number of workers wrote them.
+    Raises:
+        CheckpointError: on all ranks, if the path is a file or no checkpoint can be used.
     """
     usable, others = _usable(directory, rank, world)
     told = json.dumps([usable, others, nothing_found.refusal(directory)])
@@ -181,16 +190,16 @@ def load(
     if any(steps) and not all(steps):
         without = ", ".join(str(who) for who, theirs in enumerate(steps) if not theirs)
         raise CheckpointError(
-            f"of {world} ranks, {without} have no checkpoint in {os.fspath(directory)!r} that they can go on from and "
-            "the others do: parts are missing, or the directory is not shared by all machines. Share it, or copy all "
-            "parts to every machine."
+            f"of {world} ranks, {without} have no checkpoint in {os.fspath(directory)!r} that they can load, but the "
+            "others do: parts are missing, or the directory is not shared by all machines. Share it, or copy all parts "
+            "to every machine."
         )
     strange = sorted({writers for _, others, _ in answers for writers in others})
     if strange and not any(steps):
         raise CheckpointError(
-            f"what is in {os.fspath(directory)!r} was written by another number of workers, {strange[0]} and not "
-            f"{world}, and not all of their parts are there, so what they still had to send would be lost. Copy all "
-            f"parts into it on every machine, run {strange[0]} workers, or begin in an empty directory."
+            f"the checkpoints in {os.fspath(directory)!r} were written by {strange[0]} workers, not {world}, and some "
+            "of their parts are missing, so unsent residuals would be lost. Copy all parts into the directory on every "
+            f"machine, run {strange[0]} workers, or begin in an empty directory."
         )
     passed_over: list[str] = []
     for step, place, writers in sorted(set.intersection(*steps), reverse=True):
@@ -204,12 +213,12 @@ def load(
         )
         if not why and len(set(damages)) == 1 and damages[0]:
             if passed_over and rank == 0:
-                notice(f"session.load() goes on from step {step}: {'; '.join(passed_over)}")
+                notice(f"session.load() continues from step {step}: {'; '.join(passed_over)}")
             return found[0]
         passed_over.append(
             f"step {step} is damaged ({why})"
             if why
-            else f"step {step} has parts of two saves, since one of them was cut short"
+            else f"step {step} has parts of two saves, since one of them was interrupted"
         )
     if passed_over:
         raise CheckpointError(
@@ -222,7 +231,7 @@ def load(
 
 
 def _damage(read: Callable[[], str]) -> str:
-    """What `read` returns; or "damaged " and why, where what was read is damaged, and not the disk or the network."""
+    """The result of `read`, or "damaged " and the reason; disk and network errors are not caught."""
     try:
         return read()
     except CheckpointError as error:
@@ -232,9 +241,9 @@ def _damage(read: Callable[[], str]) -> str:
 
 
 def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """([(step, index in PLACES, number of writers)] that this rank could go on from, other numbers of writers in here).
+    """([(step, index in PLACES, number of writers)] of usable steps, all other numbers of writers found).
 
-    What was replaced counts where the new one of the same step does not.
+    A replaced step counts if its replacement is not usable.
     """
     usable: list[tuple[int, int, int]] = []
     others: list[int] = []
@@ -254,7 +263,7 @@ def _usable(directory: str | os.PathLike[str], rank: int, world: int) -> tuple[l
 def _read(
     directory: str | os.PathLike[str], step: int, rank: int, world: int, writers: int, found: list[LoadedCheckpoint]
 ) -> str:
-    """Append a checkpoint to `found`; returns which save it is of, or "" where the parts read are of several."""
+    """Append a checkpoint to `found`. Returns the name of its save, or "" if its parts are of several saves."""
     if writers == world:
         tree, manifest = _read_part(directory, step, rank)
         found.append(LoadedCheckpoint(tree, [tree["session"]], runs.run_of(manifest)))
@@ -265,11 +274,11 @@ def _read(
     for each in range(writers):
         tree, manifest = _read_part(directory, step, each)
         saves.add(runs.save_of(manifest))
-        parts.append({part: tree[part] for part in ("session", "world")})  # one model in memory is enough
+        parts.append({part: tree[part] for part in ("session", "world")})  # keep one model in memory only
         if each == rank % writers:
             kept = tree
     kept["world"] = reshard.fold_positions([part["world"] for part in parts], rank, world)
-    if rank >= writers:  # two workers must not draw the same
+    if rank >= writers:  # two workers must not draw the same random numbers
         kept["random"] = random_state()
     sessions = [part["session"] for part in parts]
     apart = any(AGREED_KEY in memory for session in sessions for memory in session["state"].values())
@@ -286,12 +295,12 @@ def _read_part(directory: str | os.PathLike[str], step: int, rank: int) -> tuple
 
 
 def states(parts: Mapping[str, Stateful]) -> dict[str, Any]:
-    """The state of each part, and of the global random generators."""
+    """The states of all parts and of the global random generators."""
     return {**{name: part.state_dict() for name, part in parts.items()}, "random": random_state()}
 
 
 def put_back(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> None:
-    """Restore the parts that the tree has; the generators first, since the world's shards draw."""
+    """Restore the parts that the tree contains; the generators first, since the world's shards use them."""
     set_random_state(tree["random"])
     for name, part in parts.items():
         if tree.get(name):

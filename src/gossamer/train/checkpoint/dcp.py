@@ -1,12 +1,12 @@
-"""Distributed checkpoint (DCP): writes a checkpoint in torch's format, and begins from one that torch wrote.
+"""Distributed checkpoint (DCP): exports a checkpoint to torch's format, and imports one that torch wrote.
 
-    dcp.export("checkpoints", "exported")          # what torch.distributed.checkpoint.load reads
+    dcp.export("checkpoints", "exported")          # readable by torch.distributed.checkpoint.load
     dcp.import_("exported", model, optimizer)      # on every rank, before gossamer.attach
 
     {"model": model.state_dict(), "optimizer": {"state": {name: {...}}, "param_groups": [{"params": [names], ...}]}}
 
-The optimizer's state is keyed by parameters' names, as torch's get_optimizer_state_dict has it. What a recipe remembers
-beside these, such as residuals, has no place there: session.save and session.load keep it.
+The optimizer's state is keyed by parameter names, as in torch's get_optimizer_state_dict. The state of a recipe, such
+as residuals, is not included: use session.save and session.load for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gossamer.train.checkpoint.listing import CheckpointSummary, newest
 from gossamer.train.checkpoint.state import parameter_names
 
 State = dict[str, Any]
-COMPILED = "_orig_mod."  # torch.compile's prefix, which torch's own tools take out of names, too
+COMPILED = "_orig_mod."  # prefix of torch.compile; torch's own tools remove it from names as well
 FORMAT_CLASSES = {
     ("collections", "OrderedDict"),
     ("pathlib", "PosixPath"),
@@ -48,28 +48,34 @@ FORMAT_CLASSES = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
 }
-MOST_PLAIN_BYTES = 2**30  # of the description, and of each value that is no tensor
+MOST_PLAIN_BYTES = 2**30  # of the metadata, and of each value that is not a tensor
 METADATA = "torch.distributed.checkpoint.metadata"
 
 
 def export(directory: str | os.PathLike[str], to: str | os.PathLike[str]) -> CheckpointSummary:
-    """Write model and optimizer of the newest checkpoint in `directory` to the new folder `to`; returns which it was.
+    """Write model and optimizer of the newest checkpoint in `directory` to the new folder `to`.
 
-    After local training the model is what the workers agree on, and the optimizer rank 0's. Called once, in any
-    process. Raises CheckpointError.
+    After local training these are the parameters that the workers agree on and rank 0's optimizer. Call it once, in
+    any process.
+
+    Returns:
+        A summary of the exported checkpoint.
+
+    Raises:
+        CheckpointError: there is no complete checkpoint, it is sharded, or `to` exists or cannot be written.
     """
     found, target = newest(directory), Path(to)
     if target.exists():
-        raise CheckpointError(f"{target} exists already, and is not written over. Name a new folder.")
+        raise CheckpointError(f"{target} exists already and is not overwritten. Name a new folder.")
     tree, _ = read(found.directory, found.step, 0)
     sessions = [tree["session"]]
     if sessions[0].get("shards"):
         raise CheckpointError(
-            f"the model in {os.fspath(directory)!r} lies in parts on several ranks, and torch's format wants to know "
-            "how they fit together, which the job knows: call torch.distributed.checkpoint.save(model.state_dict(), "
+            f"the model in {os.fspath(directory)!r} is sharded over several ranks, and torch's format needs the layout "
+            "of the shards, which only the job has: call torch.distributed.checkpoint.save(model.state_dict(), "
             "checkpoint_id=...) in it, on every rank."
         )
-    if reshard.agreed(sessions):  # of local training, whose ranks hold models of their own
+    if reshard.agreed(sessions):  # of local training: ranks have separate models
         sessions += [read(found.directory, found.step, rank)[0]["session"] for rank in range(1, found.world)]
     model = {**tree["model"], **{name: x for name, x in reshard.agreed(sessions).items() if name in tree["model"]}}
     optimizer = _by_name(tree["optimizer"], tree.get("optimizer_names"))
@@ -77,7 +83,7 @@ def export(directory: str | os.PathLike[str], to: str | os.PathLike[str]) -> Che
     partial = target.with_name(target.name + ".partial")
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # meant so: one process writes
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended: one process writes
             save_dcp(state, checkpoint_id=partial, no_dist=True)
         partial.rename(target)
     except OSError as error:
@@ -91,7 +97,7 @@ def _plain(name: str) -> str:
 
 
 def _by_name(optimizer: Mapping[str, Any], names: list[list[str]] | None) -> State:
-    """An optimizer's state_dict with names for numbers; as it is where a version that kept no names wrote it."""
+    """An optimizer's state_dict keyed by names; unchanged if the checkpoint's version saved no names."""
     if not names:
         return dict(optimizer)
     plain = [[_plain(name) for name in each] for each in names]
@@ -104,11 +110,18 @@ def _by_name(optimizer: Mapping[str, Any], names: list[list[str]] | None) -> Sta
 
 
 def import_(directory: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer | None = None) -> State:
-    """Put the model, and the optimizer's state, of a folder that torch wrote into these; returns what else it holds.
+    """Load model and optimizer state from a folder that torch wrote. Every rank calls it, before gossamer.attach.
 
-    directory: what torch.distributed.checkpoint.save({"model": ..., "optimizer": ...}) wrote, by any number of ranks.
-    Every rank calls it, before gossamer.attach. Raises CheckpointError where it does not fit; nothing is changed where
-    names differ.
+    Args:
+        directory: written by torch.distributed.checkpoint.save({"model": ..., "optimizer": ...}), by any number of
+            ranks.
+        model, optimizer: receive the state.
+
+    Returns:
+        All other entries of the folder, by name.
+
+    Raises:
+        CheckpointError: the folder does not fit. If names differ, nothing was changed.
     """
     state = load(directory)
     try:
@@ -123,7 +136,7 @@ def import_(directory: str | os.PathLike[str], model: nn.Module, optimizer: Opti
             optimizer.load_state_dict(wanted)
     except MALFORMED as error:
         raise CheckpointError(
-            f"what {os.fspath(directory)} holds does not fit ({type(error).__name__}: {error}). Build the model and "
+            f"the contents of {os.fspath(directory)} do not fit ({type(error).__name__}: {error}). Build the model and "
             'the optimizer as they were when it was written, as {"model": model.state_dict(), "optimizer": '
             "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict(model, optimizer)}."
         ) from error
@@ -131,7 +144,7 @@ def import_(directory: str | os.PathLike[str], model: nn.Module, optimizer: Opti
 
 
 def _by_number(saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> State:
-    """The inverse of `_by_name`; keys of `state` are text in any case."""
+    """The inverse of `_by_name`; the keys of `state` are text in both forms."""
     groups, state = [], {}
     number = 0
     for group, names in zip(saved["param_groups"], parameter_names(model, optimizer), strict=True):
@@ -148,10 +161,10 @@ def _by_number(saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer)
 
 
 def load(directory: str | os.PathLike[str]) -> State:
-    """All that a folder of torch's format holds, in one process, on the CPU. Raises CheckpointError.
+    """Read a folder of torch's format, in one process, on the CPU. Raises CheckpointError.
 
-    The format's description of a folder is a pickle; only the format's own classes are taken from it, and of what is
-    no tensor only plain values, so that nothing in it is run.
+    The format's metadata is a pickle. Only the format's own classes are loaded from it, and values other than tensors
+    must be plain, so that no code in it is executed.
     """
     state: State = {}
     try:
@@ -167,26 +180,26 @@ def load(directory: str | os.PathLike[str]) -> State:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Refuses what the format's descriptions do not consist of."""
+    """Refuses classes that are not part of the format."""
 
     def find_class(self, module: str, name: str) -> Any:
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if dtype or (module, name) in FORMAT_CLASSES or (module == METADATA and "." not in name):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of the format")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not part of the format")
 
 
 class _PlainReader(FileSystemReader):
-    """torch's reader, with the description read as plain data and its sizes compared with those of the files."""
+    """torch's reader, which reads the metadata as plain data and compares its sizes with those of the files."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         folder = Path(self.path)
         with (folder / ".metadata").open("rb") as file:
             if (nbytes := os.fstat(file.fileno()).st_size) > MOST_PLAIN_BYTES:
-                raise ValueError(f"its description has {nbytes:,} bytes, and at most {MOST_PLAIN_BYTES:,} are read")
+                raise ValueError(f"its metadata has {nbytes:,} bytes, but at most {MOST_PLAIN_BYTES:,} are read")
             metadata = _PlainUnpickler(file).load()
         if not isinstance(metadata, Metadata):
-            raise TypeError(f"its description is a {type(metadata).__name__}")
+            raise TypeError(f"its metadata is a {type(metadata).__name__}")
         due = sum(
             each.size.numel() * each.properties.dtype.itemsize
             for each in metadata.state_dict_metadata.values()
@@ -194,18 +207,18 @@ class _PlainReader(FileSystemReader):
         )
         there = sum(path.stat().st_size for path in folder.iterdir())
         if due > there:
-            raise ValueError(f"its tensors have {due:,} bytes, and its files {there:,}")
+            raise ValueError(f"its tensors have {due:,} bytes, but its files only {there:,}")
         for index, info in (metadata.storage_data or {}).items():
             is_plain = isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata)
             if is_plain and info.length > MOST_PLAIN_BYTES:
-                raise ValueError(f"{index.fqn} has {info.length:,} bytes, and at most {MOST_PLAIN_BYTES:,} are read")
+                raise ValueError(f"{index.fqn} has {info.length:,} bytes, but at most {MOST_PLAIN_BYTES:,} are read")
             if Path(info.relative_path).name != str(info.relative_path):
-                raise ValueError(f"it names the file {info.relative_path}, which is not beside it")
+                raise ValueError(f"it names the file {info.relative_path}, which is in another folder")
         return metadata
 
 
 class _PlainPlanner(_EmptyStateDictLoadPlanner):
-    """torch's planner for all that is there, with values read as plain data."""
+    """torch's planner for all entries, which reads values as plain data."""
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
         plain = torch.load(value, weights_only=True)

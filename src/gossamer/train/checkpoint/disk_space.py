@@ -1,4 +1,4 @@
-"""Disk space: says of a folder of checkpoints that could not be written to what may be removed from it."""
+"""Disk space: lists the folders to remove after a checkpoint could not be written."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def room_text(directory: str | os.PathLike[str], error: OSError) -> str:
-    """What to do about an error of writing: where the disk is full, which folders of `directory` hold how much."""
+    """The remedy for a write error; on a full disk it lists the folders in `directory` and their sizes."""
     if error.errno not in FULL:
         return "Free some space or choose another directory, and save again."
     here = Path(directory)
     sizes = sorted(((_nbytes(path), path.name) for path in _folders(here)), reverse=True)
     held = ", ".join(f"{name} has {nbytes:,} bytes" for nbytes, name in sizes if nbytes)
     runs = any(name.startswith("run-") for _, name in sizes)
-    advice = "Remove what you do not need of it" + (": nothing of this run lies in run-..." if runs else "")
+    advice = "Remove the folders that you do not need" + (": those named run-... are of other runs" if runs else "")
     return (
-        f"{_free(here)}In {here}: {held or 'nothing that could be freed'}. {advice}, keep fewer checkpoints "
+        f"{_free(here)}In {here}: {held or 'nothing to remove'}. {advice}, keep fewer checkpoints "
         "(session.save(directory, keep=2)), or choose another directory, and save again."
     )
 
@@ -49,6 +49,6 @@ def _nbytes(folder: Path) -> int:
         for name in names:
             try:
                 total += os.stat(os.path.join(root, name)).st_size
-            except OSError:  # another rank has removed it meanwhile
+            except OSError:  # removed by another rank
                 continue
     return total

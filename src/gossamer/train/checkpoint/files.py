@@ -23,14 +23,14 @@ from gossamer.train.checkpoint.fsync import link_file, make_folder, sync_folder,
 from gossamer.train.checkpoint.pytree import DIGEST_BYTES, FORMAT_DTYPES, chunks, unflatten
 from gossamer.train.checkpoint.snapshot import Flat
 
-# What parsing raises where a file holds something else than was written
+# Errors raised when parsing a file with unexpected contents
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError)
 
-REPLACED = "replaced"  # a folder beside the steps: the step that is being written anew, as it was
+REPLACED = "replaced"  # a folder next to the steps: the old version of a step that is being replaced
 
 
 def _header(text: str, tensors: dict[str, Tensor]) -> bytes:
-    """The format's header: its length, then JSON, padded so that the data begin at a multiple of eight bytes."""
+    """The format's header: its length, then JSON, padded to a multiple of eight bytes."""
     places: dict[str, Any] = {"__metadata__": {"tree": text}}
     start = 0
     for name, tensor in tensors.items():
@@ -46,8 +46,8 @@ def _header(text: str, tensors: dict[str, Tensor]) -> bytes:
 def pieces_of(tree: Any) -> Iterator[bytes | memoryview]:
     """A safetensors file, piece by piece.
 
-    Not the library's own writer: that one refuses tensors that share memory, and cannot be hashed and synced on the
-    way. Its reader reads what this writes.
+    The library's writer refuses tensors that share memory, and does not allow hashing and syncing while writing. Its
+    reader reads this file.
     """
     flat = Flat.of(tree)
     yield _header(flat.text, _in_order(flat))
@@ -56,12 +56,12 @@ def pieces_of(tree: Any) -> Iterator[bytes | memoryview]:
 
 
 def _in_order(flat: Flat) -> dict[str, Tensor]:
-    """Widest elements first, so that each tensor begins at a multiple of its element's size."""
+    """Sort by element size, largest first, so that each tensor is aligned to its element size."""
     return dict(sorted(flat.tensors.items(), key=lambda item: -item[1].itemsize))
 
 
 def nbytes_of(tree: Any) -> int:
-    """The size of the file that a tree makes."""
+    """The size of a tree's file."""
     flat = Flat.of(tree)
     return len(_header(flat.text, _in_order(flat))) + sum(tensor.nbytes for tensor in flat.tensors.values())
 
@@ -79,13 +79,13 @@ def _manifest(folder: Path, rank: int) -> Path:
 
 
 def part_files(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[Path, Path]:
-    """(data, manifest) of one rank's part."""
+    """Paths (data, manifest) of one rank's part."""
     folder = _folder(directory, step)
     return _data(folder, rank), _manifest(folder, rank)
 
 
 def parts_of(directory: str | os.PathLike[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """(step, rank, manifest) of every part in a directory, of whatever rank."""
+    """(step, rank, manifest) of every part in a directory, of all ranks."""
     for step, folder in step_folders(Path(directory)).items():
         for rank in _ranks_from(0, folder):
             data, manifest = part_files(directory, step, rank)
@@ -100,7 +100,7 @@ def _temporary(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _all_or_nothing(directory: str | os.PathLike[str], step: int, rank: int) -> Iterator[None]:
-    """Remove temporary files where writing fails, and raise CheckpointError."""
+    """Context manager that removes temporary files after a failed write and raises CheckpointError."""
     try:
         yield
     except CheckpointError:
@@ -115,15 +115,15 @@ def _all_or_nothing(directory: str | os.PathLike[str], step: int, rank: int) -> 
 
 
 def stage(directory: str | os.PathLike[str], step: int, rank: int, tree: Any) -> str:
-    """Write this rank's tree (see `flatten`), or a `Flat`, under a temporary name and sync it; returns its digest.
+    """Write and sync this rank's tree (see `flatten`), or a `Flat`, under a temporary name. Returns its digest.
 
-    A complete checkpoint of the same step stays what it is until `complete` replaces it.
+    A complete checkpoint of the same step is kept until `complete` replaces it.
     """
     return stage_pieces(directory, step, rank, pieces_of(tree))
 
 
 def stage_pieces(directory: str | os.PathLike[str], step: int, rank: int, pieces: Iterable[bytes | memoryview]) -> str:
-    """As `stage`, a file as it was on another machine."""
+    """As `stage`, for a file copied from another machine."""
     folder = _folder(directory, step)
     with _all_or_nothing(directory, step, rank):
         make_folder(folder)
@@ -131,16 +131,16 @@ def stage_pieces(directory: str | os.PathLike[str], step: int, rank: int, pieces
 
 
 def abandon(directory: str | os.PathLike[str], step: int, rank: int) -> None:
-    """Remove what `stage` wrote for this step."""
+    """Remove the files that `stage` wrote for this step."""
     folder = _folder(directory, step)
     _remove_temporaries(folder, rank)
     _remove_if_empty(folder)
 
 
 def keep_replaced(directory: str | os.PathLike[str], step: int, rank: int) -> None:
-    """Let a complete checkpoint of this step be found in `directory`/replaced while it is written anew.
+    """Keep a complete checkpoint of this step in `directory`/replaced while it is replaced.
 
-    Where one lies there already, a save was cut short, and what is there may be all that the ranks have in common.
+    If that folder has one already, a save was interrupted, and it may be the only one that all ranks have.
     """
     aside = Path(directory) / REPLACED
     if step not in complete_steps(directory, rank) or step in complete_steps(aside, rank):
@@ -148,7 +148,7 @@ def keep_replaced(directory: str | os.PathLike[str], step: int, rank: int) -> No
     folder, place = _folder(directory, step), _folder(aside, step)
     with _all_or_nothing(directory, step, rank):
         make_folder(place)
-        for path in (_data, _manifest):  # in this order: no manifest without what it describes
+        for path in (_data, _manifest):  # in this order: no manifest without its data
             link_file(path(folder, rank), path(place, rank))
             sync_folder(place)
 
@@ -161,9 +161,12 @@ def complete(
     about: dict[str, Any],
     keep: int | None = 2,
 ) -> None:
-    """Make the staged file this rank's checkpoint of `step`, on disk when this returns; then `prune`.
+    """Make the staged file this rank's checkpoint of `step`, durably, then `prune`.
 
-    digests: every rank's, by rank; about: what describes the run, kept in the manifest. keep: None removes nothing.
+    Args:
+        digests: of every rank, by rank.
+        about: description of the run for the manifest.
+        keep: number of checkpoints to keep; None removes nothing.
     """
     content = {"step": step, "rank": rank, "world": len(digests), "digests": digests, "about": about}
     put_in_place(directory, step, rank, json.dumps(content, indent=1).encode())
@@ -172,12 +175,12 @@ def complete(
 
 
 def put_in_place(directory: str | os.PathLike[str], step: int, rank: int, description: bytes) -> None:
-    """Give the staged file its name, with a manifest of this content."""
+    """Rename the staged file, and write its manifest."""
     folder = _folder(directory, step)
     data, manifest = part_files(directory, step, rank)
     with _all_or_nothing(directory, step, rank):
-        # All that needs space comes before the old files of this step, if any, are replaced. In between there is no
-        # manifest, so at no moment does one describe a file that is not its own.
+        # Everything that needs space is written before old files of this step are replaced. In between there is no
+        # manifest, so a manifest never describes another file.
         write_file(_temporary(manifest), [description])
         if manifest.exists():
             manifest.unlink()
@@ -190,9 +193,9 @@ def put_in_place(directory: str | os.PathLike[str], step: int, rank: int, descri
 
 
 def prune(directory: str | os.PathLike[str], step: int, rank: int, world: int, keep: int) -> None:
-    """Remove this rank's older checkpoints, once `step` is complete on all ranks: its newest `keep` stay.
+    """Remove all but the newest `keep` checkpoints of this rank, once `step` is complete on all ranks.
 
-    Rank 0 also removes the files of ranks beyond the world size. What cannot be removed is said.
+    Rank 0 also removes the files of ranks beyond the world size. Failures are reported in a notice.
     """
     try:
         _prune(Path(directory), step, rank, world, keep)
@@ -201,7 +204,7 @@ def prune(directory: str | os.PathLike[str], step: int, rank: int, world: int, k
 
 
 def _prune(directory: Path, step: int, rank: int, world: int, keep: int) -> None:
-    """Remove temporary files, what was replaced, and all but the `keep` newest complete steps up to this one."""
+    """Remove temporary files, replaced steps, and all but the `keep` newest complete steps up to this one."""
     kept = [other for other in complete_steps(directory, rank) if other <= step][-keep:]
     for other in step_folders(directory):
         folder = _folder(directory, other)
@@ -243,7 +246,7 @@ def step_folders(directory: Path) -> dict[int, Path]:
 
 
 def manifests(folder: Path) -> list[dict[str, Any]]:
-    """Those of a step's manifests that can be read."""
+    """The readable manifests of a step."""
     found: list[dict[str, Any]] = []
     for path in sorted(folder.glob("rank-*.json")):
         with contextlib.suppress(CheckpointError, FileNotFoundError):
@@ -252,13 +255,13 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
 
 
 def complete_steps(directory: str | os.PathLike[str], rank: int) -> list[int]:
-    """The steps of which this rank's file and manifest are there, ascending."""
+    """Steps for which this rank's file and manifest exist, ascending."""
     places = ((step, _folder(directory, step)) for step in step_folders(Path(directory)))
     return [step for step, folder in places if _manifest(folder, rank).is_file() and _data(folder, rank).is_file()]
 
 
 def writers(directory: str | os.PathLike[str], step: int) -> int | None:
-    """The world size that wrote this step, by the first of its manifests that can be read; None where none can."""
+    """The world size that wrote this step, from the first readable manifest; None without one."""
     return next((manifest["world"] for manifest in manifests(_folder(directory, step))), None)
 
 
@@ -268,7 +271,7 @@ def _file_digest(path: Path) -> str:
 
 
 def intact(directory: str | os.PathLike[str], step: int, rank: int) -> bool:
-    """Whether a part is what its manifest tells, which takes reading all of it."""
+    """Whether a part has the digest in its manifest; reads all of it."""
     data, manifest = part_files(directory, step, rank)
     try:
         return bool(_read_manifest(manifest)["digests"][rank] == _file_digest(data))
@@ -280,22 +283,24 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = read_json(bounded_file.read_bytes(path))
         if not isinstance(manifest, dict):
-            raise TypeError("it is no JSON object")
+            raise TypeError("it is not a JSON object")
         digests, world = manifest["digests"], manifest["world"]
         if not isinstance(digests, list) or not isinstance(world, int) or not len(digests) == world > 0:
-            raise ValueError(f"{world!r} workers wrote it, and it has digests of {digests!r}")
+            raise ValueError(f"{world!r} workers wrote it, but it has the digests {digests!r}")
         return manifest
     except MALFORMED as error:
         raise CheckpointError(
-            f"{path} is damaged ({type(error).__name__}: {error}), so what its step holds cannot be verified. Remove "
+            f"{path} is damaged ({type(error).__name__}: {error}), so its step cannot be verified. Remove "
             f"{path.parent} and load an earlier step."
         ) from error
 
 
 def read(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[Any, dict[str, Any]]:
-    """This rank's tree and manifest of a complete step, verified; tensors are on the CPU.
+    """Read and verify this rank's tree and manifest of a complete step; tensors are on the CPU.
 
-    Raises CheckpointError for what is damaged, and OSError where the disk does not give it.
+    Raises:
+        CheckpointError: the part is damaged or missing.
+        OSError: the disk cannot be read.
     """
     path = _data(_folder(directory, step), rank)
     if step not in complete_steps(directory, rank):
@@ -318,6 +323,6 @@ def read(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[Any, 
             return unflatten(file.metadata()["tree"], tensors), manifest
     except MALFORMED as error:
         raise CheckpointError(
-            f"{path} has the digest that its manifest tells and holds no checkpoint ({type(error).__name__}: {error}): "
+            f"{path} has the digest of its manifest but is not a checkpoint ({type(error).__name__}: {error}): "
             f"another program wrote it. Remove {path.parent} and load an earlier step."
         ) from error

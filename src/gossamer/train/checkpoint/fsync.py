@@ -1,6 +1,6 @@
-"""Fsync: puts files and folders on disk, by name and content, before they return.
+"""Fsync: makes files and folders durable, by name and content, before the calls return.
 
-A file's content is durable once the file was synced; its name, and a change of name, once its folder was.
+A file's content is durable after syncing the file; its name, and a rename, after syncing its folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gossamer.train.checkpoint.pytree import DIGEST_BYTES
 
-# What file systems without hard links answer
+# Errors of file systems without hard links
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
@@ -28,17 +28,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and all above it that are missing, each of them durable before the next lies in it."""
+    """Make a folder and all missing parents, each of them durable before the next is made in it."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
-    with suppress(FileExistsError):  # another rank was faster; what is no folder is found by who writes into it
+    with suppress(FileExistsError):  # made by another rank; if it is a file, writing into it fails
         folder.mkdir()
     sync_folder(folder.parent)
 
 
 def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write and sync a new file; returns its digest. Its name is durable once the folder is synced."""
+    """Write and sync a new file. Returns its digest. Its name is durable after the folder is synced."""
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
@@ -54,7 +54,7 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def link_file(path: Path, to: Path) -> None:
-    """Give a file a second name, or a synced copy where the file system has one name for each."""
+    """Give a file a second name, or make a synced copy on file systems without hard links."""
     to.unlink(missing_ok=True)
     try:
         os.link(path, to)
@@ -70,7 +70,7 @@ def link_file(path: Path, to: Path) -> None:
 
 
 def move_folder(folder: Path, to: Path) -> None:
-    """Rename a folder. Raises FileNotFoundError where it is not there any more."""
+    """Rename a folder. Raises FileNotFoundError if it does not exist any more."""
     make_folder(to.parent)
     folder.rename(to)
     sync_folder(to.parent)

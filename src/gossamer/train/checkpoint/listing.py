@@ -1,4 +1,4 @@
-"""Checkpoint listing: finds what lies in a directory of checkpoints, and whether all parts of it are there."""
+"""Checkpoint listing: the checkpoints in a directory, and whether all their parts exist."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gossamer.train.checkpoint.runs import run_of, save_of
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSummary:
-    """One step in a directory of checkpoints, as its manifests tell of it."""
+    """One step in a directory of checkpoints, according to its manifests."""
 
     directory: str  # where session.load finds it
     step: int
-    world: int  # workers that wrote it; 0 where no manifest can be read
+    world: int  # number of workers that wrote it; 0 without a readable manifest
     recipe: str
     run: str
     version: str  # of Gossamer
     nbytes: int
-    problem: str = ""  # why it cannot be loaded; "" where it can
+    problem: str = ""  # why it cannot be loaded; "" if it can
 
     @property
     def complete(self) -> bool:
@@ -32,9 +32,10 @@ class CheckpointSummary:
 
 
 def summaries(directory: str | os.PathLike[str], *, verify: bool = False) -> list[CheckpointSummary]:
-    """All steps in a directory, by step; then those that were set aside or are being replaced.
+    """All steps in a directory, by step; then those that were moved aside or are being replaced.
 
-    verify: also read every part, and compare its digest. Without it a damaged part counts as there.
+    Args:
+        verify: also read every part, and compare its digest. Otherwise a damaged part counts as present.
     """
     here = Path(directory)
     aside = sorted(path for path in here.glob("run-*") if path.is_dir())
@@ -46,11 +47,11 @@ def summaries(directory: str | os.PathLike[str], *, verify: bool = False) -> lis
 
 
 def newest(directory: str | os.PathLike[str]) -> CheckpointSummary:
-    """The newest step of a directory whose parts are all there. Raises CheckpointError where none is."""
+    """The newest complete step of a directory. Raises CheckpointError without one."""
     found = [each for each in summaries(directory) if each.complete and Path(each.directory) == Path(directory)]
     if not found:
         raise CheckpointError(
-            f"{os.fspath(directory)} holds no checkpoint of which all parts are there. See what it holds: gossamer "
+            f"{os.fspath(directory)} has no complete checkpoint. List its contents: gossamer "
             f"checkpoint {os.fspath(directory)}"
         )
     return found[-1]
@@ -94,6 +95,6 @@ def _problem(place: Path, step: int, told: list[dict[str, Any]], verify: bool) -
 def _nbytes(folder: Path) -> int:
     total = 0
     for path in folder.iterdir():
-        with suppress(OSError):  # removed meanwhile
+        with suppress(OSError):  # removed in the meantime
             total += path.stat().st_size
     return total

@@ -1,4 +1,4 @@
-"""Nothing found: explains what a path holds that has no checkpoint to load."""
+"""Nothing found: messages for a path without a checkpoint to load."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ NAMED = 3
 
 
 def refusal(directory: str | os.PathLike[str]) -> str:
-    """Why a path cannot be the folder of checkpoints, and the line to write; "" where it can."""
+    """Why a path cannot be a folder of checkpoints, with the line to write; "" if it can."""
     path = Path(directory)
     if not path.exists() or path.is_dir():
         return ""
-    told = f"{os.fspath(directory)!r} is a file, and session.load reads the folder that session.save(FOLDER) wrote. "
+    told = f"{os.fspath(directory)!r} is a file, but session.load reads a folder written by session.save(FOLDER). "
     if path.suffix == ".safetensors":
         return told + f"Write model.load_state_dict(safetensors.torch.load_file({os.fspath(directory)!r}))."
     if path.suffix in TORCH_SUFFIXES or zipfile.is_zipfile(path):
         return told + (
             f"For a file of torch.save write model.load_state_dict(torch.load({os.fspath(directory)!r})) before "
-            "gossamer.attach, or of the entry in it that holds the model's state."
+            "gossamer.attach, or pass the entry in it with the model's state."
         )
-    return told + "Give the folder."
+    return told + "Pass the folder."
 
 
 def start_notice(directory: str | os.PathLike[str]) -> str:
-    """What to say of a first start, in which nothing is loaded; "" for an empty folder, which was made for it."""
+    """The notice for a first start, which loads nothing; "" for an empty folder."""
     where, path = os.fspath(directory), Path(directory)
     if not path.is_dir():
-        return f"session.load({where!r}) loaded nothing, since there is no such folder yet: training starts anew"
+        return f"session.load({where!r}) loaded nothing, since this folder does not exist: training starts from scratch"
     names = sorted(each.name for each in path.iterdir())
     if not names:
         return ""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (
-        f"session.load({where!r}) loaded nothing, since no step that session.save wrote is in the folder, only "
-        f"{', '.join(names[:NAMED])}{more}: training starts anew. If it should continue, give the folder that the run "
-        "before saved into"
+        f"session.load({where!r}) loaded nothing, since the folder has no step written by session.save, only "
+        f"{', '.join(names[:NAMED])}{more}: training starts from scratch. To continue a run, pass the folder that it "
+        "saved into"
     )

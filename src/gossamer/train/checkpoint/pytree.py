@@ -18,8 +18,8 @@ from gossamer.errors import CheckpointError
 
 CHUNK_BYTES = 1 << 24
 DIGEST_BYTES = 16
-DEEPEST_LEVELS = 60  # of a tree; each is up to three levels of its JSON, and 200 of those are read
-# Known to every release of safetensors; other dtypes are stored as bytes, with their name in the tree.
+DEEPEST_LEVELS = 60  # of a tree; each is up to three levels of its JSON, and at most 200 of those are read
+# Supported by every release of safetensors; other dtypes are stored as bytes, with their name in the tree.
 FORMAT_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -35,7 +35,7 @@ FORMAT_DTYPES = {
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """The elements in row-major order as uint8, (nbytes,), without a copy where the tensor is contiguous."""
+    """The elements in row-major order as uint8, (nbytes,), without a copy if the tensor is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8)
 
@@ -46,7 +46,7 @@ def chunks(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """A hash of the tensors' bytes, one after the other: equal digests mean equal bits."""
+    """A hash of the concatenated bytes of the tensors."""
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for tensor in tensors:
         for chunk in chunks(tensor):
@@ -57,8 +57,8 @@ def digest(tensors: Iterable[Tensor]) -> str:
 class _Writer:
     """Encodes a tree as JSON, and collects its tensors by name.
 
-    None, bool, int, str, finite floats and lists stand for themselves; everything else is an object whose first key
-    is its kind.
+    None, bool, int, str, finite floats and lists are encoded as themselves; every other value is an object with its
+    kind as the first key.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class _Writer:
     def encode(self, value: Any, path: str) -> Any:
         if self._level == DEEPEST_LEVELS:
             raise CheckpointError(
-                f"The tree holds itself, or is nested too deeply to be written: more than {DEEPEST_LEVELS} levels at "
+                f"The tree contains itself, or is nested too deeply: more than {DEEPEST_LEVELS} levels at "
                 f"{path[:100]}. Save flat lists and dicts of numbers, text and tensors."
             )
         self._level += 1
@@ -117,8 +117,8 @@ class _Writer:
     def _tensor(self, tensor: Tensor, path: str) -> dict[str, Any]:
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             raise CheckpointError(
-                f"{path} is a tensor without plain memory ({tensor.layout}, {tensor.device}), which the format cannot "
-                "hold. Save tensor.to_dense(), or leave it out."
+                f"{path} is a tensor without plain memory ({tensor.layout}, {tensor.device}), which the format does "
+                "not support. Save tensor.to_dense(), or leave it out."
             )
         name = path.encode("ascii", "backslashreplace").decode() or "tensor"
         while name in self.tensors or name == "__metadata__":
@@ -149,10 +149,14 @@ def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def flatten(tree: Any) -> tuple[str, dict[str, Tensor]]:
-    """A tree as JSON and its tensors by name; the tensors are the tree's own, not copies.
+    """Convert a tree to JSON and its tensors by name; the tensors are not copied.
 
-    tree: nested dicts (str or int keys), lists and tuples of None, bool, int, float, str and tensors; whatever has a
-    state_dict() is replaced by it. Anything else is a CheckpointError that names its place.
+    Args:
+        tree: nested dicts (str or int keys), lists and tuples of None, bool, int, float, str and tensors; objects with
+            state_dict() are replaced by its result.
+
+    Raises:
+        CheckpointError: another value is in the tree; the message names its place.
     """
     writer = _Writer()
     text = json.dumps(writer.encode(tree, ""))

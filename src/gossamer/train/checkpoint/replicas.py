@@ -1,7 +1,7 @@
-"""Checkpoint replicas: keep parts on other machines, too, where each has a directory of its own, and fetch them.
+"""Checkpoint replicas: copies of parts on other machines, if each machine has its own directory, and fetching them.
 
-Which ranks share a directory is found out by files that they leave in it for a moment. A part goes to a rank of the
-next directory, and lies there under its own name: whoever has all parts of one save in reach can load it.
+Ranks that share a directory are detected by temporary files in it. A part is copied to a rank of the next directory
+under its own name, so ranks can load a save if all of its parts are in their directory.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CHUNK_BYTES = 1 << 26
 
 
 def directories(directory: str | os.PathLike[str], rank: int, all_gather_text: AllGatherText) -> list[tuple[int, ...]]:
-    """The ranks that have one directory in common, for each that there is: by their first rank. Collective.
+    """Groups of ranks that share a directory, sorted by their first rank. Collective.
 
-    Raises CheckpointError on all ranks where one cannot write into its own.
+    Raises CheckpointError on all ranks if one rank cannot write into its directory.
     """
     here, name, failed = Path(directory), agree_on_name(all_gather_text), ""
     mark = here / f".rank-{rank}-{name}"
@@ -45,7 +45,7 @@ def directories(directory: str | os.PathLike[str], rank: int, all_gather_text: A
         failed = str(error)
     lost = [f"rank {who}: {text}" for who, text in enumerate(all_gather_text(failed)) if text]
     seen = sorted(int(path.name.split("-")[1]) for path in here.glob(f".rank-*-{name}"))
-    answers = all_gather_text(",".join(map(str, seen)))  # and nobody takes a mark away before all have looked
+    answers = all_gather_text(",".join(map(str, seen)))  # marks are removed only after all ranks have read them
     with suppress(OSError):
         mark.unlink()
     if lost:
@@ -54,7 +54,7 @@ def directories(directory: str | os.PathLike[str], rank: int, all_gather_text: A
 
 
 def targets(groups: Sequence[Sequence[int]], replicas: int) -> dict[int, tuple[int, ...]]:
-    """By rank, who keeps a copy of its part: a rank in each of the next `replicas` directories, as far as there are."""
+    """By rank: the ranks that keep a copy of its part, one in each of the next `replicas` directories, if available."""
     found = {}
     for at, group in enumerate(groups):
         others = [groups[(at + step) % len(groups)] for step in range(1, min(replicas, len(groups) - 1) + 1)]
@@ -65,9 +65,11 @@ def targets(groups: Sequence[Sequence[int]], replicas: int) -> dict[int, tuple[i
 
 @dataclass
 class ReplicaExchange:
-    """Hands parts to those who keep copies. run: answers a script on all ranks; device: of what travels.
+    """Sends parts to the ranks that keep copies. The ranks that share a directory are determined on each call, since
+    workers of an elastic run may change.
 
-    Who shares a directory is asked anew each time: in an elastic run other workers may have come.
+    run: runs a script on all ranks.
+    device: of the tensors that are sent.
     """
 
     transport: Transport
@@ -87,13 +89,13 @@ class ReplicaExchange:
             notice(
                 f"{os.fspath(directory)} is one folder for all workers, so no part is written twice"
                 if len(groups) == 1
-                else f"parts are kept in {len(groups)} directories, since there are no more, and not in {replicas + 1}"
+                else f"parts are kept in only {len(groups)} directories, not {replicas + 1}, since there are no more"
             )
         self._told = True
         return targets(groups, replicas)
 
     def exchange(self, tree: Any, sizes: Sequence[int], plan: Mapping[int, Sequence[int]]) -> dict[int, list[bytes]]:
-        """The files of those whose parts this rank keeps, by rank. sizes: of all ranks' files, in bytes. Collective."""
+        """Files of the parts that this rank keeps, by rank. sizes: of all ranks' files, in bytes. Collective."""
         hears = tuple(rank for rank in sorted(plan) if self.rank in plan[rank])
         if not any(plan.values()):
             return {}
@@ -130,7 +132,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def blocks(pieces: Iterable[bytes | memoryview], nbytes: int) -> Iterator[bytes]:
-    """The same bytes in blocks of one size, the last of which is shorter."""
+    """Divide bytes into blocks of `nbytes`; the last one may be shorter."""
     block = bytearray()
     for piece in pieces:
         rest = memoryview(piece)
@@ -150,7 +152,7 @@ def blocks(pieces: Iterable[bytes | memoryview], nbytes: int) -> Iterator[bytes]
 
 @dataclass(frozen=True)
 class MissingPart:
-    """A part that some ranks need and have not, and who has it."""
+    """A part that some ranks need and lack, and a rank that has it."""
 
     step: int
     part: int
@@ -166,9 +168,10 @@ def parts_here(directory: str | os.PathLike[str]) -> Parts:
 
 
 def missing(held: Sequence[Parts]) -> list[MissingPart]:
-    """What has to be fetched so that all ranks can load the newest step of which all parts are somewhere.
+    """The parts to fetch so that all ranks can load the newest step with all parts somewhere; empty if none is needed.
 
-    held: by rank, what is in its directory. Nothing where they can load it as it is.
+    Args:
+        held: by rank, the parts in its directory.
     """
     world = len(held)
     for step, save, writers in sorted({(step, save, writers) for step, _, save, writers in set().union(*held)})[::-1]:
@@ -188,9 +191,9 @@ def missing(held: Sequence[Parts]) -> list[MissingPart]:
 
 
 def fetch(exchange: ReplicaExchange, directory: str | os.PathLike[str]) -> None:
-    """Bring parts that ranks need to where they look for them, from whoever keeps a copy. Collective.
+    """Fetch missing parts into the ranks' directories from ranks with a copy. Collective.
 
-    Raises CheckpointError on all ranks where one of them cannot be read or written.
+    Raises CheckpointError on all ranks if a part cannot be read or written.
     """
     gather = exchange.all_gather_text
     told = gather(json.dumps(sorted(parts_here(directory))))
@@ -202,7 +205,7 @@ def fetch(exchange: ReplicaExchange, directory: str | os.PathLike[str]) -> None:
     except CheckpointError:
         if missing(held):
             raise
-        return  # nothing can be written, and nothing need be
+        return  # nothing can be written, but nothing is missing
     if len(groups) > 1:
         _take_out_damaged(directory, exchange, held, groups)
     wanted = missing(held)
@@ -210,14 +213,14 @@ def fetch(exchange: ReplicaExchange, directory: str | os.PathLike[str]) -> None:
         return
     first = {rank: group[0] for group in groups for rank in group}
     for each in wanted:
-        takers = {first[rank] for rank in each.takers}  # one of those who share a directory
+        takers = {first[rank] for rank in each.takers}  # one rank per directory
         _fetch(exchange, directory, each, tuple(sorted(takers)))
     if exchange.rank == 0:
         parts = ", ".join(str(each.part) for each in wanted)
         notice(
             f"step {wanted[0].step}: the part{'s' * (len(wanted) > 1)} of rank{'s' * (len(wanted) > 1)} {parts} "
-            f"{'were' if len(wanted) > 1 else 'was'} not whole in every {os.fspath(directory)} that needs it, and came "
-            "from another machine's"
+            f"{'were' if len(wanted) > 1 else 'was'} missing or damaged in a {os.fspath(directory)} that needs it, and "
+            "was copied from another machine"
         )
 
 
@@ -231,7 +234,7 @@ def _take_out_damaged(
     held: Sequence[Parts],
     groups: Sequence[Sequence[int]],
 ) -> None:
-    """What a rank finds damaged of its own part of the newest step does not count as held in its directory."""
+    """Remove a rank's own part of the newest step from `held` if the rank finds it damaged."""
     newest = max((step for parts in held for step, *_ in parts), default=0)
     mine = any((step, part) == (newest, exchange.rank) for step, part, *_ in held[exchange.rank])
     fine = not mine or intact(directory, newest, exchange.rank)

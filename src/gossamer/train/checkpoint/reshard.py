@@ -1,6 +1,6 @@
 """Resharding: converts the state of a checkpoint to another world size or other wrappers in the recipe.
 
-Nothing that was still to be sent is lost, and the epoch goes on.
+Unsent residuals are kept, and the epoch continues.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ Remembered = dict[str, Tensor]  # one parameter's state, by key
 
 
 def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
-    """The state that a new worker, whose own is `mine`, begins with; `states`: of the workers before, by rank.
+    """The state from which a new worker, with the current state `mine`, starts. states: of the old workers, by rank.
 
-    residual' = mean over workers of residual + sum over workers of owed, the same on every new worker; owed' = 0
-    known' = the last answer, to which all differences add up
-    law:    mean residual + owed stays what it was; the mean of what is known is the last answer
-    Anything else is averaged, too, unless it was the same everywhere.
+    `residual' = mean over workers of residual + sum over workers of owed`, the same on every new worker; `owed' = 0`
+    `known' =` the last mean, which is the sum of all differences sent
+    law: `mean residual + owed` stays the same; the mean of `known'` is the last mean
+    All other state is averaged as well, unless it was equal on all workers.
     """
     first = states[0]
     if [(state["rank"], state["step"]) for state in states] != [
         (rank, first["step"]) for rank in range(first["world"])
     ]:
         raise CheckpointError(
-            f"{len(states)} of the {first['world']} states that {first['world']} workers had at one step were given to "
-            f"one of {mine['world']}, and what each still had to send would be lost without the others. Pass all of "
+            f"a worker of {mine['world']} received {len(states)} of the {first['world']} states that "
+            f"{first['world']} workers had at one step, so unsent residuals in the others would be lost. Pass all of "
             "them, in order of rank: session.load_state_dict(*states)."
         )
     same_recipe = alike(first["recipe"], mine["recipe"])
@@ -63,32 +63,32 @@ def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
 
 
 def taken_up(own: State, mine: State) -> State:
-    """The state that a worker, whose own is `mine`, begins with after its saved one, `own`, of the same world size.
+    """The state from which a worker, with the current state `mine`, starts after its saved one, `own`.
 
-    Wrappers that were chosen for the world size may differ where both keep the same state under the same names: a
-    residual is a part of this worker's own gradients with any of them, and goes on bit for bit. Says so on rank 0.
-    Raises CheckpointError where one of them keeps more.
+    Wrappers chosen for the world size may differ if both keep the same state under the same names: a residual is a part
+    of this worker's own gradients with any of them, and is kept bit for bit. Rank 0 prints a notice. Raises
+    CheckpointError if their state differs.
     """
     if own["recipe"] == mine["recipe"] or not alike(own["recipe"], mine["recipe"]):
         return own  # nothing to do, or another recipe, which the session refuses
     if _shapes(own["state"]) != _shapes(mine["state"]):
         raise CheckpointError(
-            f"this checkpoint was written with {own['recipe']}, and this session has come to {mine['recipe']}, where a "
-            "worker remembers something else, so that what it still had to send would be lost. Write the recipe of the "
-            f'checkpoint with its wrappers: gossamer.attach(model, optimizer, "{own["recipe"]}").'
+            f"this checkpoint was written with {own['recipe']}, but this session uses {mine['recipe']}, which keeps "
+            "other state, so unsent residuals would be lost. Write the recipe of the checkpoint with its wrappers: "
+            f'gossamer.attach(model, optimizer, "{own["recipe"]}").'
         )
     if mine["rank"] == 0 and mine["state"]:
         events.notice(
-            f"the checkpoint was written with {own['recipe']}, and the run goes on with {mine['recipe']}: what still "
-            "had to be sent is the same bit for bit, what is sent from now on is not. To go on as before, write the "
-            "recipe of the checkpoint with its wrappers"
+            f"the checkpoint was written with {own['recipe']}, and the run continues with {mine['recipe']}: residuals "
+            "are restored bit for bit, but later messages differ. To continue exactly, write the recipe of the "
+            "checkpoint with its wrappers"
         )
     return {**own, "recipe": mine["recipe"]}
 
 
 def agreed(states: Sequence[State]) -> Remembered:
-    """Parameters and other state, by name, to begin with after local training: the mean over `states` of the agreed
-    ones, or of what each worker held after its last round, where own ones are merged."""
+    """Parameters and other state, by name, to start from after local training: the mean over `states` of the agreed
+    values; if workers' own parameters are merged, of the values that each worker had after its last round."""
     key = FROM_KEY if _merges_own(states[0]["recipe"]) else AGREED_KEY
     names = [name for name, remembered in states[0]["state"].items() if key in remembered]
     parameters = {name: _mean([state["state"][name][key] for state in states]) for name in names}
@@ -103,8 +103,8 @@ def _merges_own(recipe: str) -> bool:
 
 
 def _grounded(all_progress: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Progress without rounds in flight and local steps since: all workers go on from the agreed parameters. What was
-    accumulated for a step is the mean of theirs, and so is its weight: they may have made different numbers of passes.
+    """Progress without rounds in flight and local steps: all workers continue from the agreed parameters. Accumulated
+    gradients and their weights are averaged, since workers may have made different numbers of passes.
     """
     progress = all_progress[0]
     flights = {"flights": [], "weights": [0.0] * len(progress["weights"])} if "flights" in progress else {}
@@ -117,9 +117,9 @@ def _grounded(all_progress: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -> dict[str, Any]:
-    """Positions at which a worker's shards go on after those of `worlds`, the states of worlds by rank.
+    """Positions at which a worker's shards continue, given the states of all old workers' worlds by rank.
 
-    What was drawn is in them, and what is left is dealt out anew, as where workers come and go.
+    Samples drawn so far are excluded, and the rest is divided again, as when workers join or leave.
     """
     return {
         kind: [taken_up_position(same, rank, world) for same in zip(*(each[kind] for each in worlds), strict=True)]
@@ -128,44 +128,44 @@ def fold_positions(worlds: Sequence[Mapping[str, Any]], rank: int, world: int) -
 
 
 def describe(directory: str, step: int, writers: int, world: int, *, recipe: str, apart: bool) -> str:
-    """What resharding did, in one line. apart: the workers had trained apart, as their `recipe` says."""
+    """A notice about a resharded checkpoint. apart: whether the workers of its `recipe` trained separately."""
     who, them = ("one worker", "it") if writers == 1 else (f"{writers} workers", f"the {writers}")
     if writers == 1:
-        fate = "it had nothing left to send"
+        fate = "it had no unsent residuals"
     elif world == 1 or _in_one_node(recipe, world):
         alone = "one" if world == 1 else "a node"
-        fate = f"what {them} still had to send is dropped, since {alone} alone sends nothing"
+        fate = f"unsent residuals of {them} are dropped, since {alone} alone sends nothing"
     else:
-        fate = f"each begins with the mean of what {them} still had to send"
+        fate = f"each starts with the mean of the unsent residuals of {them}"
     if apart and isinstance(resolve(recipe).strategy.steady_stage, GossipStage):
-        fate += "; parameters are the mean of theirs"
+        fate += "; parameters are the mean of all workers' parameters"
     elif apart and _merges_own(recipe):
-        fate = f"parameters are the mean of theirs after the last round, in which is all that {them} still had to send"
+        fate = f"parameters are the mean of those after the last round, which includes the residuals of {them}"
     elif apart:
-        fate += "; parameters are those last agreed on, and what each worker did since then is dropped"
+        fate += "; parameters are those of the last average, and later local steps are dropped"
     return (
-        f"the checkpoint of step {step} in {directory} was written by {who}, and {world} go on from it: {fate}; "
-        f"an epoch goes on where {them} stood"
+        f"the checkpoint of step {step} in {directory} was written by {who}, and {world} continue from it: {fate}; "
+        "the epoch continues at the same sample"
     )
 
 
 def _in_one_node(recipe: str, world: int) -> bool:
-    """Whether all workers are one node now, while only traffic between nodes leaves a residual."""
+    """Whether all workers are now one node, and only traffic between nodes leaves a residual."""
     nodes = [term for term in resolve(recipe).compressor.held() if isinstance(term, Hierarchical)]
     inside = any(isinstance(term, Feedback) for node in nodes[:1] for term in node.held())
     return inside and prod(node.per_node for node in nodes) >= world
 
 
 def alike(written: str, now: str) -> bool:
-    """Whether two recipes, as text, differ in nothing but wrappers chosen by the world size."""
+    """Whether two recipes, as text, differ only in wrappers chosen by the world size."""
     try:
         return written == now or _plain(written) == _plain(now)
-    except RecipeError:  # another version wrote it
+    except RecipeError:  # written by another version
         return False
 
 
 def _plain(text: str) -> Sequence[Term]:
-    """A recipe without Sharded and SparseSum, whose residual is that of the compressor inside."""
+    """A recipe without Sharded and SparseSum, which share the residual of their inner compressor."""
     return [_unsharded(term) for term in resolve(text).terms]
 
 
@@ -183,7 +183,7 @@ def _unsharded(term: Term) -> Term:
 
 
 def _begun(mine: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> Remembered:
-    """One parameter's state to begin with; `mine`: in its new shapes."""
+    """One parameter's initial state, in the new shapes of `mine`."""
     begun: Remembered = {}
     for key, tensor in mine.items():
         theirs = [part[begins_from(key)] for part in parts if key in part]
@@ -191,14 +191,14 @@ def _begun(mine: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) ->
     for key in {key: None for part in parts for key in part if is_owed(key)} if mine else ():
         place, sign = debtor(key.removesuffix(OWED), begun)
         if sign < 0:
-            continue  # it began from an answer, which had come out without what is owed
-        pieces = torch.cat([part[key] for part in parts if key in part])  # later ranks hold later places in memory
+            continue  # it starts from the last mean, which excludes the undelivered part
+        pieces = torch.cat([part[key] for part in parts if key in part])  # shards are in rank order in memory
         begun[place] = begun[place] + pieces.as_strided(mine[place].shape, mine[place].stride())
     return begun
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:
-    """The mean; where all are equal, or no floating-point numbers, the first."""
+    """The mean; the first tensor if all are equal or not floating-point."""
     first = tensors[0]
     if not first.is_floating_point() or all(torch.equal(tensor, first) for tensor in tensors[1:]):
         return first

@@ -1,9 +1,9 @@
-"""Checkpoint runs: keep a directory's steps to one run; those of another are set aside, not mixed and not deleted.
+"""Checkpoint runs: a directory holds the steps of one run; those of another run are moved aside, not deleted.
 
-A run's name is made at its first save and goes on with whoever loads it. It stands in every manifest.
+The name of a run is made at its first save, adopted by runs that load it, and stored in every manifest.
 
-    DIRECTORY/step-00000020/                what `load` takes
-    DIRECTORY/run-5f0c91ab/step-00000030/   of an earlier run, as it was; load("DIRECTORY/run-5f0c91ab") takes it
+    DIRECTORY/step-00000020/                loaded by `load`
+    DIRECTORY/run-5f0c91ab/step-00000030/   of an earlier run, unchanged; load("DIRECTORY/run-5f0c91ab") loads it
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from typing import Any
 from gossamer.train.checkpoint.files import REPLACED, manifests, step_folders
 from gossamer.train.checkpoint.fsync import move_folder
 
-UNNAMED = "unnamed"  # the run of manifests that name none, as earlier versions wrote them
+UNNAMED = "unnamed"  # the run of manifests without a name, written by earlier versions
 
 
 def agree_on_name(all_gather_text: Callable[[str], list[str]], known: str | None = None) -> str:
-    """The run's name on all ranks: the one that some know, as newcomers do not, or a new one of rank 0's.
+    """The run's name on all ranks: the one that some rank knows, or a new one of rank 0. Collective.
 
-    known: as this rank knows it. Every rank asks every time, since it knows only of itself whether it must.
+    Args:
+        known: the name on this rank; None on workers that joined later. All ranks call it each time, since a rank
+            cannot know whether others need it.
     """
     told = all_gather_text(known or f"new {secrets.token_hex(4)}")
     return next((name for name in told if not name.startswith("new ")), told[0].removeprefix("new "))
@@ -37,16 +39,16 @@ def run_of(manifest: dict[str, object]) -> str:
 
 
 def save_of(manifest: Mapping[str, Any]) -> str:
-    """What all parts of one save have in common, and no others: its name, or the digests of all parts."""
+    """The identity of a save: its name, or the digests of all parts."""
     about = manifest.get("about")
     name = about.get("save") if isinstance(about, dict) else None
     return str(name or json.dumps(manifest["digests"]))
 
 
 def set_aside(directory: str | os.PathLike[str], run: str) -> list[str]:
-    """Move every step here that is another run's into a folder of that run's; returns their new places.
+    """Move all steps of other runs into a folder per run. Returns their new places.
 
-    Ranks that share the directory may all call it at once: a folder moves once. Raises OSError.
+    Ranks that share the directory may call it at the same time. Raises OSError.
     """
     moved: list[str] = []
     here = Path(directory)
@@ -56,8 +58,8 @@ def set_aside(directory: str | os.PathLike[str], run: str) -> list[str]:
             continue
         place = here / f"run-{min(found)}" / folder.name
         if folder.parent.name == REPLACED and place.exists():
-            continue  # the step was written anew, and no save was cut short meanwhile
-        with suppress(FileNotFoundError):  # another rank was faster
+            continue  # the step was written again, and no save was interrupted in the meantime
+        with suppress(FileNotFoundError):  # moved by another rank
             move_folder(folder, place)
             moved.append(os.fspath(place))
     return moved

@@ -1,4 +1,4 @@
-"""Snapshot: copies a tree's tensors into host memory that is used again for the next one."""
+"""Snapshot: copies a tree's tensors into host memory, which is reused for the next copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.train.checkpoint.pytree import flatten
 
 @dataclass(frozen=True)
 class Flat:
-    """A tree as `flatten` has it: JSON, and tensors by name."""
+    """A flattened tree: JSON, and tensors by name."""
 
     text: str
     tensors: dict[str, Tensor]
@@ -24,16 +24,16 @@ class Flat:
 
 
 class SnapshotBuffers:
-    """Host memory for one tree at a time, of its size; pinned for tensors of a CUDA device, which then copies faster.
+    """Host memory for one tree; pinned for tensors of a CUDA device, for faster copies.
 
-    A tensor of the same name, shape and dtype is copied to where the last one was; the rest is freed.
+    The memory of a tensor with the same name, shape and dtype is reused; the rest is freed.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def copy(self, tree: Any) -> Flat:
-        """The tree as it is now. It changes with the next copy."""
+        """Copy the tree. The next call overwrites the copy."""
         flat = Flat.of(tree)
         devices: set[torch.device] = set()
         copies: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Checkpoint state: defines which parts have one, random generators too, and checks names and the tree's form."""
+"""Checkpoint state: the protocol of stateful parts, states of random generators, and checks of a tree's form."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def random_state() -> dict[str, Any]:
 
 
 def _numpy_state() -> list[Any] | None:
-    """None where another bit generator was put in the place of NumPy's own."""
+    """State of NumPy's global generator; None if it was replaced by another bit generator."""
     kind, numbers, *rest = np.random.get_state()
     return [kind, torch.from_numpy(np.asarray(numbers, dtype=np.int64)), *rest] if kind == "MT19937" else None
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restore the generators; of GPUs, those that are here."""
+    """Restore the generators; those of GPUs as far as this machine has them."""
     torch.set_rng_state(state["torch"])
     for number, numbers in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
         torch.cuda.set_rng_state(numbers, number)
@@ -51,7 +51,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
         np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
 
 
-MERGING_PREFIX = "merging."  # of the keys of a strategy's state, beside the compressor's
+MERGING_PREFIX = "merging."  # of the keys of a strategy's state, next to the compressor's
 AGREED_KEY = MERGING_PREFIX + AGREED
 FROM_KEY = MERGING_PREFIX + FROM
 
@@ -77,27 +77,27 @@ TREE_FORM = {"session": SESSION_FORM, "model": dict, "optimizer": dict, "world":
 
 
 def refuse_other_state(state: Any) -> None:
-    """Raise CheckpointError for what is no Session.state_dict()."""
+    """Raise CheckpointError unless `state` has the form of Session.state_dict()."""
     problem = _misfit(state, SESSION_FORM, "the state")
     if problem:
         raise CheckpointError(
-            f"session.load_state_dict takes what session.state_dict() gave: {problem}. Write "
-            "session.load_state_dict(state); what session.save wrote is loaded by session.load(directory)."
+            f"session.load_state_dict needs a result of session.state_dict(): {problem}. Write "
+            "session.load_state_dict(state); for a checkpoint of session.save write session.load(directory)."
         )
 
 
 def refuse_other_tree(tree: Any, where: str) -> None:
-    """Raise CheckpointError for a tree that is none of a session's."""
+    """Raise CheckpointError unless `tree` has the form of a session's checkpoint."""
     problem = _misfit(tree, TREE_FORM, "the tree")
     if problem:
         raise CheckpointError(
-            f"{where} holds no session's checkpoint: {problem}. Another program wrote it; remove it, and load an "
+            f"{where} is not a checkpoint of a session: {problem}. Another program wrote it; remove it, and load an "
             "earlier step."
         )
 
 
 def _misfit(value: Any, form: Any, name: str) -> str:
-    """What of a tree's outline is not as `form` has it: {key: form}, or a type; "" where all is."""
+    """The first difference between a tree and `form`, {key: form} or a type; "" without one."""
     if isinstance(form, type):
         return "" if isinstance(value, form) else f"{name} is a {type(value).__name__}, not a {form.__name__}"
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Arrays: a source of gradients that are handed over, and arrays of any framework as tensors and back."""
+"""Arrays: gradients passed in by the loop as a source of gradients, and conversion between arrays and tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = Any  # a numpy array, a torch tensor, or another array with __dlpack__
 
 
 class _Watch:
-    """A watch of given gradients: the calls that a backward pass makes."""
+    """A watch of given gradients: the callbacks of a backward pass."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class _Watch:
 
 
 class GivenGradients:
-    """A source of gradients that are handed over, all of them at once: a backward pass as synchronizers see it."""
+    """A source of gradients that the loop passes in, all at once, as one backward pass."""
 
     def __init__(self) -> None:
         self.watches: list[_Watch] = []
@@ -56,15 +56,15 @@ class GivenGradients:
 
     @torch.no_grad()
     def give(self, tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
-        """Add `gradients` to those of `tensors`, as autograd does, and tell all watches."""
+        """Add `gradients` to those of `tensors`, as autograd does, and call all watches."""
         watches = [each for each in self.watches if not each.controls.muted]
         for watch in watches:
             if watch.began is not None:
                 watch.began()
-        for name in reversed([*tensors]):  # backward passes reach the last parameters first
+        for name in reversed([*tensors]):  # as backward passes, which reach the last parameters first
             tensor, gradient = tensors[name], gradients[name]
             if tensor.grad is None:
-                tensor.grad = gradient.clone()  # who gave it may write to it later; so may a recipe
+                tensor.grad = gradient.clone()  # the caller or a recipe may write to it later
             else:
                 tensor.grad.add_(gradient)
             for watch in watches:
@@ -75,18 +75,18 @@ class GivenGradients:
 
 
 def leaf(name: str, array: Array) -> Tensor:
-    """A tensor of the session's own, in which gradients and parameters meet."""
+    """A tensor of the session that holds one parameter or gradient."""
     tensor = as_tensor(array).clone()
     if not tensor.is_floating_point():
         raise AttachError(
-            f'"{name}" has dtype {dtype_name(tensor.dtype)}, and means are taken of floating-point numbers. Leave it '
+            f'"{name}" has dtype {dtype_name(tensor.dtype)}, but only floating-point tensors are averaged. Leave it '
             "out of the session's parameters."
         )
     return tensor
 
 
 def as_tensor(array: Array) -> Tensor:
-    """An array as a tensor, in its own memory where that can be shared."""
+    """An array as a tensor, sharing its memory if possible."""
     if isinstance(array, Tensor):
         return array.detach()
     if isinstance(array, np.ndarray):
@@ -95,17 +95,17 @@ def as_tensor(array: Array) -> Tensor:
             return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(own)
     if hasattr(array, "__dlpack__"):
-        with suppress(BufferError):  # of memory that must not be written
+        with suppress(BufferError):  # read-only memory
             return from_dlpack(array)
         return torch.from_numpy(np.array(array))
     raise LayoutError(
-        f"{type(array).__name__} is no array: numpy arrays, torch tensors and arrays with __dlpack__ are. Write "
+        f"{type(array).__name__} is not a numpy array, torch tensor or array with __dlpack__. Write "
         "numpy.asarray(value, dtype) around it."
     )
 
 
 def like(array: Array, tensor: Tensor | None) -> Array:
-    """A copy of a tensor, as an array of the kind of `array`."""
+    """A copy of a tensor as an array of the kind of `array`."""
     assert tensor is not None
     copy = tensor.detach().clone()
     if isinstance(array, np.ndarray):
@@ -116,12 +116,12 @@ def like(array: Array, tensor: Tensor | None) -> Array:
 
 
 def kind_of(array: Array) -> Array:
-    """An array that `like` takes in place of `array`, without its memory where that is known to be possible."""
+    """A placeholder for `array` in calls of `like`, without its memory if possible."""
     if isinstance(array, Tensor):
         return array.new_empty(0)
     return np.empty(0, array.dtype) if isinstance(array, np.ndarray) else array
 
 
 def as_numpy(tensor: Tensor, dtype: Any) -> Any:
-    """A tensor of the CPU as an array of `dtype`, which numpy may know from ml_dtypes alone, in the same memory."""
+    """A CPU tensor as an array of `dtype` in the same memory; bfloat16 of numpy comes from ml_dtypes."""
     return tensor.view(torch.int16).numpy().view(dtype) if tensor.dtype is torch.bfloat16 else tensor.numpy()

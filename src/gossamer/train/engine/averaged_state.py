@@ -1,4 +1,4 @@
-"""Uncompressed state averaged with the parameters: BatchNorm's statistics and, where asked, an optimizer's momenta."""
+"""Uncompressed state averaged with the parameters: BatchNorm statistics and, if requested, optimizer moments."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gossamer.train.engine.model_buffers import is_counter
 
 @dataclass(frozen=True)
 class AveragedState:
-    """Tensors of the same shapes on every worker: floating-point numbers, or single whole numbers.
+    """Tensors of equal shapes on every worker: floating-point tensors, or single integers.
 
-    names: of the first of them, which belong to the model; the others are an optimizer's.
+    names: names of the first tensors, which belong to the model; the others belong to an optimizer.
     """
 
     tensors: Sequence[Tensor] = ()
@@ -34,16 +34,19 @@ class AveragedState:
         return cls([*named.values(), *others], list(named))
 
     def numbers(self) -> Tensor | None:
-        """A copy of all of them, in float32 or wider: (n,); None where there are none."""
+        """A copy of all values, in float32 or wider: (n,); None without tensors."""
         if not self.tensors:
             return None
         return torch.cat([tensor.detach().reshape(-1).to(accumulation_dtype(tensor.dtype)) for tensor in self.tensors])
 
     def replace(self, mean: Tensor, kept_share: float, sent: Mapping[str, Tensor] = MappingProxyType({})) -> None:
-        """Overwrite them with `mean`, but for the share that is kept; whole numbers are rounded.
+        """Overwrite the tensors with `mean`; integers are rounded.
 
         Args:
-            sent: what was sent of some of them, some steps ago. These become `mean` plus their change since.
+            mean: (n,), as `numbers` returns them.
+            kept_share: share of the old value in the new one, in [0, 1].
+            sent: values of some tensors when they were sent, some steps ago. These become `mean` plus their change
+                since then.
         """
         names = [*self.names, *[""] * (len(self.tensors) - len(self.names))]
         for name, tensor, new in zip(names, self.tensors, self._parts(mean), strict=True):
@@ -54,16 +57,16 @@ class AveragedState:
             tensor.detach().copy_(new if tensor.is_floating_point() else new.round())
 
     def named(self, mean: Tensor) -> dict[str, Tensor]:
-        """`mean` by name, of those that belong to the model, as these would hold it."""
+        """`mean` by name, for the tensors that belong to the model, in their dtypes."""
         rows = zip(self.names, self.tensors, self._parts(mean), strict=False)
         return {name: (new if old.is_floating_point() else new.round()).to(old.dtype) for name, old, new in rows}
 
     def held(self) -> dict[str, Tensor]:
-        """A copy by name of those that belong to the model."""
+        """A copy by name of the tensors that belong to the model."""
         return {name: tensor.detach().clone() for name, tensor in zip(self.names, self.tensors, strict=False)}
 
     def counted_on(self) -> dict[str, Tensor]:
-        """A copy of those in which each worker's own steps add up: counters, and frozen parameters that are moved."""
+        """A copy of tensors that accumulate each worker's own steps: counters, and frozen parameters that change."""
         named = zip(self.names, self.tensors, strict=False)
         return {name: each.detach().clone() for name, each in named if isinstance(each, Parameter) or is_counter(each)}
 
@@ -75,8 +78,8 @@ class AveragedState:
 def optimizer_state_tensors(
     optimizer: Optimizer, parameters: Sequence[Parameter], kinds: Sequence[str]
 ) -> list[Tensor]:
-    """An optimizer's state about parameters, entry by entry; zeros where it has not made a step with one yet, since all
-    workers send as many numbers."""
+    """An optimizer's state tensors of parameters; zeros for parameters without state yet, since all workers send the
+    same number of values."""
     kept = [optimizer.state.get(parameter, {}).get(kind) for parameter in parameters for kind in kinds]
     blank = [parameter for parameter in parameters for _ in kinds]
     return [torch.zeros_like(p) if value is None else value for value, p in zip(kept, blank, strict=True)]
@@ -86,16 +89,16 @@ MOMENTS = {"momentum_buffer": "first", "exp_avg": "first", "exp_avg_sq": "second
 
 
 def averaged_keys(optimizer: Optimizer, moments: MomentRounds) -> dict[str, int]:
-    """In every how many rounds the state under each key is averaged, of those that are. Raises AttachError where the
-    optimizer keeps something else than the moments that have periods of their own."""
+    """Number of rounds between two averages of the state under each key. Raises AttachError if the optimizer keeps
+    other state than the moments with periods of their own."""
     if not moments.any:
         return {}
     keys, kind = optimizer_state_keys(optimizer), type(optimizer).__name__
     strange = [key for key in keys if key not in MOMENTS]
     if moments.named and strange:
         raise AttachError(
-            f"{kind} keeps {', '.join(strange)}, and periods are known of a first and a second moment only. Use Adam, "
-            'AdamW or SGD, or average everything with the parameters: optimizer_state="average".'
+            f"{kind} keeps {', '.join(strange)}, but periods exist only for first and second moments. Use Adam, AdamW "
+            'or SGD, or average everything with the parameters: optimizer_state="average".'
         )
     for moment in moments.named:
         if moment not in {MOMENTS[key] for key in keys}:
@@ -112,14 +115,14 @@ def _kept(keys: Sequence[str]) -> str:
 
 
 def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
-    """Keys of the state that an optimizer of this kind and settings keeps about every entry of a parameter."""
+    """Keys of the state that an optimizer of this kind and settings keeps for every entry of a parameter."""
     if any(isinstance(part, Optimizer) for value in vars(optimizer).values() for part in _items(value)):
         raise AttachError(
-            f"{type(optimizer).__name__} holds other optimizers, each with a state of its own, and to find out what it "
-            'keeps would make a step with them. Write optimizer_state="keep", without periods of moments.'
+            f"{type(optimizer).__name__} holds other optimizers, each with its own state, and determining their state "
+            'would require a step with them. Write optimizer_state="keep", without periods of moments.'
         )
     parameter = Parameter(torch.zeros(2, 2))
-    another = copy(optimizer)  # without its hooks; a constructor may not take all that a group holds
+    another = copy(optimizer)  # without its hooks; the constructor may not accept all entries of a group
     vars(another).update({name: value for name, value in vars(optimizer).items() if name not in vars(another)})
     another.state, another.param_groups = defaultdict(dict), [{**optimizer.param_groups[0], "params": [parameter]}]
     parameter.grad = torch.zeros(2, 2)
@@ -133,6 +136,6 @@ def _items(value: object) -> Sequence[object]:
 
 
 def averaged_bytes(tensors: Sequence[Tensor]) -> int:
-    """Bytes sent for them: side by side all have the widest one's precision."""
+    """Bytes sent for these tensors: all are converted to the widest precision."""
     widest = max((accumulation_dtype(tensor.dtype).itemsize for tensor in tensors), default=0)
     return widest * sum(tensor.numel() for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Buckets: flat buffers of gradients of one device and dtype, laid out alike on every rank; and what goes into them."""
+"""Buckets: flat buffers of gradients of one device and dtype, with the same layout on every rank, and their inputs."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from gossamer.base.kernels import scratch_like
 from gossamer.base.layout import FlatTensors, Layout, Slot, dense_stride, dtype_name
 from gossamer.errors import AttachError, LayoutError, LoopError
 
-EARLY_BYTES = 2**16  # of a gradient whose copy takes longer than the call; on a GPU one launch copies many
+EARLY_BYTES = 2**16  # gradients from this size are copied early; on a GPU one launch copies many small ones
 
 
 class Bucket:
-    """Gradients that are compressed and sent together: `flat` holds them, `state` is the compressor's about them."""
+    """Gradients that are compressed and sent together. flat: the gradients; state: the compressor's state."""
 
     def __init__(self, parameters: Mapping[str, Parameter], compressor: Compressor, at: AggregationContext) -> None:
         self.layout = arrange(parameters, compressor)
         example = next(iter(parameters.values()))
         self.flat = torch.zeros(self.layout.numel, dtype=example.dtype, device=example.device)
         self.packed = FlatTensors(self.flat, self.layout)
-        self.mean_buffer = self.flat  # where a mean may be written: over the gradients, unless these stay
+        self.mean_buffer = self.flat  # receives the mean; overwrites the gradients unless inputs are kept
         self.parameters = {slot.name: parameters[slot.name] for slot in self.layout}
         self.views = dict(self.packed.items())
         self.state: State = compressor.init(self.packed, at)
         self._before: State | None = None  # the state that the last commit replaced
-        self._rooms: list[Tensor] = []  # for means, in turns
+        self._rooms: list[Tensor] = []  # buffers for means, used in turn
         large = (name for name, view in self.views.items() if view.is_cpu and view.nbytes >= EARLY_BYTES)
-        self.early = frozenset(large)  # whose gradients do not wait until all are there
-        self.in_parts: set[str] = set()  # whose gradients came in several parts in some pass
+        self.early = frozenset(large)  # copied before all gradients have arrived
+        self.in_parts: set[str] = set()  # gradients that arrived in several parts in some pass
         self.expect_all()
         self._shown = self.flat._version
 
     def keep_inputs(self) -> None:
-        """From now on means are written apart from what they are made of, which is needed to make them again; and a
-        mean stays as it is until the next exchange is over, for ranks that miss it: optimizers see a copy."""
+        """Write means to separate memory from now on, since repeating an exchange needs its inputs. A mean remains
+        unchanged until the next exchange ends, for ranks that missed it; optimizers get a copy."""
         self._rooms = self._rooms or [torch.empty_like(self.flat) for _ in range(2)]
         self.mean_buffer = self._rooms[0]
 
     def exchanged(self) -> None:
-        """An exchange is over; the next one's mean belongs into other memory."""
+        """Called after an exchange: switch the buffer for the next mean."""
         if self._rooms:
             self._rooms.reverse()
             self.mean_buffer = self._rooms[0]
 
     def expect_all(self) -> None:
-        """Another backward pass begins, or the next one is waited for."""
+        """Prepare for the next backward pass."""
         self.missing = set(self.layout.names)
-        self._taken: set[str] = set()  # whose gradients came to lie here in this pass
+        self._taken: set[str] = set()  # gradients copied in this pass
 
     def arrive(self, name: str) -> None:
-        """A gradient is there: the whole of it, or one of its parts, as under reentrant activation checkpointing where
-        several segments share a parameter."""
+        """Record a gradient, or a part of one: with reentrant activation checkpointing, several segments may share a
+        parameter."""
         if name in self.missing:
             self.missing.discard(name)
         else:
@@ -69,27 +69,26 @@ class Bucket:
 
     @property
     def complete(self) -> bool:
-        """Whether all gradients are there for certain before the pass is over."""
+        """Whether all gradients are certain to be complete before the pass ends."""
         return not self.missing and not self.in_parts
 
     def take(self, name: str, parameter: Tensor) -> None:
-        """Put an early one's gradient of this pass here as soon as it is there: what was just written lies in a near
-        cache, and its memory serves the next gradient. All others are put here together when the bucket leaves, which
-        is also when one that does not fit is told of.
+        """Copy a large gradient into the bucket as soon as it is computed, while it is in cache; its memory is then
+        free for the next gradient. Small gradients are copied together when the bucket is sent, where a misfit raises.
 
-        From now on the parameter's gradient is the place here, so that whoever still changes it changes what is sent.
+        The parameter's gradient becomes a view of the bucket, so that later changes to it are sent as well.
         """
         gradient, view = parameter.grad, self.views[name]
         if gradient is None or gradient is view or gradient.layout != torch.strided or gradient.shape != view.shape:
             return
-        with torch.no_grad():  # the pass may record a graph of its own
+        with torch.no_grad():  # the pass may record a graph
             view.copy_(gradient)
         parameter.grad = view
         self._taken.add(name)
 
     def new_gradients(self) -> tuple[list[tuple[Tensor, Tensor]], bool]:
-        """(place, gradient) of those that do not lie here yet, since zero_grad() took them out as it does by default;
-        and whether some did before this pass. Places without a gradient become zero."""
+        """Return pairs (view in the bucket, gradient) of gradients outside of the bucket, as after zero_grad(); and
+        whether some were in the bucket before this pass. Views without a gradient are set to zero."""
         new: list[tuple[Tensor, Tensor]] = []
         held = False
         for name, parameter in self.parameters.items():
@@ -105,13 +104,13 @@ class Bucket:
         return new, held
 
     def gather_parameters(self, out: Tensor | None = None) -> Tensor:
-        """A copy of the parameters side by side: (n,), in `out` or in scratch memory."""
+        """Copy the parameters, concatenated: (n,), into `out` or into scratch memory."""
         flat = scratch_like(self.flat) if out is None else out
         torch._foreach_copy_([slot.view(flat) for slot in self.layout], self._detached())
         return flat
 
     def scatter_parameters(self, flat: Tensor) -> None:
-        """Overwrite the parameters with numbers that lie side by side: (n,)."""
+        """Overwrite the parameters with concatenated values: (n,)."""
         torch._foreach_copy_(self._detached(), [slot.view(flat) for slot in self.layout])
 
     def _detached(self) -> list[Tensor]:
@@ -123,12 +122,12 @@ class Bucket:
 
     @property
     def unsent(self) -> list[Tensor]:
-        """What the compressor has still to send."""
+        """Values that the compressor has still to send (residuals)."""
         return [packed.flat for key, packed in self.state.items() if is_unsent(key)]
 
     def rescale(self, factor: float) -> None:
-        """What is unsent will be divided by `factor` times as many workers. Where differences travel to what the others
-        know of this worker, all are taken to know the last answer: so it goes on, whoever is here."""
+        """Scale unsent values, after the number of workers that they are divided by changed by `factor`. For
+        compressors that send differences to a value known to the others, that value is reset to the last mean."""
         for state in filter(None, (self.state, self._before)):
             for key, packed in state.items():
                 if is_unsent(key):
@@ -137,33 +136,34 @@ class Bucket:
                     packed.flat.copy_(state[begins].flat)
 
     def clear(self) -> None:
-        """Optimizers do nothing without gradients."""
+        """Remove all gradients, so that optimizers skip the parameters."""
         self.point(set())
 
     def withdraw(self) -> None:
-        """Take away the gradients that lie here, where an exchange has written that is given up. Others stay."""
+        """Remove gradients that are views of this bucket, after an abandoned exchange wrote to it. Others remain."""
         for name, parameter in self.parameters.items():
             if parameter.grad is self.views[name]:
                 parameter.grad = None
         self._shown = self.flat._version
 
     def point(self, used: Set[str]) -> None:
-        """Make the gradients of `used` parameters views of this buffer, and take away those of the others."""
+        """Make the gradients of `used` parameters views of this buffer, and remove those of all others."""
         for name, parameter in self.parameters.items():
             parameter.grad = self.views[name] if name in used else None
         self._shown = self.flat._version
 
     @property
     def touched(self) -> bool:
-        """Whether the gradients were written to since they were shown, as clipping does."""
+        """Whether gradients were modified since they were assigned, for example by clipping."""
         return self.flat._version != self._shown
 
     def commit(self, following: State, used: Set[str], correction: float, mean: Tensor | None = None) -> None:
-        """Take the following state, multiply the average by `correction`, and show it to the optimizer.
-
-        mean: the average where it does not lie here; it is not written to.
+        """Adopt the new state, multiply the mean by `correction`, and assign it to the parameters' gradients.
 
         A parameter that no rank used was not exchanged: it keeps its state and has no gradient.
+
+        Args:
+            mean: the mean, if it is not in this buffer; it is not modified.
         """
         for name in self.parameters.keys() - used:
             for key, packed in self.state.items():
@@ -179,29 +179,29 @@ class Bucket:
         self.point(used)
 
     def roll_back(self) -> None:
-        """Take back the last commit: the state is again the one before, whose memory was room and was not written."""
+        """Undo the last commit: restore the previous state, which the commit did not overwrite."""
         if self._before is not None:
             self.state, self._before = self._before.after(self.state), None
 
     def keep_before(self) -> None:
-        """Copy what a roll-back would need out of memory that the next exchange writes."""
+        """Copy the state for a roll-back, since the next exchange overwrites its memory."""
         if self._before is not None:
             copies = {key: FlatTensors(packed.flat.clone(), packed.layout) for key, packed in self._before.items()}
             self._before = State(copies)
 
     @property
     def has_new(self) -> bool:
-        """Whether there are gradients that do not lie here."""
+        """Whether there are gradients that are not views of this bucket."""
         return any(p.grad is not None and p.grad is not self.views[name] for name, p in self.parameters.items())
 
     @property
     def still_shown(self) -> bool:
-        """Whether this is still some parameter's gradient."""
+        """Whether some parameter's gradient is still a view of this bucket."""
         return any(parameter.grad is self.views[name] for name, parameter in self.parameters.items())
 
     @property
     def zeroed(self) -> bool:
-        """Whether gradients lie here that zero_grad(set_to_none=False) has cleared; a new one may have come since."""
+        """Whether zero_grad(set_to_none=False) has cleared the gradients here; one new gradient may have arrived."""
         return sum(bool(view.any()) for view in self.views.values()) <= 1 < len(self.views)
 
     def state_by_name(self, *, rolled_back: bool = False) -> dict[str, dict[str, Tensor]]:
@@ -217,13 +217,13 @@ class Bucket:
 def _misfit(name: str, view: Tensor, gradient: Tensor) -> Exception:
     if gradient.layout != torch.strided:
         return LoopError(
-            f'"{name}" has a sparse gradient, and no module said so at attach, so that its rows have a place to travel '
-            f"in: set the attribute on the module that holds it, model.{name.rpartition('.')[0] or 'table'}.sparse = "
-            "True, before attach; or compute the gradient with sparse=False."
+            f'"{name}" has a sparse gradient, but no module declared it at attach, so no rows were planned for it: set '
+            f"model.{name.rpartition('.')[0] or 'table'}.sparse = True on the module that holds it, before attach; or "
+            "compute the gradient with sparse=False."
         )
     return LayoutError(
-        f'"{name}" was {tuple(view.shape)} at attach and is {tuple(gradient.shape)} now, so what is remembered '
-        f'about it no longer means anything. Call session.reset_compressor_state("{name}") after resizing.'
+        f'"{name}" was {tuple(view.shape)} at attach and is {tuple(gradient.shape)} now, so its compressor state is '
+        f'invalid. Call session.reset_compressor_state("{name}") after resizing.'
     )
 
 
@@ -233,14 +233,14 @@ def state_by_name(buckets: Iterable[Bucket]) -> dict[str, dict[str, Tensor]]:
 
 
 def copy_state(old: Mapping[str, Mapping[str, Tensor]], new: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Overwrite all of `new` by what `old` has under the same names."""
+    """Overwrite the tensors of `new` with those of `old` under the same names."""
     for name, remembered in new.items():
         for key, tensor in remembered.items():
             tensor.copy_(old[name][key])
 
 
 def arrange(parameters: Mapping[str, Tensor], compressor: Compressor) -> Layout:
-    """The layout of one bucket: tensors that the compressor treats alike lie side by side."""
+    """The layout of one bucket; tensors of the same compressor group are adjacent."""
 
     def group(name: str) -> int:
         return compressor.group(slot_of(name, parameters[name]))
@@ -249,7 +249,7 @@ def arrange(parameters: Mapping[str, Tensor], compressor: Compressor) -> Layout:
 
 
 def slot_of(name: str, tensor: Tensor) -> Slot:
-    """A tensor as a compressor may see it before it has a place."""
+    """A tensor's slot before it has an offset, for the compressor."""
     return Slot(name, tuple(tensor.shape), 0, dense_stride(tensor))
 
 
@@ -263,23 +263,23 @@ def layouts(buckets: Iterable[Bucket]) -> list[tuple[str, Layout]]:
 
 
 def refuse_late_part(bucket: Bucket, name: str, sent: Sequence[Bucket]) -> None:
-    """Raise LoopError where a part of a gradient comes after the others have left to be averaged."""
+    """Raise LoopError if a part of a gradient arrives after its bucket was sent."""
     if any(bucket is each for each in sent):
         raise LoopError(
-            f'"{name}" was given another part of its gradient after the first had left to be averaged: reentrant '
-            "activation checkpointing adds up the gradient of a parameter that several segments share in parts, "
-            "and in every pass before this one it came whole. Call torch.utils.checkpoint.checkpoint(..., "
+            f'"{name}" received another part of its gradient after the first part was sent to be averaged: reentrant '
+            "activation checkpointing accumulates the gradient of a parameter shared by several segments in parts, "
+            "and in every earlier pass it arrived whole. Call torch.utils.checkpoint.checkpoint(..., "
             "use_reentrant=False), or checkpoint the same segments in every step."
         )
 
 
 @dataclass(frozen=True)
 class BucketInput:
-    """Is put into a bucket just before it leaves: share * pairs + sums_share * sums."""
+    """Input of a bucket, written just before it is sent: share * pairs + sums_share * sums."""
 
-    pairs: Sequence[tuple[Tensor, Tensor]] = ()  # (place in the bucket, gradient that does not lie there yet)
+    pairs: Sequence[tuple[Tensor, Tensor]] = ()  # (view in the bucket, gradient that is not in it)
     share: float = 1.0
-    sums: Tensor | None = None  # of the backward passes before
+    sums: Tensor | None = None  # of earlier backward passes
     sums_share: float = 1.0
 
     def put(self, flat: Tensor) -> None:
@@ -297,10 +297,10 @@ SUM = "accumulated"
 
 
 class GradientAccumulator:
-    """Sums of weighted gradients over the backward passes of one reduction before its last."""
+    """Weighted sums of gradients over the backward passes of a reduction, except the last pass."""
 
     def __init__(self, buckets: Sequence[Bucket], accumulate: int | Callable[[], int]) -> None:
-        """accumulate: backward passes of a reduction; of the one that is due, where their number changes."""
+        """accumulate: backward passes of a reduction; a callable if the number changes between reductions."""
         self._buckets = buckets
         self._accumulate = accumulate
         sums = callable(accumulate) or accumulate > 1
@@ -308,19 +308,19 @@ class GradientAccumulator:
         self.clear()
 
     def clear(self) -> None:
-        self.made = 0  # backward passes that are in the sums
+        self.made = 0  # backward passes in the sums
         self.weight = 0.0  # of all their samples
         self.used: set[str] = set()  # parameters that had a gradient
 
     @property
     def complete(self) -> bool:
-        """Whether the next pass is the one that is sent."""
+        """Whether the next pass is the last one, which is sent."""
         passes = self._accumulate() if callable(self._accumulate) else self._accumulate
         return self.made >= passes - 1
 
     @torch.no_grad()
     def add(self, weight: float, scale: float) -> None:
-        """Take the gradients away from the parameters, so that no optimizer uses them yet."""
+        """Add the gradients to the sums and remove them from the parameters, so that no optimizer uses them yet."""
         for bucket, flat in zip(self._buckets, self._flats, strict=True):
             if not self.made:
                 flat.zero_()
@@ -333,7 +333,7 @@ class GradientAccumulator:
         self.made, self.weight = self.made + 1, self.weight + weight
 
     def join(self, place: int, pairs: Sequence[tuple[Tensor, Tensor]], weight: float, scale: float) -> BucketInput:
-        """The input that makes a bucket, by place, the mean over all samples of all passes."""
+        """The input for a bucket, by index, that gives the mean over all samples of all passes."""
         if not self.made:
             return BucketInput(pairs)
         total = self.weight + weight or 1.0
@@ -354,7 +354,7 @@ class GradientAccumulator:
 
 @contextmanager
 def kept_gradients(parameters: Iterable[Parameter]) -> Iterator[None]:
-    """Keep gradients that an optimizer has not used yet over a reduction within the block."""
+    """Context manager for a reduction: restores gradients that no optimizer has used yet."""
     kept = [(p, None if p.grad is None else p.grad.clone()) for p in parameters]
     yield
     for parameter, gradient in kept:
@@ -362,10 +362,11 @@ def kept_gradients(parameters: Iterable[Parameter]) -> Iterator[None]:
 
 
 class KeptInputs:
-    """What went in, by the place in a reduction: where it lay, while nothing is written there; else as a copy, in
-    memory that serves one reduction after the other.
+    """Inputs of a reduction, by place, for repeating it: references while they are not overwritten, otherwise copies in
+    reused memory.
 
-    buckets: those whose means are written elsewhere from now on, so that their inputs stay where they are.
+    Args:
+        buckets: from now on these write their means elsewhere, so that their inputs are not overwritten.
     """
 
     def __init__(self, buckets: Iterable[Bucket] = ()) -> None:
@@ -373,25 +374,25 @@ class KeptInputs:
         for bucket in self._buckets:
             bucket.keep_inputs()
         self._copies: dict[int, Tensor] = {}
-        self._copied: set[int] = set()  # places of the reduction under way
-        self._there: set[int] = set()  # likewise, where what went in still lies
+        self._copied: set[int] = set()  # places of the current reduction
+        self._there: set[int] = set()  # places with inputs that are not overwritten
 
     def clear(self) -> None:
-        """Another reduction begins."""
+        """Called when another reduction begins."""
         self._copied.clear()
         self._there.clear()
 
     def exchanged(self) -> None:
-        """The reduction is over."""
+        """Called when the reduction is complete."""
         for bucket in self._buckets:
             bucket.exchanged()
 
     def trust(self, place: int) -> None:
-        """What goes in at a place stays where it is: whoever is going to write there has to `keep` it before."""
+        """Mark the input of a place as not overwritten; code that overwrites it must call `keep` first."""
         self._there.add(place)
 
     def keep(self, place: int, flat: Tensor) -> None:
-        """Copy what goes in at a place; the first time, since it may be overwritten by the mean."""
+        """Copy the input of a place, on the first call only, since the mean may overwrite it later."""
         self._there.discard(place)
         if self.restores(place, flat):
             return
@@ -402,7 +403,7 @@ class KeptInputs:
         self._copied.add(place)
 
     def restores(self, place: int, flat: Tensor) -> bool:
-        """Put back what went in at a place, if it was kept; whether it was."""
+        """Restore the input of a place, if it was kept. Returns whether it was."""
         if place in self._copied:
             flat.copy_(self._copies[place])
         return place in self._copied or place in self._there
@@ -412,9 +413,9 @@ BUCKET_BYTES = 25 * 2**20
 
 
 def assign_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES) -> list[dict[str, Parameter]]:
-    """Which parameters share a bucket: in reverse order, since gradients appear roughly from the last to the first.
+    """Assign parameters to buckets, in reverse order, since gradients are computed roughly from the last to the first.
 
-    A bucket holds one device and dtype and ends when it reaches `bucket_bytes`; larger tensors are not split.
+    A bucket holds one device and dtype and is full at `bucket_bytes`; larger tensors are not split.
     """
     done: list[dict[str, Parameter]] = []
     filling: dict[tuple[torch.device, torch.dtype], dict[str, Parameter]] = {}
@@ -428,13 +429,13 @@ def assign_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCK
 
 
 def assign_fragments(parameters: Mapping[str, Parameter], count: int) -> list[dict[str, Parameter]]:
-    """So many parts of about equal bytes: from the largest tensor on, each goes to the smallest part so far.
+    """Divide parameters into `count` parts of about equal bytes: the largest tensor first, each to the smallest part.
 
-    In the parameters' own order within each part. Raises AttachError where there are fewer tensors than parts.
+    Within each part the parameters keep their order. Raises AttachError if there are fewer tensors than parts.
     """
     if len(parameters) < count:
         raise AttachError(
-            f"{len(parameters)} tensors do not make {count} fragments, and a turn without any would be for nothing: "
+            f"{len(parameters)} tensors cannot be divided into {count} fragments, since a fragment needs a tensor: "
             f"write fragments={len(parameters)} at most."
         )
     places: dict[str, int] = {}

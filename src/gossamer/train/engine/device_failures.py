@@ -1,8 +1,8 @@
-"""Device failures: names the bucket for which memory ran out, or over which a GPU's driver failed.
+"""Device failures: names the bucket on which memory ran out or a GPU driver failed.
 
-Memory that runs out before a bucket's first operation is told to all ranks in the step's report, so that none of them
-makes the step and each raises MemoryShortage. Later than that this rank cannot answer the others any more: the error is
-raised here, nothing was committed, and they see this worker leave.
+If memory runs out before a bucket's first operation, the step's report informs all ranks; no rank makes the step, and
+each raises MemoryShortage. If it runs out later, this rank cannot answer the others any more: the error is raised here,
+nothing is committed, and the others detect the loss of this worker.
 """
 
 from __future__ import annotations
@@ -17,53 +17,52 @@ from gossamer.algorithms.compressors.base import OUT_OF_MEMORY
 from gossamer.base.layout import FlatTensors
 from gossamer.errors import DeviceError, MemoryShortage
 
-WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")  # in what torch's allocators say
+WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")  # in error messages of torch's allocators
 DRIVER = re.compile(r"^(CUDA|HIP|CUBLAS|cuBLAS|cuDNN|NCCL|Triton).*(error|Error)", re.MULTILINE)
 
 
 def shortage(bucket: FlatTensors, rank: int, failure: BaseException) -> str:
-    """Who ran out of memory over what, and how much was asked for: a text for every rank."""
+    """A text for every rank: this rank, the bucket and the size of the allocation that failed."""
     asked = WANTED.search(str(failure))
-    more = f"{asked[1]} more" if asked else "more than there was"
-    return f"rank {rank} ran out of memory on {bucket.flat.device} for {describe(bucket)}: {more} was asked for"
+    more = f"{asked[1]} more" if asked else "more than available"
+    return f"rank {rank} ran out of memory on {bucket.flat.device} for {describe(bucket)}: {more} was requested"
 
 
 def describe(bucket: FlatTensors) -> str:
-    """A bucket by its tensors and its size."""
+    """Describe a bucket by its tensors and its size."""
     first, *_, last = (names := bucket.layout.names) * 2
     which = f'"{first}"' if len(names) == 1 else f'the {len(names)} tensors from "{first}" to "{last}"'
     return f"the bucket of {which} ({bucket.flat.nbytes:,} bytes)"
 
 
 def undone(texts: str) -> MemoryShortage:
-    """The error that every rank raises after the same step, which none of them has made."""
+    """The error that every rank raises after a step that no rank has made."""
     return MemoryShortage(
-        f"{texts}. No rank has made this step: nothing was applied and nothing remembered, so training can go on from "
-        "here. Make the batch smaller, or the buckets' compressor one that needs less beside them, such as Dense(); "
-        "memory in pieces is joined by PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+        f"{texts}. No rank has made this step: nothing was applied and no state changed, so training can continue. "
+        "Reduce the batch size, or use a compressor with less temporary memory, such as Dense(); against fragmented "
+        "memory set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
     )
 
 
 @contextmanager
 def named(bucket: FlatTensors, rank: int) -> Iterator[None]:
-    """Within the block, what runs out or breaks on the device does so over this bucket. Raises MemoryShortage and
-    DeviceError in the place of torch's errors."""
+    """Context manager that replaces torch's errors by MemoryShortage and DeviceError, which name the bucket."""
     try:
         yield
     except OUT_OF_MEMORY as failure:
         raise MemoryShortage(
             f"{shortage(bucket, rank, failure)}, after parts of it had been exchanged. Nothing of this step was "
-            "applied or remembered, and the other ranks see this worker leave. Make the batch smaller, and go on from "
-            "the last checkpoint: gossamer run --max-restarts 1 with a script that calls session.load(directory)."
+            "applied, and the other ranks detect the loss of this worker. Reduce the batch size, and resume from the "
+            "last checkpoint: gossamer run --max-restarts 1 with a script that calls session.load(directory)."
         ) from failure
     except RuntimeError as failure:
         if not _of_the_driver(failure):
             raise
         raise DeviceError(
             f"{bucket.flat.device} of rank {rank} failed while {describe(bucket)} was exchanged "
-            f"({str(failure).splitlines()[0]}). Nothing of this step was applied or remembered, but this process "
-            "cannot use the device any more: a kernel that ran before may have caused it. Go on from the last "
-            "checkpoint in a new one, gossamer run --max-restarts 1; CUDA_LAUNCH_BLOCKING=1 shows which kernel it was."
+            f"({str(failure).splitlines()[0]}). Nothing of this step was applied, but this process cannot use the "
+            "device any more; an earlier kernel may have caused the error. Resume from the last checkpoint in a new "
+            "process, gossamer run --max-restarts 1; CUDA_LAUNCH_BLOCKING=1 shows the kernel that failed."
         ) from failure
 
 

@@ -1,10 +1,10 @@
 """Extensions: features of one session that act in its steps. A feature that is off is not registered, nor called.
 
-order of a step                                    examples
-pass_began       a pass, a step or an epoch begins     preemption, the end of training, models that were cast
-before_exchange  parameters are about to be exchanged  checks of the model, gradients of DTensors
-before_step      an optimizer uses the mean gradients  gradients still owed, clipping
-after_step       the optimizer has made its step       changes of an elastic group
+hook, in order   called                                examples
+pass_began       before a pass, a step or an epoch     preemption, the end of training, models that were cast
+before_exchange  before parameters are exchanged       checks of the model, gradients of DTensors
+before_step      before mean gradients are used        adding residual gradients, clipping
+after_step       after the optimizer step              changes of an elastic group
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 
 
 class GradientUse(NamedTuple):
-    """An optimizer that is about to use mean gradients: the attached one, or another one of the same parameters."""
+    """The use of mean gradients by an optimizer: the attached one, or another one of the same parameters."""
 
     optimizer: Optimizer
     parameters: Mapping[str, Parameter]  # all attached ones, by name
-    closure: bool  # the step has one, which computes gradients of its own
-    attached: bool = True  # it is the attached one
+    closure: bool  # whether the step has a closure, which computes its own gradients
+    attached: bool = True  # whether it is the attached optimizer
 
 
 class Extension:
@@ -31,21 +31,21 @@ class Extension:
     order = 0
 
     def pass_began(self) -> None:
-        """A backward pass whose gradients travel, a step of the optimizer or an epoch begins; may raise."""
+        """Called before a backward pass that is synchronized, an optimizer step or an epoch; may raise."""
 
     def before_exchange(self, steps: int) -> None:
-        """The synchronizer's `before_step` follows. steps: that were made so far."""
+        """Called before the synchronizer's `before_step`. steps: number of steps made."""
 
     def before_step(self, use: GradientUse) -> None:
-        """Gradients are as the synchronizer leaves them."""
+        """Called after the synchronizer's `before_step`, before the optimizer uses the gradients."""
 
     def after_step(self) -> None:
-        """The synchronizer's `after_step` has returned; a next stage of the recipe has not begun."""
+        """Called after the synchronizer's `after_step`, before the next stage of the recipe."""
 
 
 class Extensions:
-    """The extensions of one session that are on, by moment. The tuples are replaced and never changed, so an extension
-    may remove itself while it is called."""
+    """The active extensions of one session, by hook. The tuples are replaced, never modified, so an extension may
+    remove itself while it is called."""
 
     def __init__(self) -> None:
         self._on: list[Extension] = []
@@ -58,7 +58,7 @@ class Extensions:
             self._list()
 
     def discard(self, extension: Extension) -> None:
-        """Call it no longer. Idempotent."""
+        """Do not call `extension` any more. Idempotent."""
         self._on = [each for each in self._on if each is not extension]
         self._list()
 
@@ -75,5 +75,5 @@ class Extensions:
 
 
 def _defines(extension: Extension, moment: Callable[..., None]) -> bool:
-    """Whether the class of `extension` defines a moment itself."""
+    """Whether the class of `extension` overrides a hook."""
     return getattr(type(extension), moment.__name__) is not moment

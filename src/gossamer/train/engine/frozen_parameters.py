@@ -1,7 +1,7 @@
-"""Frozen parameters: finds those that the training script changes itself, such as a momentum encoder.
+"""Frozen parameters: detects those that the training script changes itself, such as a momentum encoder.
 
-A parameter with requires_grad=False has no gradient, so no compressor sends it. BYOL, MoCo and DINO move such
-parameters by an exponential average. Where workers train apart these copies part, unless they are averaged, too.
+A parameter with requires_grad=False has no gradient, so no compressor sends it. BYOL, MoCo and DINO update such
+parameters by an exponential moving average. If workers train separately, these copies diverge unless they are averaged.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gossamer.events import notice
 from gossamer.train.engine.parameter_views import state_places
 from gossamer.train.engine.report import Flags
 
-ENTRIES = 64  # of each parameter, that are compared with those at attach
-FLAGS_PER_NUMBER = 48  # a float64 is exact below 2^53
+ENTRIES = 64  # entries of each parameter that are compared with those at attach
+FLAGS_PER_NUMBER = 48  # float64 represents integers below 2^53 exactly
 NAMED = 3  # parameters in a notice
 
 
 class FrozenParameters:
-    """The frozen parameters of a model, and those of them that are averaged since the script changes them.
+    """The frozen parameters of a model, and those that are averaged because the script changes them.
 
-    A few entries of each are compared with those at attach, before sync rounds 0, 1, 2, 4, 8 and so on: a comparison
-    reads from the device, and most models have none that change. What has changed on one rank is averaged from then on,
-    on all of them.
+    A few entries of each are compared with those at attach, before sync rounds 0, 1, 2, 4, 8 and so on, since a
+    comparison reads from the device, and most models have no such parameters. A parameter that has changed on one rank
+    is averaged on all ranks from then on.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -39,7 +39,7 @@ class FrozenParameters:
         self.see_model()
 
     def see_model(self) -> None:
-        """Find the frozen parameters that the model has now, and compare with them from now on."""
+        """Find the current frozen parameters of the model, and use their values as the reference."""
         places = () if self._model is None else state_places(self._model).items()
         self._holders = {name: place for name, place in places if _can_be_averaged(place[0][place[1]])}
         self._places = {name: _places(parameter) for name, parameter in self._now().items()}
@@ -47,7 +47,7 @@ class FrozenParameters:
         self.note()
 
     def note(self) -> None:
-        """Compare from now on with the parameters as they are now, the same on all ranks."""
+        """Use the current values, equal on all ranks, as the reference."""
         self._noted = self._sampled()
 
     def __len__(self) -> int:
@@ -55,12 +55,12 @@ class FrozenParameters:
 
     @property
     def averaged(self) -> dict[str, Tensor]:
-        """Those that are averaged, by name, as the model holds them now; the same names on every rank."""
+        """The averaged parameters by name, in the current model; the same names on every rank."""
         now = self._now()
         return {name: now[name] for name in self._averaged}
 
     def looked_at(self, number: int) -> bool:
-        """Whether they are compared before the `number`-th sync round; all ranks decide alike."""
+        """Whether they are compared before sync round `number`; equal on all ranks."""
         return len(self) > 0 and number & (number - 1) == 0
 
     @property
@@ -68,7 +68,7 @@ class FrozenParameters:
         return np.zeros(len(self), dtype=bool)
 
     def moved(self) -> Flags:
-        """Which of them differ from what was noted. Waits for the device."""
+        """Whether each differs from the reference. Synchronizes with the device."""
         now = self._sampled()
         if now is None:
             return self.none_moved
@@ -78,7 +78,7 @@ class FrozenParameters:
         return differs
 
     def average(self, moved: Flags, *, says: bool) -> None:
-        """Average those that have moved on any rank, from now on. says: whether this rank tells the user."""
+        """Average those that have changed on any rank, from now on. `says`: whether this rank prints the notice."""
         names = [name for name, has_moved in zip(self._holders, moved, strict=True) if has_moved]
         new = [name for name in names if name not in self._averaged]
         if not new:
@@ -89,12 +89,12 @@ class FrozenParameters:
 
     @property
     def names(self) -> list[str]:
-        """Of those that are averaged, for a checkpoint."""
+        """Names of the averaged parameters, for a checkpoint."""
         return list(self._averaged)
 
     def resume(self, names: Collection[str]) -> None:
-        """Average those that a checkpoint names; changes count from what the next comparison finds, since a checkpoint
-        is loaded."""
+        """Average the parameters that a checkpoint names. The next comparison sets the reference, since a checkpoint
+        is being loaded."""
         self._averaged = tuple(name for name in self._holders if name in names)
         self._noted = None
 
@@ -109,7 +109,7 @@ class FrozenParameters:
 
 
 def _can_be_averaged(parameter: Tensor) -> bool:
-    whole = not parameter.is_meta and not hasattr(parameter, "to_local")  # a DTensor's other shards lie elsewhere
+    whole = not parameter.is_meta and not hasattr(parameter, "to_local")  # a DTensor has shards on other ranks
     frozen = isinstance(parameter, Parameter) and not parameter.requires_grad
     return frozen and whole and parameter.is_floating_point() and parameter.numel() > 0
 
@@ -123,14 +123,14 @@ def _told(names: list[str], numel: int) -> str:
         f" and {len(names) - NAMED} more" if names[NAMED:] else ""
     )
     return (
-        f"the script changes parameters that have requires_grad=False: {listed}. Workers train apart with this recipe, "
-        f"so these are averaged with the others from now on, uncompressed: {numel:,} numbers a round. If they were "
-        "only loaded after gossamer.attach, load them before it, and they stay out of the rounds."
+        f"the script changes parameters that have requires_grad=False: {listed}. Workers train separately with this "
+        f"recipe, so these are averaged from now on, uncompressed: {numel:,} numbers per round. If they were only "
+        "loaded after gossamer.attach, load them before it; then they are not averaged."
     )
 
 
 def pack_flags(flags: Flags) -> list[float]:
-    """Flags as numbers that a float64 holds exactly."""
+    """Pack flags into numbers that float64 represents exactly."""
     parts = [flags[start : start + FLAGS_PER_NUMBER] for start in range(0, len(flags), FLAGS_PER_NUMBER)]
     return [float(sum(1 << place for place in np.flatnonzero(part).tolist())) for part in parts]
 
@@ -147,7 +147,7 @@ def flags_bytes(count: int) -> int:
 
 
 def gather_moved(moved: Flags) -> Generator[AllGather, Any, Flags]:
-    """All-gather flags; those that any rank has set."""
+    """All-gather flags. Returns those that are set on any rank."""
     heard = yield AllGather((torch.tensor(pack_flags(moved), dtype=torch.float64, device="cpu"),))
     union: Flags = np.any([unpack_flags(theirs.tolist(), len(moved)) for (theirs,) in heard], axis=0)
     return union

@@ -1,4 +1,4 @@
-"""The training loop as the engine sees it: where gradients come from, values of a step, and reports to the loop."""
+"""The training loop as seen by the engine: source of gradients, values of a step, and reports to the loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GradientWatch(Protocol):
 
 class GradientSource(Protocol):
     """A source of gradients. In each backward pass that reaches some of `parameters` it calls `began`, then `ready` for
-    each gradient as it is there, then `over`. It makes no calls while `controls` are muted."""
+    each gradient, then `over`. It makes no calls while `controls` are muted."""
 
     def __call__(
         self,
@@ -39,40 +39,40 @@ class GradientSource(Protocol):
 
 @dataclass(frozen=True)
 class StepContext:
-    """The training loop at the first gradient of a backward pass, or where a sync round leaves."""
+    """Values of the training loop at the first gradient of a backward pass, or when a sync round is sent."""
 
-    scale: float | None = None  # the factor that a GradScaler put into the gradients, None without one
+    scale: float | None = None  # loss scale of the GradScaler; None without one
     settings: str = ""  # the optimizer's hyperparameters
-    moments: Moments = NO_MOMENTS  # what the compressor applies of the optimizer's
-    first_batch: int = 0  # a hash of this rank's
+    moments: Moments = NO_MOMENTS  # the part of the optimizer that the compressor applies
+    first_batch: int = 0  # a hash of this rank's first batch
     lap: int = 0  # this rank's position in its data, in half epochs
 
 
-StepCosts = Mapping[str, float]  # by the names of events.StepEnded
+StepCosts = Mapping[str, float]  # by the field names of events.StepEnded
 
 
-# An exchange; a backward pass whose gradients stay here; the same some steps later
+# An exchange; a backward pass with local gradients; the same, reported some steps later
 JudgedAt = Literal["exchange", "pass", "earlier pass"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopState:
-    """The training loop as synchronizers see it: what they ask it at a moment, and what they report to it."""
+    """The training loop as seen by synchronizers: values that they read and callbacks for their reports."""
 
-    now: Callable[[], StepContext]  # the loop's values, read once a step or round
-    scale: Callable[[], float | None]  # its `scale` alone
+    now: Callable[[], StepContext]  # the loop's values, read once per step or round
+    scale: Callable[[], float | None]  # the loss scale alone
     buffers: Callable[[], Sequence[Sequence[Tensor]]]  # the model's, by module
-    averaged: Callable[[], Mapping[str, Tensor]]  # what is averaged along where parameters are: see ModelBuffers
+    averaged: Callable[[], Mapping[str, Tensor]]  # state averaged together with parameters: see ModelBuffers
     frozen: FrozenParameters  # of the model
-    copies: WeightCopies  # that the optimizer keeps of parameters, which must move with them
-    warn: Callable[[Sequence[tuple[int, float]]], None]  # takes all ranks' (hash, weight)
-    ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and what it took
-    judged: Callable[[JudgedAt, NonFiniteOrigin | None], None]  # what was not finite in what has ended, if anything
+    copies: WeightCopies  # the optimizer's copies of parameters, updated with them
+    warn: Callable[[Sequence[tuple[int, float]]], None]  # receives (hash, weight) of all ranks' first batches
+    ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and its costs
+    judged: Callable[[JudgedAt, NonFiniteOrigin | None], None]  # an exchange or pass ended, with the non-finite tensor
     check: ParameterCheck  # of parameters and steps, among all ranks in lock step
-    agree: Agreement = unchanged  # what was not finite, here or in another rank's part of the model
+    agree: Agreement = unchanged  # combines non-finite origins of all ranks that hold parts of this replica
     agree_in_round: Agreement = unchanged  # the same on the communication thread
-    sparse: Callable[[], Collection[str]] = frozenset  # names of parameters whose gradients are sparse
-    begins: Callable[[], None] = lambda: None  # a pass whose gradients travel; raises where there must be none any more
+    sparse: Callable[[], Collection[str]] = frozenset  # names of parameters with sparse gradients
+    begins: Callable[[], None] = lambda: None  # called before a synchronized pass; raises if the session is closed
     gradients: GradientSource = BackwardMonitor
-    tensors: TensorSampler | None = None  # measures what tensors cost
-    clips: bool = False  # whether gradients are clipped between backward and the optimizer's step
+    tensors: TensorSampler | None = None  # measures the costs of tensors
+    clips: bool = False  # whether gradients are clipped between backward and the optimizer step

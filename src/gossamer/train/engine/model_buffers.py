@@ -1,7 +1,6 @@
-"""Model buffers: BatchNorm's statistics and the like, by the module that holds them.
+"""Model buffers: buffers such as BatchNorm's statistics, by the module that holds them.
 
-Where parameters are averaged, train/engine/averaged_state averages them along, with the frozen parameters that the
-script changes.
+If parameters are averaged, train/engine/averaged_state averages buffers and changing frozen parameters as well.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gossamer.train.engine.report import Flags
 
 
 class ModelBuffers:
-    """A model's buffers by the module that holds them, as they are at each moment."""
+    """A model's current buffers, by the module that holds them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._holders = model, _holders(model)
@@ -27,8 +26,8 @@ class ModelBuffers:
         self.see_constants()
 
     def see_model(self) -> None:
-        """Take in modules that the model has gained, once all workers were given the same buffers of them. What was
-        known of the others is kept: a buffer that is not finite on one rank alone is no constant."""
+        """Include modules that the model has gained, after all workers received the same buffers for them. Constants
+        among the other buffers stay as they were: a buffer that is non-finite on one rank only is not a constant."""
         before, constant = {id(holder) for _, holder in self._holders}, self._constant
         self._holders = _holders(self._model)
         self.frozen.see_model()
@@ -39,16 +38,16 @@ class ModelBuffers:
                 self._constant = (self._constant - names) | (constant & names)
 
     def see_constants(self) -> None:
-        """Take buffers that are not finite now for constants, such as masks. After all workers were given the same."""
+        """Treat buffers that are not finite now as constants, such as masks. Buffers must be equal on all workers."""
         self._constant = {name for name, buffer in self._named() if _is_unbounded(buffer)}
         self.frozen.note()
 
     def averaged(self) -> dict[str, Tensor]:
-        """State without gradients that workers average where they train apart, by name, in the same order everywhere.
+        """State without gradients that is averaged together with parameters, by name, in the same order on all ranks.
 
-        Buffers of floating-point numbers, but for constants; then those of one whole number, such as BatchNorm's count
-        of batches; then the frozen parameters that the script changes. Persistent or not makes no difference. Larger
-        buffers of whole numbers, such as masks, stay each worker's own.
+        These are floating-point buffers, except constants; buffers with one integer, such as BatchNorm's count of
+        batches; and frozen parameters that the script changes. It includes non-persistent buffers. Larger integer
+        buffers, such as masks, remain local to each worker.
         """
         named = [(name, buffer) for name, buffer in self._named() if name not in self._constant]
         numbers = {name: buffer for name, buffer in named if buffer.is_floating_point()}
@@ -69,7 +68,7 @@ class ModelBuffers:
 
 
 def is_counter(tensor: Tensor) -> bool:
-    """Whether this is one whole number."""
+    """Whether the tensor is one integer."""
     return tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex()
 
 
@@ -78,33 +77,34 @@ def _is_unbounded(buffer: Tensor) -> bool:
 
 
 def _holders(model: nn.Module) -> list[tuple[str, dict[str, Tensor | None]]]:
-    """Paths and buffers of the modules that have any."""
+    """Paths and buffers of the modules that have buffers."""
     return [(path, each._buffers) for path, each in model.named_modules() if any(True for _ in each.buffers(False))]
 
 
 class BufferVersions:
-    """Finds out which modules' buffers a step has changed."""
+    """Detects the modules with buffers that a step has changed."""
 
     def __init__(self, buffers: Callable[[], Sequence[Sequence[Tensor]]]) -> None:
         self._buffers = buffers
         self.note()
 
     def note(self) -> None:
-        """What changes from now on has moved."""
+        """Use the current versions as the reference."""
         self._noted = self._now()
 
     def look(self) -> tuple[Sequence[Sequence[Tensor]], Flags]:
-        """The buffers by module, and which modules' have moved."""
+        """The buffers by module, and whether those of each module have changed."""
         moved = [new != old for new, old in zip(self._now(), self._noted, strict=True)]
         return self._buffers(), np.array(moved, dtype=bool)
 
     def _now(self) -> list[list[_Version]]:
-        """Some of BatchNorm's buffers change without their version counters telling, others of the module do tell."""
+        """Versions of all buffers. Some BatchNorm buffers change without a new version, but others of their module
+        get one."""
         return [[_Version(buffer, buffer._version) for buffer in group] for group in self._buffers()]
 
 
 class _Version:
-    """A tensor and how often it was written to. Holds it: a tensor that is made later cannot have its id."""
+    """A tensor and its version counter. It references the tensor, so that no later tensor can have the same id."""
 
     def __init__(self, tensor: Tensor, version: int) -> None:
         self._tensor, self._version = tensor, version

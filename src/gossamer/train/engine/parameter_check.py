@@ -1,10 +1,10 @@
-"""Parameter check: finds out during a run whether the ranks' parameters, or their steps, have parted.
+"""Parameter check: detects during a run that parameters or step counts of the ranks differ.
 
-In lock step ranks apply the same mean to the same parameters, so these stay alike bit for bit although nobody sends
-them. What changes one rank's alone (a weight that is set, load_state_dict, an optimizer.step() left out) is seen by
-nobody: loss goes on falling, and at the end there are two models. So the report of every fourth step carries a checksum
-of the next 25th of all parameters. Every rank hears the same reports, hence all find the same difference at the same
-step, within 100 steps, and tell each other a checksum of each tensor to name it.
+In lock step, ranks apply the same mean to the same parameters, so parameters stay equal bit for bit without being sent.
+A change on one rank only (an assigned weight, load_state_dict, a missing optimizer.step()) has no visible symptom: the
+loss continues to fall, and the run ends with two different models. Therefore, the report of every fourth step carries a
+checksum of the next 25th of all parameters. All ranks receive the same reports, so they detect a difference at the same
+step, within 100 steps, and then exchange a checksum of each tensor to name it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ CHUNK_BYTES = 2**26
 
 
 def check_verify(verify: str, every: int | None = None) -> None:
-    require(verify in ("warn", "stop", "off"), f'verify is "warn", "stop" or "off", not {verify!r}')
+    require(verify in ("warn", "stop", "off"), f'verify must be "warn", "stop" or "off", got {verify!r}')
     whole = isinstance(every, int) and not isinstance(every, bool) and every >= 1
     require(
         every is None or whole,
-        f"verify_every counts steps between two comparisons of all parameters, 1 or more, not {every!r}: "
-        "attach(..., verify_every=100), or leave it out",
+        f"verify_every is the number of steps between two comparisons of all parameters and must be at least 1, got "
+        f"{every!r}. Example: attach(..., verify_every=100)",
     )
     require(
         every is None or verify != "off",
-        f'verify="off" looks at nothing, so verify_every={every!r} would never compare: leave one of them out',
+        f'verify="off" disables all comparisons, so verify_every={every!r} has no effect: leave one of them out',
     )
 
 
 class ParameterCheck(Extension):
-    """Compares parameters and steps of the ranks that train in lock step.
+    """Compares parameters and step counts of ranks that train in lock step.
 
-    verify: "warn" notices the first difference and lets training go on, "stop" raises MismatchError on every rank,
-    "off" looks at nothing. rank: of this worker, among those that average gradients together; the first of them is
-    `first_rank` among all. every: after so many steps all parameters are compared at once.
+    Args:
+        verify: "warn" reports the first difference and continues, "stop" raises MismatchError on every rank, "off"
+            disables all comparisons.
+        rank: of this worker, among those that average gradients together.
+        first_rank: rank of the first of these among all workers.
+        every: number of steps between two comparisons of all parameters; None compares only the parts in reports.
     """
 
     def __init__(
@@ -68,33 +71,33 @@ class ParameterCheck(Extension):
         self.hold(parameters)
 
     def hold(self, parameters: Mapping[str, Parameter]) -> None:
-        """From now on these are the parameters; nothing was said of them yet."""
+        """Use these parameters from now on, and forget earlier reports."""
         self._parameters = parameters
         self._numel = sum(parameter.numel() for parameter in parameters.values())
         self._holders = _holders(self._model, parameters)
         self._told: set[str] = set()
-        self._alike: dict[int, int] = {}  # the last step at which all ranks' reports had the same of a part
+        self._alike: dict[int, int] = {}  # by part: the last step at which its checksum was equal on all ranks
 
     @property
     def looks(self) -> bool:
         return self._verify != "off"
 
     def within_site(self, rank: int, first_rank: int) -> ParameterCheck:
-        """The same among the ranks of one site."""
+        """A check with the same options among the ranks of one site."""
         return ParameterCheck(self._model, self._parameters, self._verify, rank, first_rank, self._every)
 
     # -- one part in every report --------------------------------------------------------------------------------------
 
     def sample(self, step: int) -> int:
-        """The checksum that goes into a step's report: of a part of the parameters, of all where that is due, or 0.
+        """The checksum for a step's report: of a part of the parameters, of all parameters if due, or 0.
 
-        The host waits for parameters on a GPU here, so it is asked for on the communication thread.
+        It waits for parameters on a GPU, so it is called on the communication thread.
         """
         return _checksums(self._due(step))
 
     def sampled(self, step: int) -> Callable[[], int]:
-        """`sample` of the parameters as they are now, for another thread to call while training goes on: what lies on
-        a GPU is copied there, and what lies in the host's memory is read at once, since nobody waits for that."""
+        """`sample` of the current parameters, to be called on another thread while training continues. Parameters on a
+        GPU are copied there; those on the CPU are read at once."""
         due = self._due(step)
         if all(part.is_cpu for part in due):
             found = _checksums(due)
@@ -102,7 +105,7 @@ class ParameterCheck(Extension):
         return partial(_checksums, [part.clone() for part in due])
 
     def _due(self, step: int) -> Sequence[Tensor]:
-        """What is compared at a step."""
+        """Parameters that are compared at a step."""
         parts = self._parts(step)
         if not parts or self._verify == "off" or "parameters" in self._told:
             return ()
@@ -110,19 +113,19 @@ class ParameterCheck(Extension):
         return list(self._between(parts.start * size, parts.stop * size))
 
     def _parts(self, step: int) -> range:
-        """The parts that are compared at a step."""
+        """Parts that are compared at a step."""
         if self._every is not None and step and step % self._every == 0:
             return range(PARTS)
         turn, rest = divmod(step, EVERY_STEPS)
         return range(0) if rest else range(turn % PARTS, turn % PARTS + 1)
 
     def note_alike(self, step: int) -> None:
-        """All ranks' reports of a step had the same checksum."""
+        """Record that all ranks' reports of a step had the same checksum."""
         if self._verify != "off":
             self._alike |= dict.fromkeys(self._parts(step), step)
 
     def _last_alike(self, name: str) -> int | None:
-        """The last step at which a tensor was seen to be the same everywhere. None: not since attach."""
+        """The last step at which a tensor was equal on all ranks; None if it was not compared since attach."""
         size, start = -(-self._numel // PARTS), 0
         for each, parameter in self._parameters.items():
             if each == name:
@@ -133,7 +136,7 @@ class ParameterCheck(Extension):
         return None
 
     def _between(self, begin: int, end: int) -> Iterator[Tensor]:
-        """All parameters' elements from one place to another, each as they lie in memory."""
+        """Elements `begin` to `end` of all parameters, in memory order."""
         start = 0
         for parameter in self._parameters.values():
             stop = start + parameter.numel()
@@ -146,9 +149,9 @@ class ParameterCheck(Extension):
         return json.dumps([_checksums([_flat(parameter)]) for parameter in self._parameters.values()])
 
     def compare(self, texts: Mapping[int, str], when: str, kind: str = "parameters") -> None:
-        """Tell which tensors differ on which ranks, from their `text` by rank; nothing where none does.
+        """Report the tensors that differ between ranks, from their `text` by rank; do nothing if none differs.
 
-        Raises MismatchError where differences end the run.
+        Raises MismatchError with verify="stop".
         """
         by_rank = {self._first_rank + rank: tuple(json.loads(text)) for rank, text in texts.items()}
         if len(set(by_rank.values())) == 1:
@@ -162,50 +165,50 @@ class ParameterCheck(Extension):
         self._tell(
             kind,
             f"the parameters of {_odd(by_rank)} {when}: {_listed(differing)}. {_first(differing[0], held, agreed)} "
-            "All apply the same averages, so they stay alike bit for bit unless something changes them on one rank "
-            "alone: a weight that is set, load_state_dict(), zero_grad() before the step, or an optimizer.step() left "
-            "out. Do it on every rank, and go on from a checkpoint of before, session.load(directory). "
-            'attach(..., verify="stop") ends the run where '
-            'this happens; verify="off" does not look.',
+            "All ranks apply the same averages, so parameters stay equal bit for bit unless one rank alone changes "
+            "them: by assigning a weight, load_state_dict(), zero_grad() before the step, or a missing "
+            "optimizer.step(). Make the change on every rank, and resume from an earlier checkpoint, "
+            'session.load(directory). attach(..., verify="stop") ends the run when '
+            'this happens; verify="off" disables the check.',
         )
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def agree_on_steps(self, made: Mapping[int, int]) -> int:
-        """From how many steps of the optimizer all ranks go on, by what each has made. Raises MismatchError where
-        differences end the run."""
+        """The common number of steps to continue from, given the number of each rank. Raises MismatchError if they
+        differ and verify="stop"."""
         if len(set(made.values())) > 1 and self._verify != "off":
             told = ", ".join(f"{steps} on rank {self._first_rank + rank}" for rank, steps in made.items())
             self._tell(
                 f"steps {sorted(made.items())}",
                 f"the ranks have made different numbers of steps: {told}. Every rank applies the averages itself, so "
-                "parameters part where one leaves a step out or makes it twice. Call optimizer.step() once after "
-                "backward() on every rank, or on none.",
+                "parameters differ when one rank skips a step or makes it twice. Call optimizer.step() once after "
+                "backward() on every rank, or on no rank.",
             )
         return max(made.values())
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
     def note_apart_in_data(self, epochs: Mapping[int, float]) -> None:
-        """Say once that ranks train on different epochs of their data. epochs: how far each is ahead of another."""
+        """Warn once that ranks train on different epochs of their data. epochs: lead of each rank over the others."""
         if self._verify == "off" or "data" in self._told:
             return
         self._told.add("data")
         behind = min(epochs.values())
         ahead = [self._first_rank + rank for rank, epoch in epochs.items() if epoch > behind]
-        if self._rank == 0:  # all ranks have found the same
+        if self._rank == 0:  # all ranks detect the same
             notice(
                 f"{_ranks(ahead)} trained on a later epoch of the data than the other ranks: a loader was iterated "
-                "more often there, as by next(iter(loader)) or by an evaluation on one rank. Each epoch has another "
-                "shuffle, so some samples are drawn twice and others not at all. Write `with session.epoch():` around "
-                "the loop over batches on every rank, and draw batches for other purposes outside of that block"
+                "more often there, for example by next(iter(loader)) or by an evaluation on one rank. Epochs are "
+                "shuffled differently, so some samples are drawn twice and others never. Write `with session.epoch():` "
+                "around the loop over batches on every rank, and draw batches for other purposes outside of that block"
             )
 
-    # -- this rank alone -----------------------------------------------------------------------------------------------
+    # -- checks of one rank --------------------------------------------------------------------------------------------
 
     def before_exchange(self, steps: int) -> None:
-        """Look for a parameter that the model has not any more. Raises LoopError where
-        differences end the run."""
+        """Check whether attached parameters are still in the model. Raises LoopError if one is not and
+        verify="stop"."""
         turn, rest = divmod(steps, EVERY_STEPS)
         if rest:
             return
@@ -213,8 +216,8 @@ class ParameterCheck(Extension):
             if holder.get(leaf) is not self._parameters[name]:
                 message = (
                     f'the model has another "{name}" on rank {self._first_rank + self._rank} than at attach: the '
-                    "optimizer and the averages hold the old one, and the new one learns nothing. Write into it, "
-                    f"`with torch.no_grad(): parameter.copy_(...)`, or build the optimizer anew and call "
+                    "optimizer and the averages use the old one, and the new one is not trained. Write into the old "
+                    "one, `with torch.no_grad(): parameter.copy_(...)`, or create a new optimizer and call "
                     f'session.reset_compressor_state("{name}") on every rank.'
                 )
                 if self._verify == "stop":
@@ -224,15 +227,15 @@ class ParameterCheck(Extension):
                     notice(message)
 
     def note_missing_pass(self) -> None:
-        """The optimizer is about to make a step, and no gradient was computed since the last. Raises LoopError where
-        differences end the run."""
+        """Report an optimizer step without new gradients. Raises LoopError with verify="stop"."""
         if self._verify == "off" or "missing pass" in self._told:
             return
         self._told.add("missing pass")
         message = (
-            f"optimizer.step() came on rank {self._first_rank + self._rank} without a backward() before it. The others "
-            "average with this rank once a step, so from now on it is one ahead of them, and has nothing of its own in "
-            "this average, unless every rank does so. Call step() once after every backward()."
+            f"optimizer.step() was called on rank {self._first_rank + self._rank} without a backward() before it. The "
+            "other ranks average with this rank once per step, so from now on it is one step ahead of them and "
+            "contributes no gradient to this average, unless every rank does the same. Call step() once after every "
+            "backward()."
         )
         if self._verify == "stop":
             raise LoopError(message)
@@ -241,7 +244,7 @@ class ParameterCheck(Extension):
     def _tell(self, kind: str, message: str) -> None:
         if self._verify == "stop":
             raise MismatchError(message)
-        if kind not in self._told and self._rank == 0:  # all ranks have found the same
+        if kind not in self._told and self._rank == 0:  # all ranks detect the same
             notice(message)
         self._told.add(kind)
 
@@ -260,7 +263,7 @@ def _holders(
 
 
 def _odd(by_rank: Mapping[int, tuple[int, ...]]) -> str:
-    """Whose parameters differ: all but those of the majority, if there is one."""
+    """Text for the ranks with differing parameters: all except those of the majority, if there is one."""
     usual, times = Counter(by_rank.values()).most_common(1)[0]
     odd = [rank for rank, sums in by_rank.items() if sums != usual]
     return f"{_ranks(odd)} are not those of the others" if 2 * times > len(by_rank) else f"{_ranks([*by_rank])} differ"
@@ -275,14 +278,14 @@ def _held(by_rank: Mapping[int, tuple[int, ...]], place: int) -> tuple[tuple[str
 
 
 def _first(name: str, held: Sequence[tuple[str, Sequence[int]]], agreed: int | None) -> str:
-    """Which ranks hold what of the first tensor that differs, and since when."""
+    """Checksums of the first differing tensor by rank, and the last step at which they were equal."""
     told = "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in held)
     since = "" if agreed is None else f"; it was the same everywhere at step {agreed}"
     return f'The checksum of "{name}" is {told}{since}.'
 
 
 def _flat(parameter: Tensor) -> Tensor:
-    """The elements as they lie in memory: (n,)."""
+    """The elements in memory order: (n,)."""
     values = parameter.detach()
     if values.is_contiguous() or dense_stride(values) != tuple(values.stride()):
         return values.reshape(-1)
@@ -290,7 +293,7 @@ def _flat(parameter: Tensor) -> Tensor:
 
 
 def _checksums(parts: Iterable[Tensor]) -> int:
-    """Of all of them, one after the other; 0 of none."""
+    """Checksum of the concatenated parts; 0 without parts."""
     found = 0
     for part in parts:
         for chunk in part.view(torch.uint8).split(CHUNK_BYTES):
@@ -312,7 +315,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class ParameterForm(Extension):
-    """Refuses parameters that are not any more what they were when the session laid them out."""
+    """Refuses parameters with another shape, dtype or device than when the session was opened."""
 
     order = 2
 
@@ -321,18 +324,18 @@ class ParameterForm(Extension):
         self._kept = [(name, each, each.dtype, each.device) for name, each in parameters.items()]
 
     def pass_began(self) -> None:
-        """Raise LayoutError where the model was moved or cast, as by model.double()."""
+        """Raise LayoutError if the model was moved or cast, for example by model.double()."""
         for name, parameter, dtype, device in self._kept:
             if parameter.dtype is not dtype or parameter.device != device:
                 raise LayoutError(
                     f'"{name}" was {dtype} on {device} at attach and is {parameter.dtype} on {parameter.device} now, '
-                    "and the buffers in which it is averaged are not, so the ranks would part without a word. Write "
-                    "model.to(...) before gossamer.attach(model, optimizer); in mid-run call session.close() first, "
-                    "and attach again."
+                    "but its averaging buffers are not, so the ranks would silently diverge. Write model.to(...) "
+                    "before gossamer.attach(model, optimizer); during a run call session.close() first, and attach "
+                    "again."
                 )
 
     def refuse_unnamed(self, names: Collection[str], parameters: Mapping[str, Parameter]) -> None:
-        """Raise where `names`, given to reset, are not all of `parameters` whose shape is another now."""
+        """Raise unless `names`, passed to reset_compressor_state, include all parameters with a changed shape."""
         if unknown := [name for name in names if not isinstance(name, str) or name not in parameters]:
             raise AttachError(
                 f"the model has no trainable parameters {unknown}. Names are those of model.named_parameters(), each "
@@ -340,4 +343,7 @@ class ParameterForm(Extension):
             )
         changed = [name for name, p in parameters.items() if name not in names and p.shape != self._shapes.get(name)]
         if changed:
-            raise LayoutError(f"{changed} have other shapes now, too. Name them in the same call: reset('a', 'b').")
+            raise LayoutError(
+                f"{changed} have changed shapes as well. Name them in the same call: "
+                "session.reset_compressor_state('a', 'b')."
+            )

@@ -1,4 +1,4 @@
-"""Parameter views: a model's parameters by name, to be copied and swapped."""
+"""Parameter views: a model's parameters and buffers by name, to copy and swap them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gossamer.errors import AttachError
 
 @torch.no_grad()
 def copy_parameters(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-    """Overwrite all of `new` by what `old` has under the same names."""
+    """Overwrite the tensors of `new` with those of `old` under the same names."""
     for name, tensor in new.items():
         tensor.copy_(old[name])
 
 
 @contextmanager
 def swapped_in(values: Mapping[str, Tensor], parameters: Mapping[str, Tensor], model: nn.Module) -> Iterator[None]:
-    """Within the block, `parameters` and the other state of `model` have those of `values` that are there.
+    """Context manager that writes `values` into `parameters` and other state of `model`, and restores it afterwards.
 
-    A buffer that a module replaces within the block is put back, too.
+    A buffer that a module replaces within the block is restored as well.
     """
     held = {name: place for name, place in state_places(model).items() if name in values and name not in parameters}
     others = {name: holder[leaf] for name, (holder, leaf) in held.items()}
@@ -39,14 +39,14 @@ def swapped_in(values: Mapping[str, Tensor], parameters: Mapping[str, Tensor], m
             holder[leaf] = others[name]
 
 
-Place = tuple[dict[str, Tensor], str]  # the dictionary of the module that holds a tensor, and its name there
+Place = tuple[dict[str, Tensor], str]  # the dictionary of a module that holds a tensor, and its key there
 
 
 def state_places(model: nn.Module, *, saved: bool = False) -> dict[str, Place]:
-    """Where a model's modules hold its parameters and buffers, by name; tied parameters once.
+    """The places of a model's parameters and buffers, by name; tied parameters once.
 
     Args:
-        saved: leave out buffers that are not persistent, which a state_dict() does not have.
+        saved: without non-persistent buffers, as in a state_dict().
     """
     found: dict[str, Place] = {}
     seen: set[int] = set()
@@ -63,17 +63,17 @@ def state_places(model: nn.Module, *, saved: bool = False) -> dict[str, Place]:
 
 
 def state_of(model: nn.Module, *, saved: bool = False) -> dict[str, Tensor]:
-    """A model's parameters and buffers by name, as `state_places` has them: not copies."""
+    """A model's parameters and buffers by name, as in `state_places`; not copies."""
     return {name: holder[leaf].detach() for name, (holder, leaf) in state_places(model, saved=saved).items()}
 
 
 def plain_name(path: str, leaf: str) -> str:
-    """A tensor's name in the model, without the prefix that torch.compile puts before names."""
+    """A tensor's name in the model, without the prefix of torch.compile."""
     return f"{path}.{leaf}".removeprefix(".").replace("_orig_mod.", "")
 
 
 def sparse_names(model: nn.Module) -> frozenset[str]:
-    """Names of the trainable parameters whose gradients are sparse, as the modules that hold them say by an attribute:
+    """Names of the trainable parameters with sparse gradients, according to the attribute `sparse` of their modules:
     nn.Embedding(..., sparse=True)."""
     said = {
         id(p)
@@ -85,17 +85,17 @@ def sparse_names(model: nn.Module) -> frozenset[str]:
 
 
 def refuse_no_module(model: object) -> None:
-    """Raise AttachError for what is no model that was built."""
+    """Raise AttachError unless `model` is a module instance."""
     if not isinstance(model, nn.Module):
         given = f"the class {model.__name__}" if isinstance(model, type) else f"this {type(model).__name__}"
         raise AttachError(
-            f"{given} is no torch.nn.Module, whose parameters could be trained. Pass the model that was built: model = "
-            "Net(), and gossamer.attach(model, optimizer), with the model first."
+            f"{given} is not a torch.nn.Module instance, so it has no parameters to train. Pass the instance first: "
+            "model = Net(), and gossamer.attach(model, optimizer)."
         )
 
 
 def trainable(model: nn.Module) -> dict[str, Parameter]:
-    """Parameters with gradients by name, tied ones once, without the prefix that torch.compile puts before names."""
+    """Trainable parameters by name, tied ones once, without the prefix of torch.compile."""
     refuse_no_module(model)
     return {
         name.replace("_orig_mod.", ""): parameter

@@ -21,19 +21,17 @@ from gossamer.train.engine.report import NO_FLAGS, Flags, Presence
 
 @dataclass(frozen=True)
 class Participants:
-    """The ranks' answers to a poll, by rank."""
+    """Result of a poll, by rank."""
 
     weights: tuple[float, ...]  # of samples since the last round
-    passes: tuple[int, ...]  # steps of the optimizer so far, or backward passes of gradients that are delayed
+    passes: tuple[int, ...]  # optimizer steps so far; with delayed gradients, backward passes
     presences: tuple[Presence, ...]
-    members: tuple[int, ...] = ()  # by rank, numbers that stay when ranks change
-    awaited: bool = False  # newcomers wait to be let in
-    moved: Flags = field(
-        default_factory=lambda: NO_FLAGS
-    )  # frozen parameters that the script has changed on any of them
+    members: tuple[int, ...] = ()  # by rank: numbers that do not change with the group
+    awaited: bool = False  # new workers wait for admission
+    moved: Flags = field(default_factory=lambda: NO_FLAGS)  # frozen parameters that a script has changed on any rank
 
     def among(self, members: Sequence[int]) -> Participants:
-        """Those of them that are among `members`; newcomers have nothing to give in the round that was polled."""
+        """Those that are in `members`; new workers contribute nothing to a round that was polled before they joined."""
         here = [rank for rank, member in enumerate(self.members) if member in members]
         return Participants(
             tuple(self.weights[rank] for rank in here),
@@ -50,12 +48,12 @@ class Participants:
 
     @property
     def active(self) -> bool:
-        """Whether a rank goes on training."""
+        """Whether a rank continues training."""
         return Presence.TRAINING in self.presences
 
     @property
     def together(self) -> bool:
-        """Whether all have made equally many."""
+        """Whether all ranks have made the same number of steps."""
         return len(set(self.passes)) == 1
 
 
@@ -65,10 +63,10 @@ POLL_BYTES = 24
 def gather_participants(
     weight: float, passes: int, presence: Presence, moved: Flags = NO_FLAGS
 ) -> Generator[AllGather, Any, Participants]:
-    """The first operation of a round in which parameters are averaged.
+    """The first operation of a round of parameter averaging.
 
     Args:
-        moved: a flag for each frozen parameter, as many on every rank.
+        moved: a flag per frozen parameter, equally many on every rank.
     """
     mine = [weight, passes, presence, *pack_flags(moved)]
     heard = yield AllGather((torch.tensor(mine, dtype=torch.float64, device="cpu"),))
@@ -79,16 +77,16 @@ def gather_participants(
 
 
 def refuse_apart(presences: Sequence[Presence]) -> None:
-    """A checkpoint needs all ranks at the same step, and so does the end. Raises LoopError."""
+    """Raise LoopError unless all ranks make the same call, as checkpoints and the end of a session need."""
     if len({*presences}) == 1:
         return
     ending = [rank for rank, presence in enumerate(presences) if presence == Presence.ENDING]
     if ending and len(ending) < len(presences):
         raise LoopError(
-            f"the session of rank{'s' * (len(ending) > 1)} {', '.join(map(str, ending))} ended while others went on "
-            "training: it has made fewer steps, since one was left out or it has fewer batches. Make equally many on "
-            "every rank, DataLoader(..., drop_last=True), or write `with session.epoch():` around the loop over "
-            "batches."
+            f"the session of rank{'s' * (len(ending) > 1)} {', '.join(map(str, ending))} ended while others continued "
+            "training: it has made fewer steps, because it skipped one or has fewer batches. Make the same number of "
+            "steps on every rank, DataLoader(..., drop_last=True), or write `with session.epoch():` around the loop "
+            "over batches."
         )
     callers: dict[str, list[int]] = {}
     for rank, presence in enumerate(presences):
@@ -104,9 +102,9 @@ def refuse_apart(presences: Sequence[Presence]) -> None:
         if len(ranks) < len(presences):
             raise LoopError(
                 f"call {call} on every rank, not only where world.is_first: {ranks_text(ranks)} called it while other "
-                "ranks went on training or had run out of data, and the call needs every rank at the same step. Where "
+                "ranks continued training or were out of data, but the call needs every rank at the same step. If "
                 "ranks have different numbers of batches, write `with session.epoch():` around the loop over batches "
-                "and make the call after it, or let all ranks draw equally many: DataLoader(..., drop_last=True)."
+                "and make the call after it, or let all ranks draw the same number: DataLoader(..., drop_last=True)."
             )
 
 
@@ -116,9 +114,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 class ParticipationPoll:
-    """Polls on the communication thread that carries the rounds, or `apart` from it, over a group and a thread of its
-    own: then the poll of a round does not wait for the rounds before it. Every rank polls in the same order either way.
-    frozen: parameters of which all ranks say, before some rounds, whether the script has moved them.
+    """Polls the ranks before each round. Every rank polls in the same order.
+
+    Args:
+        apart: use a separate group and thread, so that a poll does not wait for earlier rounds.
+        frozen: frozen parameters; before some rounds all ranks compare whether a script has changed them.
     """
 
     def __init__(
@@ -131,17 +131,16 @@ class ParticipationPoll:
         self._still = NO_FLAGS if frozen is None else frozen.none_moved
 
     def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], ScriptCost]:
-        """A function that waits for Participants on the rounds' communication thread, where it raises LoopError."""
+        """Start a poll. The returned function waits for it on the communication thread, and may raise LoopError."""
         meet = partial(self._meet, weight, passes, presence, self._still)
         return self._comm_thread.submit(meet).wait if self._apart else self._comm_thread.as_transaction(meet)
 
     def looks(self, number: int) -> bool:
-        """Whether frozen parameters are compared before the `number`-th round, so that all ranks must `hear`."""
+        """Whether frozen parameters are compared before round `number`; all ranks must then call `hear`."""
         return self._frozen is not None and self._frozen.looked_at(number)
 
     def hear(self, weight: float, passes: int, presence: Presence, number: int) -> ScriptCost:
-        """Poll before the `number`-th round, or in its place, and wait for Participants in this thread. Raises
-        LoopError."""
+        """Poll before round `number`, or in place of it, and wait for the result on this thread. Raises LoopError."""
         if self._frozen is None or not self.looks(number):
             return self._comm_thread.exchange(partial(self._meet, weight, passes, presence, self._still)).wait()
         meet = partial(self._meet, weight, passes, presence, self._frozen.moved())

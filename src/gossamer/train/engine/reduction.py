@@ -1,6 +1,6 @@
 """Reduction: averages all buckets of a step over the ranks, as one transaction.
 
-StepReduction runs on the communication thread. PendingReduction is the same step as the training thread sees it.
+StepReduction runs on the communication thread; PendingReduction controls the same step from the training thread.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from gossamer.train.engine.tensor_sampler import Metered, TensorSampler
 
 
 class Reducible(Protocol):
-    """A flat buffer that can be reduced: a bucket, or numbers laid out like one."""
+    """A flat buffer that can be reduced: a bucket, or values with such a layout."""
 
     @property
     def flat(self) -> Tensor: ...
@@ -65,65 +65,65 @@ class Reducible(Protocol):
     def state(self) -> State: ...
     @property
     def mean_buffer(self) -> Tensor | None:
-        """Where the mean may be written: over the input, or apart from it; None where it belongs into new memory."""
+        """Buffer for the mean: the input or separate memory; None to allocate one."""
 
 
 def without_own(staged: AggregationResult) -> AggregationResult:
-    """Without this worker's own contribution, which is as large as the bucket and will not be needed."""
+    """Drop this worker's own contribution, which is as large as the bucket, if it is not needed."""
     mean = staged.mean
     return replace(staged, own_contribution=lambda: mean, owes=None)
 
 
 def with_own(staged: AggregationResult) -> AggregationResult:
-    """With this worker's own contribution, computed while it can be."""
+    """Keep this worker's own contribution, computed now, before its inputs are overwritten."""
     own = staged.own
     return replace(staged, own_contribution=lambda: own, owes=None)
 
 
 def unsampled() -> int:
-    """The checksum of a report in which no parameters are compared."""
+    """The checksum in a report without a comparison of parameters."""
     return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTrailer:
-    """Goes with the last bucket of a step."""
+    """Data that is sent with the last bucket of a step."""
 
     report: StepReport
-    settings: str  # the optimizer's, told where they are not alike
+    settings: str  # the optimizer's, for a message if ranks differ
     check: ParameterCheck
-    buffers: Sequence[Sequence[Tensor]]  # the model's, by module; those that moved are broadcast
-    sample: Callable[[], int] = unsampled  # the report's, asked for on the communication thread, which may wait for it
+    buffers: Sequence[Sequence[Tensor]]  # the model's, by module; changed ones are broadcast
+    sample: Callable[[], int] = unsampled  # checksum for the report, on the communication thread, which may wait for it
 
 
 @dataclass
 class StepReduction:
-    """Reduces buckets one after the other; the last one takes along what every rank must know before it commits.
+    """Reduces buckets one after the other; the last one carries the report that every rank needs before it commits.
 
-    Its methods run on the communication thread. A bucket's second operation travels beside the first ones of later
-    buckets, in an order that is the same on every rank (Pipeline). So the means are there after `close`, not before.
+    Its methods run on the communication thread. A bucket's second operation is sent together with the first operations
+    of later buckets, in an order that is the same on every rank (Pipeline), so means are complete only after `close`.
     """
 
     compressor: Compressor
     transport: Transport
     names: Sequence[str]  # of all parameters, in the buckets' order; those of sparse gradients at the end
     at: AggregationContext
-    reference: float | None  # the weight that counts as one; agreed upon in the very first reduction
+    reference: float | None  # the weight that counts as 1; agreed on in the first reduction
     weight: float  # this worker's
-    total: float | None = None  # all workers', where it had to be known before anything was compressed
+    total: float | None = None  # of all workers, if it must be known before compression
     keep: Callable[[AggregationResult], AggregationResult] = without_own  # the part of results kept until commit
     window: int = DEPTH  # of the pipeline
     tuner: PipelineTuner | None = None  # chooses the window instead, over all reductions of a synchronizer
-    kept: KeptInputs | None = None  # what went in, where the group may change meanwhile
-    sampler: TensorSampler | None = None  # measures what tensors cost
+    kept: KeptInputs | None = None  # copies of inputs, if the group may change
+    sampler: TensorSampler | None = None  # measures the costs of tensors
     spent: list[ScriptCost] = field(default_factory=list)
     since: int = 0  # the step from which compressors count
-    agreed_step: int | None = None  # the step that all ranks make, where it had to be known before anything left
-    first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite here, or SHORT_OF_MEMORY
-    shortage: str = ""  # where memory ran out here; after `close`, where it did on some ranks
+    agreed_step: int | None = None  # the common step of all ranks, if it must be known before the first bucket
+    first_nonfinite: int = NOBODY  # the index of the first non-finite tensor here, or SHORT_OF_MEMORY
+    shortage: str = ""  # where memory ran out on this rank; after `close`, on any rank
     rows: Mapping[str, Rows] = field(default_factory=dict)  # means of sparse gradients, after `close_with_rows`
     staged: list[AggregationResult] = field(init=False, default_factory=list)  # by bucket, after `close`
-    _staged: dict[int, AggregationResult] = field(init=False, default_factory=dict)  # by the bucket's place
+    _staged: dict[int, AggregationResult] = field(init=False, default_factory=dict)  # by bucket index
     _left: list[ScriptRun] = field(init=False, default_factory=list)
     _pipeline: Pipeline = field(init=False)
     _began: float = field(init=False)
@@ -135,16 +135,16 @@ class StepReduction:
         self._began = time.perf_counter()
 
     def prepare(self) -> None:
-        """The reduction begins, or begins again, in the group as it is now: nothing has left, and nothing is staged."""
+        """Start or restart the reduction in the current group: nothing is sent or staged."""
         self.at = replace(self.at, rank=self.transport.rank, world=self.transport.world)
         self.total, self.agreed_step, self.first_nonfinite = self._given_total, None, NOBODY
         self._staged, self.staged, self._left, self.rows, self.shortage = {}, [], [], {}, ""
         self._pipeline = Pipeline(self.window if self.tuner is None else self.tuner.window)
 
     def open(self, batch: int, warn: Callable[[Sequence[tuple[int, float]]], None]) -> None:
-        """Before the first bucket ever: compare first batches, and agree on the weight that counts as one.
+        """Compare first batches, and agree on the weight that counts as 1. Called once, before the first bucket.
 
-        It belongs to the startup checks, not to any step's bytes.
+        Part of the startup checks; its bytes do not count for any step.
         """
         heard = run_script(gather_first_batches(batch, self.weight), self.transport).result
         weights = [theirs for _, theirs in heard if theirs > 0]
@@ -153,10 +153,11 @@ class StepReduction:
             warn(heard)
 
     def weigh(self, trained: Sequence[int], check: ParameterCheck) -> None:
-        """All-gather weights and steps first. A compressor's state has its own weight in it already, and a mean could
-        not be divided by the new total without dividing that, too; and it must be the state after the same step.
+        """All-gather weights and step counts before the first bucket. A compressor's state includes its own weight, so
+        a mean could not be divided by another total afterwards; and all states must be of the same step.
 
-        trained: the ranks that trained in the exchange before, and know whether its averages were used.
+        Args:
+            trained: ranks that trained in the previous exchange, and know whether its average was used.
         """
         performed = run_script(gather_standings(self.weight, self.at.step), self.transport)
         self.spent.append(performed)
@@ -167,32 +168,32 @@ class StepReduction:
 
     @property
     def factor(self) -> float:
-        """By what this worker's gradients are multiplied before they are averaged."""
+        """Factor for this worker's gradients before they are averaged."""
         if self.total is None:
             return self.weight / (self.reference or 1.0)
         return self.transport.world * self.weight / self.total if self.total else 0.0
 
     def correction(self, total: float) -> float:
-        """By what averages are multiplied, now that the total weight is known."""
+        """Factor for the averages, once the total weight is known."""
         return 1.0 if self.total is not None else self.transport.world * (self.reference or 1.0) / total
 
     def exchange(self, bucket: Reducible, fresh: BucketInput, scale: float) -> None:
-        """Begin to average one bucket in place."""
+        """Start averaging one bucket in place."""
         self._leave(self._aggregation(bucket, fresh, scale))
 
     def average(self, flat: Tensor) -> Tensor:
-        """Begin to average numbers uncompressed; their weighted mean is written in place."""
+        """Start averaging a tensor uncompressed; the weighted mean is written in place."""
         if self.kept is not None:
-            self.kept.keep(-1 - len(self._left), flat)  # no bucket's place
+            self.kept.keep(-1 - len(self._left), flat)  # negative, unlike the places of buckets
         self._leave(_mean(flat, self.factor))
         return flat
 
     def close(self, bucket: Reducible, fresh: BucketInput, scale: float, trailer: StepTrailer) -> StepDecision:
-        """Average the last bucket and finish all before it; the decision from all ranks' reports."""
+        """Average the last bucket and complete all others. Returns the decision derived from all ranks' reports."""
         return self._close(self._aggregation(bucket, fresh, scale), trailer)
 
     def close_with_rows(self, gradients: Mapping[str, Rows], trailer: StepTrailer) -> StepDecision:
-        """Average sparse gradients, which are whole at the end only, and finish all buckets."""
+        """Average sparse gradients, which are complete only after backward, and complete all buckets."""
         return self._close(self._sparse_mean(gradients), trailer)
 
     def _close(self, closing: Script, trailer: StepTrailer) -> StepDecision:
@@ -220,7 +221,7 @@ class StepReduction:
         return decision  # type: ignore[no-any-return]
 
     def _refuse_other_settings(self, mine: str, active: Sequence[int]) -> None:
-        """Raise MismatchError on all ranks; where members come and go, on newcomers alone if they are the others."""
+        """Raise MismatchError on all ranks; in an elastic run only on new workers, if only theirs differ."""
         joined: bool | None = getattr(self.transport, "joined", None)
         told = self.transport.all_gather_text(f"{bool(joined):d}{mine}")
         texts = [text[1:] for text in told]
@@ -229,9 +230,9 @@ class StepReduction:
         refuse_newcomers(texts, [text[0] == "1" for text in told], active, self.transport.rank)
 
     def _try(self, tuner: PipelineTuner, presence: Presence) -> None:
-        """Note what this reduction took; ranks compare once a trial is over. No part of any step's bytes.
+        """Record the duration of this reduction; ranks compare after a trial. Its bytes do not count for any step.
 
-        A rank without data began to wait at any time, so its seconds say nothing.
+        A rank without data may have waited for any time, so its duration is not used.
         """
         tuner.ended(time.perf_counter() - self._began if presence == Presence.TRAINING else None)
         if tuner.over:
@@ -244,9 +245,9 @@ class StepReduction:
         return self._left[-1]
 
     def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
-        """The bucket's script, in units that do not change when the loss scale does. Nothing infinite is sent."""
-        with named(bucket.packed, self.transport.rank):  # what fails on the device does so over this bucket
-            place, out = len(self._left), bucket.mean_buffer  # a script begins as soon as it is put in
+        """The bucket's script, in units independent of the loss scale. Non-finite values are not sent."""
+        with named(bucket.packed, self.transport.rank):  # device failures are reported for this bucket
+            place, out = len(self._left), bucket.mean_buffer  # a script starts when it is added to the pipeline
             if self.kept is None or not self.kept.restores(place, bucket.flat):
                 fresh.put(bucket.flat)
             factor = self.factor / scale
@@ -261,7 +262,7 @@ class StepReduction:
             def lost() -> None:
                 self._note_nonfinite(nonfinite_tensor(bucket, bucket.flat))
                 if self.kept is not None:
-                    self.kept.keep(place, bucket.flat)  # zeros are going to be written over it
+                    self.kept.keep(place, bucket.flat)  # before it is overwritten with zeros
 
             def short(failure: BaseException) -> None:
                 self.first_nonfinite, self.shortage = SHORT_OF_MEMORY, shortage(bucket.packed, self.at.rank, failure)
@@ -270,7 +271,7 @@ class StepReduction:
 
             sampler = self.sampler if self.sampler and self.weight and self.sampler.takes(bucket.layout) else None
             if sampler is not None and out is bucket.flat:
-                out = torch.empty_like(out)  # what went in is to be measured
+                out = torch.empty_like(out)  # the sampler needs the input
             meter, at = Metered(), replace(self.at, step=self.at.step - self.since)
             script = aggregate_finite(self.compressor, bucket.packed, bucket.state, at, out, lost, short)
             staged = yield from (script if sampler is None else meter.run(script, at))
@@ -279,7 +280,7 @@ class StepReduction:
             self._staged[place] = self.keep(staged)
 
     def _sparse_mean(self, gradients: Mapping[str, Rows]) -> Script:
-        """Nothing infinite is sent here either, nor anything whose sum might be."""
+        """Average rows. Non-finite values, and values with a sum that may overflow, are not sent."""
         own, world = {name: rows.scaled(self.factor) for name, rows in gradients.items()}, self.transport.world
         for name, rows in own.items():
             if not within_range(rows.values, world if rows.values.dtype.itemsize >= 4 else 1):
@@ -292,13 +293,13 @@ class StepReduction:
             self.first_nonfinite = self.names.index(name)
 
     def _conclude(self, trailer: StepTrailer) -> Generator[AllGather, Any, StepDecision]:
-        """Begins after the last bucket's encoder, so that the report tells what that one found."""
+        """Exchange reports. It starts after the last bucket's encoder, so that the report includes its failures."""
         steps = trailer.report.steps if self.agreed_step is None else self.agreed_step
         found = replace(trailer.report, steps=steps, first_nonfinite=self.first_nonfinite, sample=trailer.sample())
         return (yield from exchange_reports(found))
 
     def blame(self, decision: StepDecision, reduced: Sequence[Reducible]) -> NonFiniteOrigin | None:
-        """The rank and tensor whose number was not finite; None where all were."""
+        """The rank and tensor with the first non-finite value, or None."""
         if decision.nonfinite:
             rank, place = decision.nonfinite[0]
             return rank, self.names[place]
@@ -309,7 +310,7 @@ class StepReduction:
 
 
 def sum_costs(spent: Sequence[ScriptCost]) -> Mapping[str, float]:
-    """By the names of events.StepEnded."""
+    """Sum costs, by the field names of events.StepEnded."""
     found: dict[str, float] = {"encode_seconds": 0, "wire_seconds": 0, "decode_seconds": 0, "bytes_sent": 0}
     for each in spent:
         found["encode_seconds"] += each.encode_seconds
@@ -337,20 +338,20 @@ def nonfinite_tensor(bucket: Reducible, flat: Tensor) -> str:
 
 @dataclass
 class PendingReduction:
-    """One step's reduction of gradients as the training thread sees it: begin, send each bucket, wait, commit."""
+    """One step's reduction of gradients, controlled by the training thread: begin, send each bucket, wait, commit."""
 
     reduction: StepReduction
     buckets: Sequence[Bucket]
     sparse: SparseGradients
     comm_thread: CommThread
     taken: StepContext
-    agree: Agreement = unchanged  # on what was not finite, with ranks that hold other parts of the model
-    admits: bool = True  # whether newcomers may be let in before it
-    sent: int = 0  # how many buckets have left
+    agree: Agreement = unchanged  # on non-finite values, with ranks that hold other parts of the model
+    admits: bool = True  # whether new workers may be admitted before it
+    sent: int = 0  # number of buckets sent
     committed: bool = False
-    _transaction: Transaction | None = None  # where the group may change meanwhile
+    _transaction: Transaction | None = None  # if the group may change
     _work: list[Work[Any]] = field(default_factory=list)
-    _before: list[Callable[[], object]] = field(default_factory=list)  # what the next job begins with
+    _before: list[Callable[[], object]] = field(default_factory=list)  # jobs to run before the next one
 
     def __post_init__(self) -> None:
         if not self.comm_thread.is_fixed:
@@ -359,15 +360,15 @@ class PendingReduction:
     def begin(
         self, warn: Callable[[Sequence[tuple[int, float]]], None], trained: Sequence[int], check: ParameterCheck
     ) -> None:
-        """Find out what must be known before the first bucket leaves. trained: the members that did in the exchange
-        before; where those were not all, the others do not know whether its averages were used."""
+        """Run the exchanges that must precede the first bucket. trained: members that trained in the previous exchange;
+        if some did not, they do not know whether its average was used."""
         if self.reduction.reference is None:
             self._submit(partial(self.reduction.open, self.taken.first_batch, warn))
         weigh = partial(self._weigh, trained, check)
         if self._is_weighed(trained):
             self._submit(weigh)
         elif not self.comm_thread.is_fixed:
-            self._before.append(weigh)  # the group may be another by then; where it is not, no job is spent on it
+            self._before.append(weigh)  # the group may change first; if it does not, no separate job is needed
 
     def _is_weighed(self, trained: Sequence[int]) -> bool:
         for bucket in self.buckets:
@@ -384,7 +385,7 @@ class PendingReduction:
 
     def _weigh(self, trained: Sequence[int], check: ParameterCheck) -> None:
         if not self._is_weighed(trained):
-            return  # as all ranks find, now that the group is known
+            return  # all ranks agree on this, since the group is known here
         step = self.reduction.at.step
         members = self.comm_thread.members(self.reduction.transport.world)
         self.reduction.weigh([rank for rank, member in enumerate(members) if member in trained], check)
@@ -393,11 +394,11 @@ class PendingReduction:
                 bucket.roll_back()
 
     def _scale_of(self, bucket: Bucket) -> float:
-        """The factor to take out of a bucket before it is compressed: what is remembered has no loss scale in it."""
+        """Loss scale to remove before compression: compressor state must not depend on it."""
         return (self.taken.scale or 1.0) if bucket.state else 1.0
 
     def send(self, fresh: BucketInput, trailer: StepTrailer | None) -> None:
-        """Hand the next bucket to the communication thread; the last one takes this rank's report along."""
+        """Pass the next bucket to the communication thread; the last one carries this rank's report."""
         bucket = self.buckets[self.sent]
         scale = self._scale_of(bucket)
         job: Callable[[], Any] = partial(self.reduction.exchange, bucket, fresh, scale)
@@ -407,19 +408,19 @@ class PendingReduction:
         self.sent += 1
 
     def send_rows(self, gradients: Mapping[str, Rows], trailer: StepTrailer) -> None:
-        """Hand sparse gradients to the communication thread, after all buckets, with this rank's report."""
+        """Pass sparse gradients to the communication thread, after all buckets, with this rank's report."""
         self._work.append(self._submit(partial(self.reduction.close_with_rows, gradients, trailer), last=True))
 
     def wait(self) -> StepDecision:
-        """Once all buckets were sent: what all ranks decided together."""
+        """Wait for the common decision of all ranks, after all buckets were sent."""
         decision: StepDecision
         for work in self._work:
             decision = work.wait()
         return decision
 
     def commit(self, decision: StepDecision) -> NonFiniteOrigin | None:
-        """Show the optimizer the means and remember what compressors remember; or skip the step, and return what was
-        not finite."""
+        """Assign the means to gradients and adopt the compressors' new state; or skip the step. Returns the rank and
+        tensor with the first non-finite value, or None."""
         blame, weight = self.reduction.blame(decision, self.buckets), decision.weight
         if self.agree is not unchanged:
             blame = self.agree(blame)
@@ -435,10 +436,10 @@ class PendingReduction:
                 correction = self.reduction.correction(weight) * self._scale_of(bucket)
                 bucket.commit(staged.next_state, used, correction, staged.mean)
             elif skipped_by_scaler:
-                bucket.flat.fill_(inf)  # a GradScaler learns from it that the step was skipped
+                bucket.flat.fill_(inf)  # signals the skipped step to a GradScaler
                 bucket.point(used)
             else:
-                bucket.point(set())  # optimizers do nothing without gradients, unlike with zeros
+                bucket.point(set())  # optimizers skip missing gradients, but not zeros
         if self.reduction.kept is not None:
             self.reduction.kept.exchanged()
         if not self.sparse.parameters:
@@ -452,7 +453,7 @@ class PendingReduction:
         return blame
 
     def _withdraw(self) -> None:
-        """Nobody makes the step: gradients are as they were, but for those that lie in buckets, which are gone."""
+        """Cancel the step on all ranks: gradients stay as they were, except for those in buckets, which are removed."""
         for bucket in self.buckets:
             bucket.withdraw()
         if self.reduction.kept is not None:
@@ -460,7 +461,7 @@ class PendingReduction:
 
 
 def _all(*jobs: Callable[[], Any]) -> Any:
-    """What the last one returns."""
+    """Call all jobs; return the result of the last one."""
     *before, last = jobs
     for job in before:
         job()

@@ -1,4 +1,4 @@
-"""Step report: what each rank reports at the end of a step, and the decision that all ranks derive from all reports."""
+"""Step report: each rank's report at the end of a step, and the common decision derived from all reports."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gossamer.errors import MismatchError
 from gossamer.events import notice
 
 NOBODY, SHORT_OF_MEMORY = -1, -2
-HEAD = Struct("<dqqqiBB")  # of a report, alike on every machine
-FIELDS = np.dtype(  # the same
+HEAD = Struct("<dqqqiBB")  # of a report, in the same byte order on every machine
+FIELDS = np.dtype(  # the fields of HEAD
     [
         ("weight", "<f8"),
         ("settings", "<i8"),
@@ -31,28 +31,28 @@ FIELDS = np.dtype(  # the same
         ("wishes", "u1"),
     ]
 )
-STOP, LOOK, LAP = 1, 2, 4  # wishes; above them the lap
+STOP, LOOK, LAP = 1, 2, 4  # bits of the last field; the bits above them are the lap
 LAPS = 64
 
 Flags = npt.NDArray[np.bool_]
 NO_FLAGS: Flags = np.zeros(0, dtype=bool)
-NonFiniteOrigin = tuple[int | None, str]  # (rank, tensor); no rank where only the agreed mean was not finite
+NonFiniteOrigin = tuple[int | None, str]  # (rank, tensor); no rank if only the common mean was not finite
 
 Agreement = Callable[[NonFiniteOrigin | None], NonFiniteOrigin | None]
 
 
 def unchanged(blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
-    """The agreement of a rank that holds the whole model."""
+    """The agreement of a rank that holds the whole model: its own value."""
     return blame
 
 
 class Presence(IntEnum):
-    """Why a rank takes part in a reduction."""
+    """Why a rank joins a reduction."""
 
     OUT_OF_DATA = 0
     TRAINING = 1  # it has data
-    SAVING = 2  # it has none now: it called session.save(), and so on for the calls below
-    ENDING = 3  # it will have none any more
+    SAVING = 2  # it has no data at the moment: it called session.save(); the calls below are similar
+    ENDING = 3  # it will have no more data
     LOADING = 4
     SWITCHING = 5
     MERGING = 6
@@ -60,7 +60,7 @@ class Presence(IntEnum):
 
     @property
     def call(self) -> str | None:
-        """The call that needs every rank at the same step, as the loop writes it; None where there is none."""
+        """The call that needs every rank at the same step, as written in the loop, or None."""
         return CALLS.get(self)
 
 
@@ -82,33 +82,33 @@ class StepReport:
     settings: int  # a hash of the optimizer's hyperparameters
     steps: int  # of the optimizer, before this one
     used: Flags  # by place: parameters that have a gradient
-    moved: Flags  # by place: modules whose buffers changed
-    first_nonfinite: int = NOBODY  # the place of the first tensor that was not finite, or SHORT_OF_MEMORY
+    moved: Flags  # by place: modules with changed buffers
+    first_nonfinite: int = NOBODY  # the place of the first non-finite tensor, or SHORT_OF_MEMORY
     sample: int = 0  # a hash of a part of the parameters; see gossamer.train.engine.parameter_check
-    stop: bool = False  # this rank was asked to end the run
-    look: bool = False  # it wants all to tell what they measured, since its steps have become slow
+    stop: bool = False  # this rank requests the end of the run
+    look: bool = False  # it requests the measurements of all ranks, since its steps have become slow
     lap: int = 0  # its position in its data, in half epochs, modulo LAPS
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepDecision:
-    """What follows from all reports, the same on every rank. "Active" ranks had data."""
+    """Decision derived from all reports, the same on every rank. "Active" ranks had data."""
 
     weight: float  # of all batches
     presences: tuple[Presence, ...]  # by rank
     active: tuple[int, ...]
-    all_trained: bool  # every rank is active, and goes on to its optimizer's step
+    all_trained: bool  # every rank is active, and continues with its optimizer step
     stop: bool  # the run ends
-    look: bool  # some rank wants all to tell what they measured
-    nonfinite: tuple[tuple[int, int], ...]  # (rank, place of a tensor) of numbers that are not finite
-    short: bool  # memory ran out on some rank, so no rank makes the step
+    look: bool  # a rank requested the measurements of all ranks
+    nonfinite: tuple[tuple[int, int], ...]  # (rank, place of a tensor) of non-finite values
+    short: bool  # memory ran out on a rank, so no rank makes the step
     alike: bool  # active ranks have the same optimizer settings
-    steps: Mapping[int, int]  # that each active rank has made
-    in_step: bool  # equally many on all of them: else their gradients do not belong together, and no rank uses them
-    parted: tuple[int, ...]  # the active ranks, where the checksums of their parameters differ
+    steps: Mapping[int, int]  # number of steps made by each active rank
+    in_step: bool  # these are equal; otherwise the gradients do not match, and no rank uses them
+    parted: tuple[int, ...]  # the active ranks, if the checksums of their parameters differ
     apart_in_data: Mapping[int, float]  # see `_apart`
     used: Flags  # parameters that have a gradient on some rank
-    moved: Flags  # modules whose buffers changed on some rank
+    moved: Flags  # modules with buffers that changed on some rank
 
 
 def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
@@ -137,7 +137,7 @@ def encode(report: StepReport) -> Tensor:
 
 
 def decide(texts: Sequence[Tensor], parameters: int, buffers: int) -> StepDecision:
-    """Decode all ranks' reports at once. texts: by rank, as `encode` made them of so many flags."""
+    """Decode all ranks' reports at once. texts: by rank, as encoded with these numbers of flags."""
     raw = torch.stack([*texts]).numpy()
     split = HEAD.size + -(-parameters // 8)
     heads = raw[:, : HEAD.size].copy().view(FIELDS)[:, 0]
@@ -148,7 +148,7 @@ def decide(texts: Sequence[Tensor], parameters: int, buffers: int) -> StepDecisi
     in_step, settings = len({*steps.values()}) <= 1, {*heads["settings"][trained].tolist()}
     samples, laps = {*heads["sample"][trained].tolist()}, (heads["wishes"][trained] // LAP).tolist()
     return StepDecision(
-        weight=sum(heads["weight"].tolist()),  # in the order of ranks, or the bits would be others
+        weight=sum(heads["weight"].tolist()),  # in rank order, for the same bits on every rank
         presences=tuple(map(Presence, presence.tolist())),
         active=active,
         all_trained=len(active) == len(texts),
@@ -167,7 +167,7 @@ def decide(texts: Sequence[Tensor], parameters: int, buffers: int) -> StepDecisi
 
 
 def _apart(laps: Mapping[int, int]) -> Mapping[int, float]:
-    """How far each rank is ahead of the first, in epochs, where that is more than half of one."""
+    """Lead of each rank over the first one, in epochs; empty unless some lead is more than half an epoch."""
     first = next(iter(laps.values()))
     ahead = {rank: (lap - first + LAPS // 2) % LAPS - LAPS // 2 for rank, lap in laps.items()}
     apart = any(abs(more) >= 2 for more in ahead.values())
@@ -175,7 +175,7 @@ def _apart(laps: Mapping[int, int]) -> Mapping[int, float]:
 
 
 def gather_first_batches(batch: int, weight: float) -> Generator[AllGather, Any, Sequence[tuple[int, float]]]:
-    """The first operation of a session: each rank's first batch, as a hash, and its weight."""
+    """The first operation of a session: the hash of each rank's first batch, and its weight."""
     heard = yield AllGather(
         (torch.tensor([weight], dtype=torch.float64, device="cpu"), torch.tensor([batch], device="cpu"))
     )
@@ -187,14 +187,14 @@ STANDING_BYTES = 16
 
 @dataclass(frozen=True)
 class Standings:
-    """What the ranks say before a step's first bucket leaves."""
+    """Weights and steps of the ranks, exchanged before a step's first bucket."""
 
     weight: float  # of all batches
     steps: tuple[int, ...]  # of the optimizer, by rank
 
 
 def gather_standings(weight: float, steps: int) -> Generator[AllGather, Any, Standings]:
-    """The first operation of a step whose compressor has state, or before which a rank was out of data."""
+    """The first operation of a step if its compressor has state, or if a rank was out of data before."""
     heard = yield AllGather((torch.tensor([weight, steps], dtype=torch.float64, device="cpu"),))
     weights, made = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
     return Standings(float(sum(weights)), tuple(map(int, made)))
@@ -222,14 +222,18 @@ def settings(optimizer: Optimizer) -> str:
 
 
 def with_weights(settings: str, *, said: bool) -> str:
-    """The same, and whether the loop says how much its batches count, which is compared along."""
+    """`settings`, and whether the loop sets batch weights, for comparison between ranks."""
     return f"{settings}\nsession.set_batch_weight(...) was {'' if said else 'not '}called"
 
 
 def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Sequence[int], rank: int) -> None:
-    """Raise MismatchError where the members that began a run differ; else on the newcomers alone that differ from them.
+    """Raise MismatchError if the members that started a run differ; otherwise only on new workers that differ.
 
-    texts: of `with_weights`, by rank. joined: whether a rank came later. active: the ranks that train. rank: this one.
+    Args:
+        texts: results of `with_weights`, by rank.
+        joined: whether each rank joined later.
+        active: the ranks that train.
+        rank: this rank.
     """
     began = [each for each in active if not joined[each]] or list(active[:1])
     if len({texts[each] for each in began}) > 1:
@@ -239,23 +243,23 @@ def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Seque
         compare_settings([texts[began[0]] if each not in odd else texts[each] for each in range(len(texts))])
     if odd and rank == began[0]:
         notice(
-            f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} joined this run with other settings of the "
-            f"optimizer and must not go on: {by_value([text.rsplit(chr(10), 1)[0] for text in texts])}. The others do"
+            f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} joined this run with other optimizer settings and "
+            f"cannot continue: {by_value([text.rsplit(chr(10), 1)[0] for text in texts])}. The other ranks continue"
         )
 
 
 def compare_settings(texts: Sequence[str]) -> None:
-    """Raise MismatchError for the texts of `with_weights` by rank, which differ."""
+    """Raise MismatchError for differing results of `with_weights`, by rank."""
     settings, weights = zip(*(text.rsplit("\n", 1) for text in texts), strict=True)
     if len({*weights}) > 1:
         raise MismatchError(
-            "a rank's batch counts for one until its weight is said, so beside numbers of samples it would count for "
-            f"nearly nothing: {by_value(weights)}. Write session.set_batch_weight(len(batch)) before backward() on "
-            "every rank, or on none."
+            "only some ranks have set a batch weight. The default weight is 1, which is almost nothing relative to a "
+            f"number of samples: {by_value(weights)}. Write session.set_batch_weight(len(batch)) before backward() on "
+            "every rank, or on no rank."
         )
     raise MismatchError(
-        "the ranks would take different steps from the same gradient, so their parameters would drift apart: the "
-        f"optimizer's settings are {by_value(settings)}. Step learning-rate schedulers equally often on every rank; "
-        "where ranks have different numbers of batches, once an epoch instead of once a batch. In an elastic run, "
-        "track them, or a newcomer's begin anew: session.track(scheduler=scheduler)."
+        "the optimizer settings of the ranks differ, so they would take different steps from the same gradient and "
+        f"their parameters would diverge: {by_value(settings)}. Step learning-rate schedulers equally often on every "
+        "rank; if ranks have different numbers of batches, once per epoch instead of once per batch. In an elastic "
+        "run, track them so that new workers receive their state: session.track(scheduler=scheduler)."
     )

@@ -1,9 +1,9 @@
-"""Sparse gradients: averages the gradients of embeddings as rows, beside the buckets of dense ones.
+"""Sparse gradients: averages the gradients of embeddings as rows, outside of the buckets of dense ones.
 
-    counts   all-gather   [3, 0] on rank 0, [2, 4] on rank 1: the rows that each has of two tables
-    rows     all-gather   3 rows of the first table and 4 of the second from either, padded where it has fewer
+    counts   all-gather   [3, 0] on rank 0, [2, 4] on rank 1: number of rows of two tables on each rank
+    rows     all-gather   3 rows of the first table and 4 of the second from either rank, padded to these numbers
 
-Both travel along with the report that ends a step. No compressor sees them: few rows are few bytes already.
+Both are sent together with the report that ends a step. Rows are not compressed, since they are few bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gossamer.errors import LayoutError, LoopError
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a table whose other rows are zeros. `numbers` ascend, and none is there twice."""
+    """Nonzero rows of a table. `numbers` are the row indices, ascending and unique."""
 
-    numbers: Tensor  # (n,), int32 where that is enough
+    numbers: Tensor  # (n,), int32 if that suffices
     values: Tensor  # (n, ...), in the table's dtype
 
     @classmethod
@@ -52,19 +52,19 @@ class Rows:
         return Rows(self.numbers[:0], self.values[:0])
 
     def padded(self, count: int) -> tuple[Tensor, Tensor]:
-        """What travels: (count,) and (count, ...)."""
+        """The payload: (count,) and (count, ...)."""
         missing = count - len(self)
         beside = (0, 0) * (self.values.dim() - 1)
         return pad(self.numbers, (0, missing)), pad(self.values, (*beside, 0, missing)).contiguous()
 
     def sparse(self, table: Tensor) -> Tensor:
-        """As a gradient of the table: coalesced."""
+        """As a coalesced sparse gradient of the table."""
         indices = self.numbers.to(torch.int64).unsqueeze(0)
         return torch.sparse_coo_tensor(indices, self.values, table.shape, is_coalesced=True, check_invariants=False)
 
 
 def mean_rows(own: Sequence[Rows], world: int) -> Generator[AllGather, Any, list[Rows]]:
-    """All-gather rows of several tables; their means over the group, the same bits on every rank."""
+    """All-gather rows of several tables. Returns their means over the group, the same bits on every rank."""
     lengths = torch.tensor([len(rows) for rows in own], dtype=torch.int64, device="cpu")
     counts = [theirs.tolist() for (theirs,) in (yield AllGather((lengths,)))]
     longest = [max(of_table) for of_table in zip(*counts, strict=True)]
@@ -82,17 +82,17 @@ def mean_rows(own: Sequence[Rows], world: int) -> Generator[AllGather, Any, list
 
 
 def _mean(rows: Sequence[Rows]) -> Rows:
-    """Summed by rank order and divided once; half precision is summed in float32 and rounded once."""
+    """Sum in rank order, then divide once; half precision is summed in float32 and rounded once."""
     dtype = rows[0].values.dtype
     numbers, places = torch.unique(torch.cat([each.numbers for each in rows]), return_inverse=True)
     total = rows[0].values.new_zeros((len(numbers), *rows[0].values.shape[1:]), dtype=accumulation_dtype(dtype))
     for each, place in zip(rows, places.split([len(each) for each in rows]), strict=True):
-        total.index_add_(0, place, each.values.to(total.dtype))  # no row is there twice: an order nobody chooses
+        total.index_add_(0, place, each.values.to(total.dtype))  # rows are unique: a deterministic order
     return Rows(numbers, total.div_(len(rows)).to(dtype))
 
 
 class SparseGradients:
-    """The parameters of one model whose gradients are sparse, and their means as the optimizer is shown them."""
+    """Parameters of one model with sparse gradients, and the means assigned to them."""
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         self.parameters = dict(parameters)
@@ -103,7 +103,7 @@ class SparseGradients:
         return len(self.parameters)
 
     def rows(self) -> dict[str, Rows]:
-        """Of the gradients that are there. Raises LoopError for one that is dense, LayoutError for a resized table."""
+        """Rows of all gradients. Raises LoopError for a dense gradient, LayoutError for a resized table."""
         return {name: self._rows(name, table) for name, table in self.parameters.items()}
 
     def no_rows(self) -> dict[str, Rows]:
@@ -115,21 +115,21 @@ class SparseGradients:
             return Rows.none_of(table)
         if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
             raise LoopError(
-                f'"{name}" belongs to a module built with sparse=True, and its gradient is not one of rows but '
-                f"{_told(gradient)}: something else uses it as well, such as an output layer that is tied to it. All "
-                "its rows would travel in every step. Build it with sparse=False."
+                f'"{name}" belongs to a module built with sparse=True, but its gradient is {_told(gradient)}, not '
+                "rows: another module uses it as well, such as a tied output layer. All of its rows would be sent in "
+                "every step. Build the module with sparse=False."
             )
         if gradient.shape != self._shapes[name]:
             raise LayoutError(
-                f'"{name}" was {tuple(self._shapes[name])} at attach and is {tuple(gradient.shape)} now, and other '
-                f'ranks would add its rows to other ones. Call session.reset_compressor_state("{name}") after resizing.'
+                f'"{name}" was {tuple(self._shapes[name])} at attach and is {tuple(gradient.shape)} now, so rows of '
+                f'different ranks do not match. Call session.reset_compressor_state("{name}") after resizing.'
             )
         return Rows.of(gradient, table)
 
-    # -- what the optimizer is shown -----------------------------------------------------------------------------------
+    # -- gradients for the optimizer -----------------------------------------------------------------------------------
 
     def show(self, means: Mapping[str, Rows], used: Set[str], correction: float) -> None:
-        """Make means, times `correction`, the gradients of the `used` parameters; the others have none."""
+        """Assign the means, times `correction`, to the gradients of `used` parameters; the others get None."""
         self._shown = {}
         for name, table in self.parameters.items():
             table.grad = None
@@ -139,7 +139,7 @@ class SparseGradients:
                 table.grad = self._shown[name] = mean.sparse(table)
 
     def show_infinite(self, used: Set[str]) -> None:
-        """A GradScaler learns from it that the step was skipped."""
+        """Assign infinite gradients, which signal the skipped step to a GradScaler."""
         ends = {
             name: Rows(none.numbers.new_zeros(1), none.values.new_full((1, *none.values.shape[1:]), torch.inf))
             for name, none in self.no_rows().items()
@@ -147,12 +147,12 @@ class SparseGradients:
         self.show(ends, used, 1.0)
 
     def clear(self) -> None:
-        """Optimizers do nothing without gradients."""
+        """Remove all gradients, so that optimizers skip the parameters."""
         self.show({}, set(), 1.0)
 
     @property
     def has_new(self) -> bool:
-        """Whether there are gradients that are not the means shown."""
+        """Whether there are gradients other than the assigned means."""
         return any(table.grad is not None and table.grad is not self._shown.get(n) for n, table in self._tables)
 
     @property
@@ -162,7 +162,7 @@ class SparseGradients:
 
     @property
     def zeroed(self) -> bool:
-        """Whether zero_grad(set_to_none=False) has cleared what was shown; a new gradient may have come since."""
+        """Whether zero_grad(set_to_none=False) has cleared the means; one new gradient may have arrived."""
         filled = sum(gradient._nnz() > 0 for gradient in self._shown.values())
         return filled <= (len(self._shown) > 1)
 
@@ -171,14 +171,14 @@ class SparseGradients:
         return list(self.parameters.items())
 
     def fingerprint(self) -> str:
-        """Names, shapes and dtypes, which are the same on every rank; empty where there are none."""
+        """Names, shapes and dtypes, equal on every rank; empty without sparse gradients."""
         return "".join(
             f";{name} by rows {tuple(table.shape)} {dtype_name(table.dtype)}" for name, table in self._tables
         )
 
 
 def entries(gradient: Tensor) -> Tensor:
-    """The numbers that a gradient holds: itself, or the rows of a sparse one, as a view."""
+    """The stored values of a gradient: itself, or the rows of a sparse one, as a view."""
     return gradient._values() if gradient.layout == torch.sparse_coo else gradient
 
 

@@ -1,15 +1,16 @@
-"""Tensor sampler: measures now and then what each tensor of a bucket costs, and what of it waits for later steps.
+"""Tensor sampler: samples the bytes that each tensor of a bucket costs, and the part of it that is not sent yet.
 
-One bucket at a time, in turn, on the communication thread, right after its aggregation, while something listens:
+One bucket at a time, in turn, on the communication thread after its aggregation, while an exporter subscribes:
 
     gradient_norm = |x|, residual_norm = |r'|, energy_share = 1 - |wanted - own|^2 / |wanted|^2
 
-x is what this worker gives (gradients, or how far its parameters went), own its part of the mean, r' what it keeps for
-later. wanted = own + r' where something is kept, since a residual holds just what did not go; else x. Under differences
-(EF21) wanted is what is told, and what others do not know of it waits. What cannot be told apart is None.
+x is this worker's input (gradients, or the change of its parameters), own its contribution to the mean, r' its new
+residual. wanted = own + r' with a residual, since that holds exactly the unsent part; otherwise x. For compressors of
+differences (EF21), wanted is the encoded value, and the residual is its difference to the value known to the others.
+None means that a value cannot be determined.
 
-bytes: those of the bucket's operations, divided as the tensors' own would be if each traveled alone.
-law:   they add up to the bucket's; without compression energy_share is 1 and residual_norm 0
+bytes: the bytes of the bucket's operations, divided in proportion to the bytes of each tensor sent alone.
+law:   they add up to the bucket's bytes; without compression energy_share is 1 and residual_norm 0
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ from gossamer.base.ops import Script
 from gossamer.base.runner import price
 from gossamer.events import TensorCost
 
-SAMPLE_SECONDS = 1.0  # between two samples, at least, once every bucket has had its first
-SAMPLE_SHARE = 0.005  # of the communication thread's time, at most
-CHUNK = 2**18  # elements that are measured at once, in float64
+SAMPLE_SECONDS = 1.0  # minimum time between two samples, once every bucket was sampled
+SAMPLE_SHARE = 0.005  # maximum share of the communication thread's time
+CHUNK = 2**18  # elements that are summed at once, in float64
 
-Energy = Tensor | float  # a sum of squares, on the device of what was summed
+Energy = Tensor | float  # a sum of squares, on the device of its inputs
 
 
 class TensorSampler:
-    """Chooses buckets to measure, measures them, and emits events.TensorsTold. steps: made so far."""
+    """Chooses buckets, measures them, and emits events.TensorsTold. steps: returns the number of steps made."""
 
     def __init__(self, steps: Callable[[], int], clock: Callable[[], float] = time.perf_counter) -> None:
         self._steps, self._clock = steps, clock
         self._due = -inf
-        self._measured: set[str] = set()  # buckets of this turn, by their first tensor
-        self._passed: set[str] = set()  # of them, those that came by again since the last sample
+        self._measured: set[str] = set()  # buckets measured in this cycle, by their first tensor
+        self._passed: set[str] = set()  # those of them that were skipped since the last sample
         self._went_round, self._cold = False, True
-        self._alone: dict[str, Sequence[float]] = {}  # bytes of each tensor by itself
+        self._alone: dict[str, Sequence[float]] = {}  # bytes of each tensor sent alone
 
     def takes(self, layout: Layout) -> bool:
-        """Whether the bucket that is about to be aggregated is to be measured."""
+        """Whether to measure the next bucket."""
         if self._clock() < self._due or not events.sampled() or not layout.names or not self._steps():
-            return False  # the first step is that of all imports and first allocations, and nothing waits yet
+            return False  # the first step includes imports and first allocations, and has no residuals yet
         name = layout.names[0]
         if name in self._measured and name not in self._passed:
-            self._passed.add(name)  # another may have had no turn yet
+            self._passed.add(name)  # other buckets may not have been measured yet
             return False
         if name in self._measured:
             self._went_round, self._measured = True, set()
@@ -69,9 +70,11 @@ class TensorSampler:
     def measure(
         self, compressor: Compressor, x: FlatTensors, staged: AggregationResult, nbytes: float, at: AggregationContext
     ) -> None:
-        """Tell of a bucket. x: as it was given to the compressor; nbytes: that its operations have sent.
+        """Measure a bucket and emit its costs. An error ends sampling, but not the training.
 
-        An error ends the samples, and not the training that they look at.
+        Args:
+            x: input of the compressor.
+            nbytes: bytes that the bucket's operations have sent.
         """
         try:
             costs = self._bytes(compressor, x, nbytes, at)  # priced once
@@ -79,12 +82,12 @@ class TensorSampler:
             rows = self._rows(compressor, x, staged, costs)
         except Exception as error:
             self._due = inf
-            events.notice(f"what tensors cost is not measured any more ({type(error).__name__}: {error})")
+            events.notice(f"the costs of tensors are no longer measured ({type(error).__name__}: {error})")
             return
         events.emit(events.TensorsTold(step=self._steps(), tensors=rows))
         ended = self._clock()
         least = SAMPLE_SECONDS if self._went_round or self._cold else 0.0
-        took = 0.0 if self._cold else ended - began  # the first, which finds nothing in caches, is no measure of others
+        took = 0.0 if self._cold else ended - began  # the first sample runs with cold caches and is not representative
         self._due, self._cold = ended + max(least, took / SAMPLE_SHARE), False
 
     def _rows(
@@ -104,14 +107,14 @@ class TensorSampler:
 
 
 def apportioned(nbytes: float, alone: Sequence[float], sizes: Sequence[int]) -> Sequence[float]:
-    """A bucket's bytes by tensor, as those of each alone; by size where they would send nothing."""
+    """Divide a bucket's bytes among its tensors, in proportion to `alone`, or to their sizes if that is zero."""
     parts = alone if sum(alone) > 0 else sizes
     whole = sum(parts)
     return [nbytes * part / whole if whole else 0.0 for part in parts]
 
 
 def _alone(compressor: Compressor, slot: Slot, dtype: torch.dtype, at: AggregationContext) -> float:
-    """Bytes that this worker would send for one tensor."""
+    """Bytes that this worker would send for one tensor alone."""
     layout = Layout((Slot(slot.name, slot.shape, 0, slot.stride),))
     like = FlatTensors(torch.empty(slot.numel, dtype=dtype, device="meta"), layout)
     script = compressor.aggregate(like, compressor.init(like, at), at)
@@ -120,7 +123,7 @@ def _alone(compressor: Compressor, slot: Slot, dtype: torch.dtype, at: Aggregati
 
 @dataclass
 class Metered:
-    """Adds up the bytes of a script's operations."""
+    """Sums the bytes of a script's operations."""
 
     nbytes: float = field(init=False, default=0.0)
 
@@ -140,7 +143,7 @@ class Metered:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a state remembers of one tensor."""
+    """State of one tensor: residuals, the value known to others, the smoothed value."""
 
     unsent: Sequence[Tensor]
     known: Tensor | None
@@ -162,7 +165,7 @@ def _flat_of(packed: FlatTensors, slot: Slot) -> Tensor:
     return packed.layout.by_name[slot.name].flat_view(packed.flat)
 
 
-#: Sums of squares of: what was given, what is kept, what was wanted, and what of it did not go; None: not known.
+#: Sums of squares of: the input, the residual, the wanted value, and the part of it that was not sent; None if unknown.
 _Energies = tuple[Energy, Energy | None, Energy | None, Energy | None]
 
 
@@ -170,7 +173,7 @@ def _energies(slot: Slot, compressor: Compressor, x: FlatTensors, own: Tensor, s
     given, sent = slot.flat_view(x.flat), slot.flat_view(own)
     kept, owned = _kept(state, slot), compressor.owns_momentum(slot)
     if owned is not None and owned.rule is not UpdateRule.VELOCITY:
-        return _energy(given), None, None, None  # what is kept is of moments, in other units
+        return _energy(given), None, None, None  # the residual is of moments, in other units
     if kept.known is not None:
         told = given if kept.smoothed is None else kept.smoothed
         waits = _energy(told, kept.known, -1)
@@ -179,7 +182,7 @@ def _energies(slot: Slot, compressor: Compressor, x: FlatTensors, own: Tensor, s
         return _energy(given), 0.0, _energy(given), _energy(given, sent, -1)
     waits = sum((_energy(each) for each in kept.unsent[1:]), _energy(kept.unsent[0]))
     if len(kept.unsent) > 1 or kept.unsent[0].numel() != slot.numel:
-        return _energy(given), waits, None, None  # parts of several stages, which add up to no error of this worker's
+        return _energy(given), waits, None, None  # residuals of several stages do not add up to this worker's error
     return _energy(given), waits, _energy(sent, kept.unsent[0]), waits
 
 
@@ -195,7 +198,7 @@ def _energy(a: Tensor, b: Tensor | None = None, sign: int = 1) -> Tensor:
 
 
 def _on_host(energies: Sequence[_Energies]) -> Sequence[Sequence[float | None]]:
-    """All that lie on a device, fetched at once."""
+    """Fetch all values on a device at once."""
     there = [each for row in energies for each in row if isinstance(each, Tensor)]
     fetched = iter(torch.stack(there).tolist() if there else [])
     return [[next(fetched) if isinstance(each, Tensor) else each for each in row] for row in energies]

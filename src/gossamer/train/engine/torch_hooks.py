@@ -1,4 +1,4 @@
-"""Torch hooks: autograd as a source of gradients, which tells when each is ready and when a backward pass is over."""
+"""Torch hooks: autograd as a source of gradients; reports each gradient and the end of a backward pass."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from gossamer.train.engine.sparse_gradients import entries
 
 
 class OutermostBackward:
-    """Calls `began` at the first gradient of a backward pass, and `over` when that pass is over.
+    """Calls `began` at the first gradient of a backward pass, and `over` at the end of that pass.
 
-    Reentrant activation checkpointing runs a backward pass within the pass for every segment: a graph task of its own,
-    whose end is not the end, and from within which nothing can be queued for the outer one's. So a pass that is first
-    seen from within hooks the nodes that its outer graph goes on with, and waits for the end from there.
+    Reentrant activation checkpointing runs a nested backward pass for every segment. Its end is not the end of the
+    outer pass, and callbacks for the outer pass cannot be queued from within it. If the first gradient arrives in a
+    nested pass, hooks on the next nodes of the outer graph queue the callback.
     """
 
     def __init__(self, began: Callable[[], None], over: Callable[[], None]) -> None:
         self._began, self._over, self._pid = began, over, os.getpid()
-        self.task: int | None = None  # the graph task whose gradients came last
-        self._pass: weakref.ref[_Pass] | None = None  # only the engine keeps it: one that failed is gone
+        self.task: int | None = None  # the graph task of the last gradient
+        self._pass: weakref.ref[_Pass] | None = None  # weak: after a failed pass the engine drops the object
 
     def enter(self) -> bool:
-        """A gradient of another graph task than `task` is there. Does nothing in a forked child: False."""
+        """Called for a gradient of another graph task than `task`. Does nothing in a forked child and returns False."""
         if os.getpid() != self._pid:
             return False
         refuse_capture("loss.backward()")
@@ -61,11 +61,11 @@ class OutermostBackward:
         return True
 
     def _outside(self, now: _Pass, _: object) -> None:
-        """The outer graph goes on, after the function within which a gradient was first seen."""
+        """Called when the outer graph continues after the function in which the first gradient arrived."""
         self._await_end(now)
 
     def _await_end(self, now: _Pass) -> None:
-        """Called in the outermost graph task."""
+        """Queue the callback for the end of the pass. Called in the outermost graph task."""
         for hook in now.hooks:
             hook.remove()
         if not now.awaits_end:
@@ -81,7 +81,7 @@ class OutermostBackward:
 
 
 class _Pass:
-    """An outermost backward pass, of which `first_task` was seen first."""
+    """An outermost backward pass, first seen in the graph task `first_task`."""
 
     def __init__(self, first_task: int) -> None:
         self._first_task = first_task
@@ -89,14 +89,13 @@ class _Pass:
         self.hooks: list[RemovableHandle] = []
 
     def holds(self, task: int) -> bool:
-        """Whether a graph task that no function's backward is known to have begun belongs to this pass: a nested one on
-        another device's thread, or the outermost one, which is older than those within it."""
+        """Whether a graph task belongs to this pass, if no enclosing function is known: a nested task on another
+        device's thread, or the outermost task, which is older than nested ones."""
         return self.awaits_end or task < self._first_task
 
 
 def outermost_function() -> Node | None:
-    """The autograd function of the outermost graph whose backward runs a backward pass, in which the caller is; None
-    where the caller is in no such pass."""
+    """The outermost autograd function on the call stack that runs a backward pass in its backward; None without one."""
     found: Node | None = None
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -108,19 +107,19 @@ def outermost_function() -> Node | None:
 
 @dataclass
 class LoopControls:
-    """What the training loop says of its backward passes."""
+    """Settings of the training loop for its backward passes."""
 
     weight: float = 1.0  # of this rank's batch
-    muted: bool = False  # backward passes add up and send nothing
+    muted: bool = False  # accumulate gradients and send nothing
 
 
 def _nothing() -> None:
-    """Nobody asked."""
+    """Default callback."""
 
 
 class BackwardMonitor(OutermostBackward):
-    """Autograd as a source of gradients: hooks call `began` at the first gradient of a backward pass that reaches some
-    of `parameters`, `ready` at each of them, and `over` when the pass is over. None of them while `controls` are muted.
+    """Autograd as a source of gradients. Calls `began` at the first gradient of a backward pass that reaches some of
+    `parameters`, `ready` at each gradient, and `over` at the end of the pass; nothing while `controls` are muted.
     """
 
     def __init__(
@@ -139,12 +138,12 @@ class BackwardMonitor(OutermostBackward):
         ]
 
     def _entered(self, name: str, parameter: Tensor) -> None:
-        """Runs once per parameter, so it does as little as it can."""
+        """Runs once per parameter, so it must be cheap."""
         if not self._controls.muted and torch._C._current_graph_task_id() != self.task:
             self.enter()
 
     def _arrived(self, name: str, parameter: Tensor) -> None:
-        """Runs once per parameter, too."""
+        """Runs once per parameter, so it must be cheap."""
         if self._controls.muted or (torch._C._current_graph_task_id() != self.task and not self.enter()):
             return
         assert self._ready is not None
@@ -156,7 +155,7 @@ class BackwardMonitor(OutermostBackward):
 
 
 def nonfinite_gradient(buckets: Iterable[Bucket]) -> str | None:
-    """The name of a gradient that is not finite; None where all are."""
+    """The name of a gradient that is not finite, or None."""
     for bucket in buckets:
         for name, parameter in bucket.parameters.items():
             if parameter.grad is not None and not all_finite(entries(parameter.grad)):
@@ -165,27 +164,27 @@ def nonfinite_gradient(buckets: Iterable[Bucket]) -> str | None:
 
 
 def drop_gradients(buckets: Iterable[Bucket]) -> None:
-    """Take all gradients away, so that the optimizer does nothing."""
+    """Remove all gradients, so that the optimizer skips the parameters."""
     for bucket in buckets:
         for parameter in bucket.parameters.values():
             parameter.grad = None
 
 
-# -- CUDA graphs, which would replay kernels and call no hook ----------------------------------------------------------
+# -- CUDA graphs, which replay kernels without calling hooks -----------------------------------------------------------
 
 
 def is_capturing() -> bool:
-    """Whether the caller's stream records a CUDA graph. Asks no GPU, and nothing where none was used."""
+    """Whether the current stream records a CUDA graph. Does not synchronize, nor initialize CUDA."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_capture(what: str) -> None:
-    """Raise LoopError where `what`, a hook of a session, runs while a graph is recorded."""
+    """Raise LoopError if `what`, a hook of a session, runs during the capture of a CUDA graph."""
     if is_capturing():
         raise LoopError(
-            f"a CUDA graph is recorded around {what}, where gossamer talks to the other workers: a replay calls no "
-            "hook, so every later step would be trained alone. Record forward and backward without their hooks: "
+            f"a CUDA graph is captured around {what}, which communicates with the other workers: a replay calls no "
+            "hooks, so later steps would not be synchronized. Capture forward and backward without their hooks: "
             "model = torch.cuda.make_graphed_callables(model, (inputs,)) before gossamer.attach(model, optimizer), or "
-            'torch.compile(model, mode="reduce-overhead"); and leave loss.backward() and optimizer.step() outside of '
+            'torch.compile(model, mode="reduce-overhead"); and keep loss.backward() and optimizer.step() outside of '
             "torch.cuda.graph(...)."
         )

@@ -1,4 +1,4 @@
-"""Unsent gradients: reads what compressors still owe out of one recipe's buckets, and hands it to those of another."""
+"""Unsent gradients: reads residuals of one recipe's compressors from its buckets, and adds them to another's."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Owed = dict[str, Tensor]  # by parameter name, in its shape
 
 
 def unsent(bucket: Bucket, compressor: Compressor, at: AggregationContext) -> Tensor:
-    """What this worker has still to send of a bucket's tensors: (n,), at least in float32.
+    """Unsent values of a bucket's tensors on this worker: (n,), at least in float32.
 
-    law: its mean over the workers is what the group has still to hear; what parts owe the group is settled into it, and
-    a node's residual counts once in the node, so the worker that keeps it has `per_node` times as much.
+    law: their mean over the workers is the unsent part of the group's mean. Values that shards have not delivered to
+    the group are settled into them, and the worker that keeps a node's residual counts it `per_node` times.
     """
-    settle(bucket.state, at)  # what the group owes itself moves into the memory of whoever answers for the part
+    settle(bucket.state, at)  # undelivered values move to the residual of the shard's owner
     total = torch.zeros_like(bucket.flat, dtype=accumulation_dtype(bucket.flat.dtype))
     per_node = max((each.per_node for each in compressor.held() if isinstance(each, Hierarchical)), default=1)
     for key, packed in bucket.state.items():
@@ -42,14 +42,14 @@ def unsent(bucket: Bucket, compressor: Compressor, at: AggregationContext) -> Te
 
 
 def forget_residuals(bucket: Bucket) -> None:
-    """What compressors have left out is not to be sent again: it is somewhere else already."""
+    """Clear the residuals of a bucket after their values were moved elsewhere."""
     for key, packed in bucket.state.items():
         if _is_residual(key):
             packed.flat.zero_()
 
 
 def owed_gradients(buckets: Iterable[Bucket], compressor: Compressor, at: AggregationContext) -> Owed:
-    """What this worker has still to send, of tensors about which something is remembered."""
+    """Unsent values of this worker, for tensors with residuals."""
     found: Owed = {}
     for bucket in buckets:
         total = unsent(bucket, compressor, at)
@@ -59,7 +59,7 @@ def owed_gradients(buckets: Iterable[Bucket], compressor: Compressor, at: Aggreg
 
 
 def take_up(owed: Mapping[str, Tensor], buckets: Iterable[Bucket]) -> Owed:
-    """Put what is owed into the residuals of `buckets`, bit for bit where there is one; returns what has no place."""
+    """Write unsent values into the residuals of `buckets`, bit for bit. Returns those without a residual there."""
     left = dict(owed)
     for bucket in buckets:
         for key, packed in bucket.state.items():

@@ -1,7 +1,7 @@
-"""Weight copies: tensors in which an optimizer holds its parameters again, such as fp32 masters of bf16 parameters.
+"""Weight copies: copies of parameters that an optimizer keeps, such as fp32 masters of bf16 parameters.
 
-Such an optimizer computes its step from the copy and overwrites the parameter. So whatever else writes a parameter,
-such as a mean over workers, must move the copy as well, or the next step() undoes it.
+Such an optimizer computes its step on the copy and overwrites the parameter. Any other write to the parameter, such as
+an average over workers, must update the copy as well; otherwise the next step() undoes it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from torch.optim import Optimizer
 
 from gossamer.base.layout import accumulation_dtype
 
-NEAR = 0.5  # a copy is nearer to its parameter than this share of the parameter's norm; a moment is not
-DEEPEST = 3  # optimizers within optimizers, and lists within lists
+NEAR = 0.5  # maximum distance of a copy to its parameter, relative to its norm; moments are farther away
+DEEPEST = 3  # nesting depth of optimizers and of lists that are searched
 
 
 class _Copy(NamedTuple):
-    """A copy, which is read anew each time: an optimizer may replace the tensor in each step, and its state when it is
-    loaded."""
+    """A copy, read again on each use: an optimizer may replace the tensor at each step, and its state when loading."""
 
     parameter: Tensor
     read: Callable[[], object]
@@ -36,10 +35,9 @@ class _Copy(NamedTuple):
 
 
 class WeightCopies:
-    """The copies that an optimizer, and those within it, keep of parameters: in its state, or in lists of its own.
+    """Copies of parameters in an optimizer and optimizers within it: in their state, or in lists of their own.
 
-    They are found once, when a parameter is about to be written for the first time: that is after the first steps, so
-    that the optimizer's state is there.
+    They are searched once, before the first write to a parameter; the optimizer has state by then.
     """
 
     def __init__(self, *optimizers: Optimizer) -> None:
@@ -48,10 +46,10 @@ class WeightCopies:
 
     @contextmanager
     def following(self, parameters: Iterable[Tensor]) -> Iterator[None]:
-        """Within the block `parameters` are written; their copies are moved as far as they were.
+        """Context manager around writes to `parameters`, which updates their copies by the same change.
 
-        A copy m of a parameter x becomes m + (x' - x), and x' where that would be rounded to something else than x'.
-        What m holds beyond the precision of x stays, so that steps smaller than a rounding error add up.
+        A copy m of a parameter x becomes m + (x' - x), or x' if that does not round to x'. The part of m beyond the
+        precision of x is kept, so that steps smaller than a rounding error accumulate.
         """
         if self._found is None:
             self._found = self._look()
@@ -66,7 +64,7 @@ class WeightCopies:
                     _move(tensor.detach(), old, copy.parameter.detach())
 
     def _look(self) -> Mapping[int, Sequence[_Copy]] | None:
-        """None where no optimizer has made a step, so that there is nothing to be found yet."""
+        """Search for copies; None if no optimizer has made a step yet."""
         optimizers = [*_nested(self._optimizers)]
         if not any(optimizer.state for optimizer in optimizers):
             return None if optimizers else {}
@@ -79,7 +77,7 @@ class WeightCopies:
 
 
 def _nested(optimizers: Iterable[Optimizer], depth: int = DEEPEST) -> Iterator[Optimizer]:
-    """All of them, and those that they hold."""
+    """All optimizers, including nested ones."""
     for optimizer in optimizers:
         yield optimizer
         if depth:
@@ -92,7 +90,7 @@ def _items(value: object) -> Sequence[object]:
 
 
 def _candidates(optimizer: Optimizer) -> Iterator[list[_Copy]]:
-    """Tensors of the parameters' shapes, in groups that are copies or not: of one key in the state, or of one list."""
+    """Tensors with the parameters' shapes, grouped by key in the state or by list; a group is copies or not."""
     by_key: dict[object, list[_Copy]] = {}
     for parameter, state in optimizer.state.items():
         for key, value in state.items() if isinstance(state, dict) else ():
@@ -124,12 +122,12 @@ def _lists(value: object, depth: int = DEEPEST) -> Iterator[list[Any]]:
 def _fits(value: object, parameter: Tensor) -> TypeGuard[Tensor]:
     if not isinstance(value, Tensor) or value is parameter or not value.is_floating_point():
         return False
-    apart = value.data_ptr() != parameter.data_ptr()  # what shares the parameter's memory is written with it
+    apart = value.data_ptr() != parameter.data_ptr()  # a tensor that shares the parameter's memory needs no update
     return value.shape == parameter.shape and value.device == parameter.device and apart
 
 
 def _near(group: Sequence[_Copy]) -> bool:
-    """Whether these are copies: near their parameters, all together. Waits for the device."""
+    """Whether these are copies, that is, close to their parameters in total. Synchronizes with the device."""
     away, norm = [], []
     for copy in group:
         value, parameter = copy.tensor, copy.parameter.detach()

@@ -1,14 +1,14 @@
-"""Moments: divide momentum and variance between an optimizer and a compressor, and move parameters by them.
+"""Moments: division of momentum and variance between an optimizer and a compressor, and the resulting updates.
 
-take_over.py        the rule that a compressor asks for, or why an optimizer cannot follow it
-transfer.py         what all rules have in common: groups that stand in for the user's during a step
-velocity.py         SGD's momentum, applied before gradients travel (DGC)
-first_moment.py     Adam's first moment is agreed on: what the rules for its second have in common
-frozen_variance.py  ... which stands still (OneBitAdam, CompressedAdam), or does so row by row
-moving_variance.py  ... which follows from what arrives (CompressedAdam)
-shared_variance.py  Adam's steps divide by a second moment that all workers agreed on (LocalSGD, DiLoCo)
-aligned_moment.py   momentum is corrected after a merge by how the mean step differed from a worker's own (LocalSGD)
-window.py           Adam's moments of the last few gradients that arrived (MicroAdam)
-whole_step.py       Adam's step arrives, but for the learning rate (AdamUpdate)
-sign.py             parameters move by the sign of what arrives (DeMo)
+take_over.py        the rule for a compressor, or the reason why an optimizer does not support it
+transfer.py         common part of all rules: temporary parameter groups during a step
+velocity.py         SGD's momentum, applied before gradients are sent (DGC)
+first_moment.py     Adam with an averaged first moment: common part of the rules for its second moment
+frozen_variance.py  ... which is frozen after a warm-up (OneBitAdam, CompressedAdam), or one number per row
+moving_variance.py  ... which is computed from the received values (CompressedAdam)
+shared_variance.py  Adam with a second moment that all workers have averaged (LocalSGD, DiLoCo)
+aligned_moment.py   correction of momentum after a merge, by the difference of a worker's steps to the mean (LocalSGD)
+window.py           Adam's moments of the last few received gradients (MicroAdam)
+whole_step.py       Adam's step is received, except the learning rate (AdamUpdate)
+sign.py             parameters move by the sign of the received values (DeMo)
 """

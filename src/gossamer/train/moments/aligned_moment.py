@@ -1,4 +1,4 @@
-"""Aligned moment: corrects each worker's momentum after a merge, from the difference that the merge has shown."""
+"""Aligned moment: corrects each worker's momentum after a merge, by the difference of its steps to the mean."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ ALIGNABLE = (Adam, SGD)
 
 
 def check_alignable(optimizer: Optimizer) -> None:
-    """Raise AttachError for an optimizer whose momentum does not follow from its steps."""
+    """Raise AttachError for an optimizer with momentum that is not a linear function of its steps."""
     momentum = all(group.get("momentum", 1.0) for group in optimizer.param_groups)
     if not isinstance(optimizer, ALIGNABLE) or not momentum:
         kind = "SGD without momentum" if isinstance(optimizer, SGD) else type(optimizer).__name__
         raise AttachError(
-            f'optimizer_state="align" corrects the momentum of Adam, AdamW, and SGD with momentum, and this is {kind}. '
+            f'optimizer_state="align" corrects the momentum of Adam, AdamW, and SGD with momentum, but this is {kind}. '
             'Leave optimizer_state out, or write optimizer_state="average".'
         )
 
 
 @torch.no_grad()
 def align_first_moments(optimizer: Optimizer, shifts: Mapping[Parameter, Tensor], steps: int) -> None:
-    """Add to each first moment by how much the workers' mean step differed from this worker's.
+    """Add the difference of the workers' mean step to this worker's own step to each first moment.
 
     m <- m + s / (lr steps) (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps)   Adam, AdamW
     b <- b + s / (lr steps)                                                 SGD with momentum
 
     Args:
-        optimizer: Adam, AdamW or SGD; its learning rate is taken to be that of all these steps.
+        optimizer: Adam, AdamW or SGD; its current learning rate is used for all these steps.
         shifts: s by parameter, in the parameter's unit and shape: (agreed - mean of x_i) - (agreed - x_i), or the same
-            with the mean as it was decompressed. Positive entries: the others went further downhill.
-        steps: Local steps in which these differences came about, 1 or more.
+            with the decompressed mean. Positive entries: the other workers moved further downhill.
+        steps: number of local steps that caused these differences, 1 or more.
 
     Parameters without a gradient so far, and those with learning rate 0, are left out.
     """
@@ -53,7 +53,7 @@ def align_first_moments(optimizer: Optimizer, shifts: Mapping[Parameter, Tensor]
 
 
 def _moments(state: Mapping[str, Tensor], group: Group) -> Iterable[tuple[Tensor, Tensor | float]]:
-    """A first moment, and by what a step per learning rate is multiplied to be one."""
+    """First moments, and the factor from a step per learning rate to each."""
     if state.get("momentum_buffer") is not None:
         yield state["momentum_buffer"], 1.0
     if "exp_avg" in state:

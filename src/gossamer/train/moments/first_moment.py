@@ -1,7 +1,7 @@
-"""First moment: runs Adam on one that is agreed on, with a second one that each rule finds in its own way.
+"""First moment: runs Adam on an averaged first moment, with a second moment defined by each rule.
 
-Both are where Adam keeps them, in the optimizer's state: the same bits on every rank, saved with it, and left as they
-are in a step that is skipped.
+Both are in the optimizer's state, where Adam keeps them: equal bits on every rank, saved with it, and unchanged in
+skipped steps.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ AdamState = dict[str, Any]
 class AdamRule(MomentumTransfer):
     """A rule for torch.optim.Adam and AdamW: p -= lr direction, and weight decay as theirs."""
 
-    about = "follows from what arrives"  # of the variance: a line for the user
+    about = "will be computed from received values"  # about the variance, for a notice
 
     def check(self, group: Group) -> None:
         refuse_settings(group, "amsgrad", "maximize")
         narrow = next((p for p in group["params"] if id(p) in self.names and p.dtype == torch.float16), None)
         if narrow is not None:
             raise AttachError(
-                f'"{self.names[id(narrow)]}" is float16, and so is what Adam keeps of it: squares of gradients below '
-                f"0.0002 are 0 there, as is eps={group['eps']}, so that steps divide by 0, and a variance that stands "
-                "still at 0 stops its parameters for good. Keep parameters in float32 and compute under "
+                f'"{self.names[id(narrow)]}" is float16, and so is its state in Adam: squares of gradients below '
+                f"0.0002 and eps={group['eps']} are 0 in float16, so steps divide by 0, and a variance frozen at 0 "
+                "stops its parameters for good. Keep parameters in float32 and compute under "
                 "torch.autocast(dtype=torch.float16), or train in bfloat16."
             )
 
@@ -42,8 +42,8 @@ class AdamRule(MomentumTransfer):
 
     def notices(self) -> Iterable[str]:
         yield (
-            f"the momentum of {len(self.names)} tensors will move out of the optimizer and travel, and their variance "
-            f"{self.about}, after {self.owner.start} steps"
+            f"after {self.owner.start} steps the momentum of {len(self.names)} tensors moves from the optimizer to the "
+            f"compressor, and their variance {self.about}"
         )
 
     def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:
@@ -64,7 +64,7 @@ class AdamRule(MomentumTransfer):
         parameter.addcdiv_(moment, divisor, value=-lr)
 
     def _begin(self, parameter: Parameter, group: Group) -> AdamState:
-        """The state of a parameter at its first gradient, as torch's own Adam begins it."""
+        """The state of a parameter at its first gradient, as torch's own Adam initializes it."""
         on_device = group["capturable"] or group["fused"]
         step = torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
         state: AdamState = self.optimizer.state[parameter]
@@ -73,11 +73,11 @@ class AdamRule(MomentumTransfer):
 
     @abstractmethod
     def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-        """(first moment, what it is divided by) of this step, counted in `state`, whose moments move on."""
+        """(first moment, divisor) of this step, counted in `state`; updates the moments there."""
 
 
 def corrections(state: AdamState, group: Group) -> tuple[float, float]:
-    """By what Adam divides its moments, since they began at 0."""
+    """Adam's bias corrections of both moments."""
     first, second = group["betas"]
     steps = float(state["step"])
     return 1 - float(first) ** steps, 1 - float(second) ** steps

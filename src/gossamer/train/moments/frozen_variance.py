@@ -1,4 +1,4 @@
-"""Frozen variance: runs Adam on a first moment that travels, and a second that stands still after a warm-up."""
+"""Frozen variance: runs Adam on an averaged first moment, and a second moment that is frozen after a warm-up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gossamer.errors import LoopError
 from gossamer.train.moments.first_moment import AdamRule, AdamState
 from gossamer.train.moments.transfer import Group
 
-LEAST_VARIANCE = 0.5  # share of its limit that a warm-up should find; below it the user is warned
+LEAST_VARIANCE = 0.5  # minimum share of its limit after the warm-up; below it there is a warning
 
 
 class FrozenVariance(AdamRule):
     """p -= lr m / (sqrt(v) + eps) without bias correction, and only where v is not 0."""
 
-    about = "stand still"
+    about = "will be frozen"
 
     def notices(self) -> Iterable[str]:
         yield from super().notices()
@@ -25,8 +25,8 @@ class FrozenVariance(AdamRule):
         found = min((1 - group["betas"][1] ** start for group in self._owning_groups()), default=1.0)
         if found < LEAST_VARIANCE:
             yield (
-                f"a warm-up of {start} steps finds {found:.0%} of the variance, so the frozen one makes steps "
-                f"{found**-0.5:.1f} times as long: warm up for longer, or give the optimizer a smaller second beta"
+                f"a warm-up of {start} steps reaches {found:.0%} of the variance, so steps with the frozen variance "
+                f"are {found**-0.5:.1f} times as long: warm up for longer, or give the optimizer a smaller second beta"
             )
 
     def _begin(self, parameter: Parameter, group: Group) -> AdamState:
@@ -47,7 +47,7 @@ class FrozenVariance(AdamRule):
 class RowVariance(FrozenVariance):
     """The same with one number for each row of a matrix, the mean of its entries' v."""
 
-    about = "stand still, one number a row"
+    about = "will be frozen, one number per row"
 
     def _variance(self, known: Tensor) -> Tensor:
         return known if known.dim() < 2 else known.mean(tuple(range(1, known.dim())), keepdim=True).expand_as(known)

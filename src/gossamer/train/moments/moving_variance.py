@@ -1,4 +1,4 @@
-"""Moving variance: runs Adam on a first moment that travels, and a second that follows from what arrives."""
+"""Moving variance: runs Adam on an averaged first moment, and a second moment computed from the received values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gossamer.train.moments.transfer import Group
 
 
 class MomentumVariance(AdamRule):
-    """AdamS: v' = b2 m^2 + (1 - b2) g^2 with the moment before, and p -= lr m' / (sqrt(v') + eps).
+    """AdamS: v' = b2 m^2 + (1 - b2) g^2 with the previous moment, and p -= lr m' / (sqrt(v') + eps).
 
-    Nothing but m is remembered. v' lies where Adam's own would be, so that Adam can go on from it.
+    Only m is kept. v' is stored in place of Adam's own second moment, so that Adam could continue from it.
     """
 
     def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
@@ -22,7 +22,7 @@ class MomentumVariance(AdamRule):
 
 
 class AgreedVariance(AdamRule):
-    """Adam with its bias correction, whose v stays as it is where nothing arrived."""
+    """Adam with bias correction; v is unchanged where the received value is 0."""
 
     def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         first, second = group["betas"]

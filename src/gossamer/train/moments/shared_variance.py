@@ -1,4 +1,4 @@
-"""Shared variance: runs Adam in local steps on a second moment that all workers agreed on in the last round."""
+"""Shared variance: runs Adam in local steps on a second moment that all workers averaged in the last round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARED = "shared_exp_avg_sq"  # in the optimizer's state: bias corrected, the sa
 
 
 class SharedVariance(AdamRule):
-    """Adam whose steps divide by the shared second moment; its own moments move on as Adam's.
+    """Adam with steps divided by the shared second moment; its own moments are updated as Adam's.
 
     p -= lr m / (1 - b1^t) / (sqrt(shared) + eps), where shared is v / (1 - b2^t) until the first round.
     """
@@ -28,8 +28,8 @@ class SharedVariance(AdamRule):
     def check(self, group: Group) -> None:
         if group["amsgrad"]:
             raise AttachError(
-                "amsgrad=True keeps the largest second moment of each worker, and local steps divide by the one that "
-                'all workers agree on. Leave amsgrad out, and write second_moment="amsgrad" in the recipe.'
+                "amsgrad=True keeps the largest second moment of each worker, but local steps divide by the one that "
+                'all workers have averaged. Leave amsgrad out, and write second_moment="amsgrad" in the recipe.'
             )
         super().check(group)
 
@@ -52,7 +52,8 @@ class SharedVariance(AdamRule):
 def share_variance(optimizer: Optimizer, parameters: Iterable[Parameter], *, keeps_largest: bool) -> None:
     """Share the second moments of these parameters, which were just averaged over all ranks, until the next round.
 
-    keeps_largest: entries that were larger in an earlier round stay (AMSGrad).
+    Args:
+        keeps_largest: keep entries that were larger in an earlier round (AMSGrad).
     """
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     for parameter in parameters:

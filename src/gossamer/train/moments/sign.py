@@ -1,4 +1,4 @@
-"""Sign: moves parameters by the learning rate, up or down, as what arrives says."""
+"""Sign: moves parameters by the learning rate times the sign of the received values."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NOT_FOLLOWED = ("momentum", "dampening", "maximize", "amsgrad")  # of SGD, of Ad
 
 
 class SignDescent(MomentumTransfer):
-    """p -= lr (weight_decay p + sign(what arrives)), for SGD and Adam alike; nothing is remembered.
+    """p -= lr (weight_decay p + sign(received)), for SGD and Adam; it has no state.
 
-    An optimizer's lr and weight decay are followed as they are at each step. The decay acts on parameters, as AdamW's,
-    since a sign would drown it otherwise. Adam's betas and epsilon have no part in it, nor what Adam remembers.
+    It uses the optimizer's current lr and weight decay at each step. The decay is applied to parameters, as in AdamW,
+    since the sign of a sum with the gradient would lose it. Adam's betas, epsilon and state are not used.
     """
 
     def check(self, group: Group) -> None:
@@ -28,8 +28,8 @@ class SignDescent(MomentumTransfer):
 
     def notices(self) -> Iterable[str]:
         yield (
-            f"{len(self.names)} tensors will move by the learning rate and the sign of what arrives, and by weight "
-            "decay; of the optimizer only these two are followed, and it remembers nothing about them"
+            f"{len(self.names)} tensors will move by the learning rate and the sign of received values, and by weight "
+            "decay; these are the only settings of the optimizer in use, and it keeps no state for these tensors"
         )
 
     def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:

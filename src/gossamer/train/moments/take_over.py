@@ -1,4 +1,4 @@
-"""Takeover: finds the rule by which a compressor shares an optimizer's work, or refuses the pair."""
+"""Takeover: finds the rule by which a compressor and an optimizer divide the update, or refuses the pair."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ RULES: dict[UpdateRule, type[MomentumTransfer]] = {
 
 
 def ownership(compressor: Compressor, parameters: Mapping[str, Parameter]) -> dict[str, Ownership]:
-    """The parameters whose momentum the compressor applies, by name."""
+    """The parameters with momentum that the compressor applies, by name."""
     owners = {name: compressor.owns_momentum(slot_of(name, parameter)) for name, parameter in parameters.items()}
     return {name: owner for name, owner in owners.items() if owner is not None}
 
 
 def _stays_alone(transport: Transport) -> bool:
-    """Others may come to an elastic group of one, which therefore sends as a group of several would."""
+    """Whether the group always has one worker. An elastic group of one may grow, so it sends like a larger group."""
     return transport.world == 1 and elastic(transport) is None
 
 
 def share_second_moment(
     optimizer: Optimizer, strategy: Strategy, parameters: Mapping[str, Parameter], transport: Transport
 ) -> MomentumTransfer | None:
-    """The rule of local steps that divide by an agreed second moment; None where the strategy has none.
+    """The rule for local steps with an averaged second moment; None if the strategy has none.
 
-    Raises AttachError where the optimizer has no second moment of this kind.
+    Raises AttachError if the optimizer has no such second moment.
     """
     owner = strategy.ownership
     if owner is None or _stays_alone(transport):
         return None
     if not isinstance(optimizer, owner.optimizers):
         raise AttachError(
-            f"{strategy!r} needs the second moment of torch.optim.Adam or AdamW, and this optimizer is a "
+            f"{strategy!r} needs the second moment of torch.optim.Adam or AdamW, but this optimizer is a "
             f"{type(optimizer).__name__}. Leave out second_moment, or train with torch.optim.AdamW(model.parameters(), "
             "...)."
         )
@@ -76,9 +76,9 @@ def take_over(
     transport: Transport,
     clip_norm: float | None,
 ) -> MomentumTransfer | None:
-    """Let the compressor apply the momentum that it owns. None where it owns none, or the world stays one worker.
+    """Let the compressor apply the momentum that it owns. None if it owns none, or the world stays one worker.
 
-    Raises AttachError where the optimizer has no such momentum, or would not work with it any more.
+    Raises AttachError if the optimizer has no such momentum, or settings that are not supported with it.
     """
     owned = {} if _stays_alone(transport) else ownership(compressor, parameters)
     if not owned:
@@ -86,26 +86,26 @@ def take_over(
     owner, *others = set(owned.values())
     if others:
         raise AttachError(
-            f"{compressor!r} would take momentum from two kinds of optimizer, and there is one. Keep one of both, such "
+            f"{compressor!r} would take momentum from two kinds of optimizer, but there is one. Keep one of both, such "
             "as DGC(density=0.001)."
         )
     if not isinstance(optimizer, owner.optimizers):
         wanted = owner.optimizers[0].__name__
         known = " or ".join(f"torch.optim.{each.__name__}" for each in owner.optimizers)
         raise AttachError(
-            f"{compressor!r} applies the momentum of {known}, and this optimizer is a "
-            f"{type(optimizer).__name__}, whose own would come on top of it. Train with "
-            f"torch.optim.{wanted}(model.parameters(), ...), or send by TopK(density=0.01), which goes with all."
+            f"{compressor!r} applies the momentum of {known}, but this optimizer is a "
+            f"{type(optimizer).__name__}, which would apply momentum a second time. Train with "
+            f"torch.optim.{wanted}(model.parameters(), ...), or use TopK(density=0.01), which supports all."
         )
     rule = RULES[owner.rule]
     if clip_norm is not None and rule.arrives_with_momentum:
         raise AttachError(
-            f"clip_norm={clip_norm} would cut off what was sent already and has momentum in it, so that it is lost. "
-            f"Leave clip_norm out and write clip={clip_norm} in {compressor!r}: each tensor's fresh gradient is then "
-            "scaled down by itself, before momentum, so that means of independent ones keep within that norm for any "
-            "number of workers."
+            f"clip_norm={clip_norm} would clip values that include momentum and were sent already, so the clipped part "
+            f"would be lost. Leave clip_norm out and write clip={clip_norm} in {compressor!r}: it scales each tensor's "
+            "new gradient separately, before momentum, so that the mean of independent gradients stays within that "
+            "norm for any number of workers."
         )
-    first = transport.rank == 0  # the user hears of it once a job
+    first = transport.rank == 0  # one notice per job
     mine = {name: parameters[name] for name in owned}
     taken = rule(optimizer, mine, owner, warns=first)
     for line in taken.notices() if first else ():

@@ -1,7 +1,7 @@
 """Momentum transfer: divides an optimizer's work between it and the compressor, around every optimizer step.
 
-The user's parameter groups are never written: schedulers and checkpoints see their own numbers. During the optimizer's
-step, temporary groups replace them, in which the parameters whose momentum has moved have none.
+The user's parameter groups are never modified: schedulers and checkpoints see their own values. During the optimizer's
+step, temporary groups without momentum replace them for parameters with momentum in the compressor.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Group = dict[str, Any]
 
 
 class MomentumTransfer(ABC):
-    """The compressor applies the momentum of the parameters in `owned`, as `owner` says. `before` and `after` surround
-    every optimizer step.
+    """Lets the compressor apply the momentum of the parameters in `owned`, by the rule of `owner`. Call `before` and
+    `after` around every optimizer step.
 
-    warns: whether to tell the user, once, of gradients that were changed after averaging.
+    warns: whether to print a notice, once, about gradients that were changed after averaging.
     """
 
-    arrives_with_momentum = True  # whether what arrives is more than a gradient, so that clipping it would lose
+    arrives_with_momentum = True  # whether received values include more than a gradient, so that clipping loses a part
 
     def __init__(self, optimizer: Optimizer, owned: Mapping[str, Parameter], owner: Ownership, *, warns: bool) -> None:
         self.optimizer, self.owner = optimizer, owner
         self.names = {id(parameter): name for name, parameter in owned.items()}
         self._groups: list[Group] = []
         self._warns = warns
-        optimizer.register_state_dict_pre_hook(lambda _: self.after())  # what raised within a step left its groups
+        optimizer.register_state_dict_pre_hook(lambda _: self.after())  # restores groups after an error within a step
         self._refuse_unheld(owned)
         self.now()
 
@@ -45,64 +45,67 @@ class MomentumTransfer(ABC):
         for name, parameter in owned.items():
             if id(parameter) not in held:
                 raise AttachError(
-                    f'"{name}" is not in this optimizer, and its gradient would get momentum twice: from the '
-                    "compressor, and from whatever trains it. Put it into the optimizer, freeze it, or send it by "
-                    f"Route(..., names='{name}')."
+                    f'"{name}" is not in this optimizer, so its gradient would get momentum twice: from the '
+                    "compressor and from the optimizer that updates it. Add it to this optimizer, freeze it, or send "
+                    f"it by Route(..., names='{name}')."
                 )
 
     @abstractmethod
     def check(self, group: Group) -> None:
-        """Raise AttachError for settings that this compressor would not honour."""
+        """Raise AttachError for settings that this compressor does not support."""
 
     @abstractmethod
     def read(self, group: Group) -> Moments:
-        """A group's as `now` gives them."""
+        """The moments of a group, as returned by `now`."""
 
     @abstractmethod
     def notices(self) -> Iterable[str]:
-        """Lines for the user: which momentum moves, and when."""
+        """Notices about which momentum moves, and when."""
 
     @abstractmethod
     def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:
-        """Update parameters whose momentum has moved, in the optimizer's place; returns the groups left for it."""
+        """Update parameters with momentum in the compressor, and return the groups left for the optimizer."""
 
     def now(self) -> Moments:
-        """What the compressor applies of the optimizer's, as the optimizer has it at this moment."""
+        """The optimizer's current settings that the compressor applies."""
         for group in self._owning_groups():
             self.check(group)
         found = sorted({self.read(group) for group in self._owning_groups()})
         if len(found) > 1:
             raise AttachError(
-                f"the optimizer's groups have different momenta, {found}, and what the compressor adds up and sends "
-                "can have one only. Give all groups the same, also in schedulers that move it, or send the parameters "
-                "that differ by Route(..., names='their.names.*')."
+                f"the optimizer's groups have different momenta, {found}, but the compressor supports one only. Give "
+                "all groups the same, also in schedulers that change it, or send the parameters that differ by "
+                "Route(..., names='their.names.*')."
             )
         return found[0] if found else NO_MOMENTS
 
     @torch.no_grad()
     def before(self, steps: int, *, closure: bool = False, touched: bool = False) -> None:
-        """The optimizer is about to use the gradients of step `steps`, or a closure's.
+        """Prepare for the optimizer's use of the gradients of step `steps`, or of a closure's.
 
-        touched: they were written to since they were averaged.
+        Args:
+            steps: number of steps made.
+            closure: whether the step has a closure.
+            touched: whether the gradients were modified since they were averaged.
         """
         self.after()
         if closure:
             raise LoopError(
-                "momentum that a compressor applies reaches the optimizer before its step, and a closure computes "
+                "momentum that a compressor applies reaches the optimizer before its step, but a closure computes "
                 "gradients within it. Call loss.backward() and then optimizer.step(), without a closure."
             )
         if steps <= self.owner.start:
             return
-        if hasattr(self.optimizer, "found_inf"):  # left there by a GradScaler
+        if hasattr(self.optimizer, "found_inf"):  # set by a GradScaler
             raise LoopError(
-                "a fused optimizer takes the loss scale out of gradients by itself, and weight decay or momentum that "
-                "was taken over would go wrong. Build it with fused=False."
+                "a fused optimizer divides gradients by the loss scale itself, but weight decay and momentum of the "
+                "compressor would not be divided. Build it with fused=False."
             )
         if touched and self._warns and self.arrives_with_momentum:
             self._warns = False
             notice(
-                "gradients were changed between loss.backward() and optimizer.step(), by clipping perhaps. They have "
-                "momentum in them and were sent already, so what is cut off there is lost. Clip in the compressor: "
+                "gradients were changed between loss.backward() and optimizer.step(), for example by clipping. They "
+                "include momentum and were sent already, so the clipped part is lost. Clip in the compressor: "
                 "DGC(clip=1.0)"
             )
         groups = self.optimizer.param_groups
@@ -115,7 +118,7 @@ class MomentumTransfer(ABC):
         return group | {"params": others}, *self.step(group, [p for p in owned if p.grad is not None])
 
     def after(self) -> None:
-        """The optimizer has made its step, or never will. Idempotent."""
+        """Restore the groups after the optimizer's step. Idempotent."""
         if self._groups:
             self.optimizer.param_groups[:] = self._groups
             self._groups = []
@@ -128,6 +131,6 @@ def refuse_settings(group: Group, *settings: str) -> None:
     for setting in settings:
         if group[setting]:
             raise AttachError(
-                f"{setting}={group[setting]} has no meaning for momentum that a compressor applies in the optimizer's "
-                f"place. Leave {setting} out, or send by TopK(density=0.01)."
+                f"{setting}={group[setting]} is not supported for momentum that a compressor applies in place of the "
+                f"optimizer. Leave {setting} out, or use TopK(density=0.01)."
             )

@@ -1,4 +1,4 @@
-"""Velocity: applies SGD's momentum in the compressor, before gradients travel."""
+"""Velocity: applies SGD's momentum in the compressor, before gradients are sent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from gossamer.train.moments.transfer import Group, MomentumTransfer, refuse_sett
 
 
 class SGDMomentumTransfer(MomentumTransfer):
-    """SGD: gradients arrive with their momentum in them; weight decay has momentum of its own, alike on every rank.
+    """SGD: received gradients include their momentum; weight decay has momentum of its own, equal on every rank.
 
-    By linearity: momentum of (gradient + decay) is that of both. The decay's stays in the optimizer's momentum_buffer.
+    SGD is linear: the momentum of (gradient + decay) is the sum of both. That of the decay stays in the optimizer's
+    momentum_buffer.
     """
 
     def check(self, group: Group) -> None:
@@ -26,8 +27,8 @@ class SGDMomentumTransfer(MomentumTransfer):
 
     def notices(self) -> Iterable[str]:
         yield (
-            f"the momentum of {len(self.names)} tensors moved out of the optimizer and is applied before they travel, "
-            "as the optimizer's groups have it at each step; weight decay stays"
+            f"the momentum of {len(self.names)} tensors moved from the optimizer to the compressor, which applies it "
+            "before sending, with the optimizer's current settings at each step; weight decay stays"
         )
 
     def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:
@@ -41,7 +42,7 @@ class SGDMomentumTransfer(MomentumTransfer):
         yield group | {"params": owned, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
 
     def _buffer(self, parameter: Parameter, weight_decay: float) -> Tensor | None:
-        """None where nothing ever decayed, nor had momentum before this session."""
+        """None without weight decay and without momentum from before this session."""
         buffer: Tensor | None = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
         if buffer is None and weight_decay:
             buffer = self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

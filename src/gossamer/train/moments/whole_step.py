@@ -1,4 +1,4 @@
-"""Whole step: applies what arrives as Adam's step but for the learning rate; moments were kept before it travelled."""
+"""Whole step: applies received values as Adam's step, except the learning rate; each worker keeps its moments."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class WholeStep(MomentumTransfer):
         refuse_settings(group, "amsgrad", "maximize")
         if group["weight_decay"] and not group["decoupled_weight_decay"]:
             raise AttachError(
-                f"weight_decay={group['weight_decay']} of Adam goes through its moments, and these are made before "
-                "anything travels, from gradients alone. Train with torch.optim.AdamW(model.parameters(), ...), whose "
-                "decay does not."
+                f"weight_decay={group['weight_decay']} of Adam is added before its moments, but here workers compute "
+                "moments from gradients alone. Train with torch.optim.AdamW(model.parameters(), ...), which decays "
+                "parameters directly."
             )
 
     def read(self, group: Group) -> Moments:
@@ -29,9 +29,9 @@ class WholeStep(MomentumTransfer):
 
     def notices(self) -> Iterable[str]:
         yield (
-            f"the moments of {len(self.names)} tensors moved out of the optimizer: every worker keeps its own, and "
-            "sends the step that follows from them; the learning rate and weight decay stay. A factor of a gradient "
-            "cancels out in such a step, so weights of batches do not count"
+            f"the moments of {len(self.names)} tensors moved from the optimizer to the compressor: every worker keeps "
+            "its own and sends the resulting step; the learning rate and weight decay stay. Such a step does not "
+            "depend on a factor of the gradient, so batch weights have no effect"
         )
 
     def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:

@@ -1,4 +1,4 @@
-"""Window: runs Adam on the moments of the last few gradients that arrived."""
+"""Window: runs Adam on the moments of the last few received gradients."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ WINDOW = "window"
 
 
 class WindowedMoments(AdamRule):
-    """MicroAdam: m = (1 - b1) / (1 - b1^t) sum over r of b1^r g_(t-r), v likewise of the squares with b2.
+    """MicroAdam: m = (1 - b1) / (1 - b1^t) sum over r of b1^r g_(t-r), v the same for squares with b2.
 
-    The optimizer's state has a ring of the last gradients, (window, *shape), and in it the moments, with which Adam
-    could go on.
+    The optimizer's state has a ring buffer of the last gradients, (window, *shape), and the moments, from which Adam
+    could continue.
     """
 
     arrives_with_momentum = False
 
     def notices(self) -> Iterable[str]:
-        yield (
-            f"the moments of {len(self.names)} tensors are those of the last {self.owner.window} gradients that arrived"
-        )
+        yield (f"the moments of {len(self.names)} tensors are those of the last {self.owner.window} received gradients")
 
     def read(self, group: Group) -> Moments:
-        return NO_MOMENTS  # gradients travel as they are
+        return NO_MOMENTS  # gradients are sent without momentum
 
     def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         length, now = self.owner.window, int(state["step"]) - 1

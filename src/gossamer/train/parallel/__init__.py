@@ -1,15 +1,15 @@
-"""Parallel: models whose layers lie on several workers, and what crosses the boundaries between them, compressed.
+"""Parallel: models with layers on several workers, and compression of tensors at the boundaries between them.
 
-pipeline_boundary  boundary: the codec of what crosses between two pipeline stages, and which codecs may
+pipeline_boundary  boundary: the codec between two pipeline stages, and checks of codecs
 compressed_stage   CompressedStage: a stage's module that decodes, computes and encodes, in both passes
-carrier            messages as the bits of float32 tensors, which torch's pipelining sends both ways
-sample_memory      what both sides know of each sample's activations, to which differences are sent (AQ-SGD)
+carrier            messages as the bits of float32 tensors, which torch's pipelining sends in both directions
+sample_memory      each sample's activations as known to both sides, to which differences are sent (AQ-SGD)
 
-remote             remote: a layer on another rank, called as if it were here; autograd goes through it
+remote             remote: a layer on another rank, called like a local one, with autograd
 remote_run         the hub of this worker, opened with its first remote module
-remote_hub         one endpoint of each rank: sends calls, and serves a call once that is delivered twice
+remote_hub         one endpoint per rank: sends calls, and serves each call once, even if it is delivered twice
 remote_service     the owner's side: held graphs, gradients of each client, and the optimizer
-remote_messages    requests and answers as checked JSON beside tensors
+remote_messages    requests and answers as checked JSON, separate from tensors
 remote_codec       tensors of a call as payloads, compressed
 """
 

@@ -1,8 +1,8 @@
 """Carriers: one encoded message as the bits of a float32 tensor, which a pipeline stage can send forward and backward.
 
-Autograd gives gradients to floating-point tensors only, and a gradient has the dtype and shape of what it belongs to.
-So the bytes of a message travel as the bits of float32 numbers, which may form NaNs: a carrier may be copied and sent,
-and no arithmetic may touch it.
+Autograd gives gradients to floating-point tensors only, and a gradient has the dtype and shape of its tensor. The bytes
+of a message are therefore sent as the bits of float32 values, which may be NaNs: a carrier may be copied and sent, but
+not used in arithmetic.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError, NotFinite
 
-MAGIC = 0x476F7373616D6572  # "Gossamer"; no float32 number of a tensor that torch allocated or filled with ones
+MAGIC = 0x476F7373616D6572  # "Gossamer"; does not occur in tensors that torch allocates or fills with ones
 FINITE, REMEMBERED = 1, 2
 
 
 class CarrierHeader(NamedTuple):
-    """What stands before a message's bytes: five int64."""
+    """Header before a message's bytes: five int64."""
 
     magic: int
     boundary: int  # the fingerprint of codec, shape and dtype
-    number: int  # of the message; what the codec drew is addressed by it
-    flags: int  # FINITE: numbers follow; REMEMBERED: both sides keep them
-    base: int  # the fingerprint of what a difference is to; 0: of nothing
+    number: int  # of the message; seed of the codec's random numbers
+    flags: int  # FINITE: values follow; REMEMBERED: both sides store them
+    base: int  # fingerprint of the base of a difference; 0: not a difference
 
 
 HEADER_BYTES = 8 * len(CarrierHeader._fields)
@@ -42,7 +42,7 @@ HEADER_BYTES = 8 * len(CarrierHeader._fields)
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """How numbers of one layout and dtype become bytes: always equally many."""
+    """Encodes values of one layout and dtype in a fixed number of bytes."""
 
     compressor: Compressor
     layout: Layout
@@ -57,15 +57,15 @@ class MessageFormat:
 
     @cached_property
     def ends(self) -> Sequence[int]:
-        """Where in a carrier's bytes the header ends, and then each tensor."""
+        """Offsets in a carrier's bytes: the end of the header, and of each tensor."""
         return list(accumulate((prod(shape) * dtype.itemsize for shape, dtype in self.parts), initial=HEADER_BYTES))
 
     def encode(self, flat: Tensor, at: AggregationContext) -> Payload:
-        """flat: (n,) in `dtype`. Raises NotFinite."""
+        """Encode flat: (n,) in `dtype`. Raises NotFinite."""
         return point_to_point.encode(self.compressor, FlatTensors(flat, self.layout), State(), at).payload
 
     def decode(self, payload: Payload, at: AggregationContext) -> Tensor:
-        """(n,) in `dtype`. Raises MalformedError."""
+        """Decode to (n,) in `dtype`. Raises MalformedError."""
         out = torch.empty(self.layout.numel, dtype=self.dtype, device=payload[0].device)
         point_to_point.decode(self.compressor, payload, self.layout, at, out)
         return out
@@ -73,22 +73,23 @@ class MessageFormat:
 
 @dataclass(frozen=True)
 class CarrierFormat:
-    """Carriers of one size for messages of several formats, which all go over one boundary."""
+    """Carriers of one size for messages of several formats at the same boundary."""
 
     boundary: int
     formats: tuple[MessageFormat, ...]
 
     @cached_property
     def numel(self) -> int:
-        """The float32 numbers of a carrier: room for the largest format."""
+        """Number of float32 values of a carrier, sufficient for the largest format."""
         return -(-max(each.ends[-1] for each in self.formats) // 4)
 
     def pack(
         self, form: MessageFormat, flat: Tensor, number: int, base: int = 0, remembered: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """(carrier, what it stands for). flat: (n,); numbers that are not finite are told as such, and stand for None.
+        """Encode flat: (n,). Returns (carrier, decoded values); values that are not finite are sent as a flag, with
+        None.
 
-        The other side decodes the same bytes by the same code, so what they stand for has the same bits there.
+        The receiver decodes the same bytes with the same code, so it gets the same bits.
         """
         at = AggregationContext(step=number, seed=self.boundary)
         data = torch.zeros(4 * self.numel, dtype=torch.uint8, device=flat.device)
@@ -103,25 +104,25 @@ class CarrierFormat:
         return data.view(torch.float32), form.decode(payload, at)
 
     def unpack(self, form: MessageFormat, carrier: Tensor) -> tuple[CarrierHeader, Tensor | None]:
-        """(header, numbers); None where the sender's were not finite. Raises MalformedError, also for what is none."""
+        """Returns (header, values), or (header, None) if the sender's were not finite. Raises MalformedError."""
         if carrier.shape != (self.numel,) or carrier.dtype != torch.float32:
             raise MalformedError(
-                f"a carrier of {self.numel} float32 numbers was due at this boundary, and {tuple(carrier.shape)} of "
-                f"{carrier.dtype} came, which is no message of it. End the stage before with the "
-                "same boundary: CompressedStage(module, before=..., after=edge)."
+                f"expected a carrier of {self.numel} float32 values at this boundary, got {tuple(carrier.shape)} of "
+                f"{carrier.dtype}. End the previous stage with the same boundary: CompressedStage(module, before=..., "
+                "after=edge)."
             )
         data = carrier.detach().contiguous().view(torch.uint8)
         header = CarrierHeader(*data[:HEADER_BYTES].clone().view(torch.int64).tolist())
         if header.magic != MAGIC:
             raise MalformedError(
-                "this carrier holds no message: torch runs stages on memory that nothing was written to, to learn "
-                "their shapes, or something computed with the carrier on its way. Say the shapes: "
+                "this carrier holds no message: torch ran the stage on uninitialized memory to infer shapes, or the "
+                "carrier was used in arithmetic. Pass the shapes: "
                 "PipelineStage(module, index, count, device, input_args=edge.carrier(), output_args=edge.carrier())."
             )
         if header.boundary != self.boundary:
             raise MalformedError(
-                "the stage that sent this has another boundary, so its numbers would be misread. Give boundary(...) "
-                "the same codec, shape, dtype, feedback and samples on both sides."
+                "the sending stage has another boundary, so its values would be misread. Pass boundary(...) the same "
+                "codec, shape, dtype, feedback and samples on both sides."
             )
         if not header.flags & FINITE:
             return header, None

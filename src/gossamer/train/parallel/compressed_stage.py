@@ -1,4 +1,4 @@
-"""Compressed stage: a pipeline stage's module that decodes what it receives and encodes what it sends."""
+"""Compressed stage: a pipeline stage's module that decodes its inputs and encodes its outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.train.parallel.sample_memory import SampleMemory
 
 
 class BoundaryEnd(nn.Module):
-    """One side of a boundary: writes messages to the other side, and reads its messages."""
+    """One side of a boundary: encodes messages to the other side, and decodes its messages."""
 
     def __init__(self, boundary: Boundary) -> None:
         super().__init__()
@@ -26,13 +26,13 @@ class BoundaryEnd(nn.Module):
             self.memory = SampleMemory(boundary.samples, boundary.shape[1:], boundary.dtype)
 
     def send_activation(self, x: Tensor, samples: Tensor | None, training: bool) -> Tensor:
-        """The carrier of x: (microbatch, ...). training: both sides remember it."""
+        """Encode x: (microbatch, ...). training: both sides store it in their sample memory."""
         edge, flat, memory, ids = self.boundary, self._checked(x), self.memory, self._ids(samples)
         if memory is None or ids is None:
             if memory is not None and training:
                 raise LoopError(
-                    "this boundary sends differences to what each sample's activations were, and was not told which "
-                    "samples these are. Write schedule.step(..., samples=ids) on every rank, ids: (batch,) int64."
+                    "this boundary sends differences to each sample's previous activations, but the sample ids are "
+                    "missing. Write schedule.step(..., samples=ids) on every rank, ids: (batch,) int64."
                 )
             return self._pack(edge.activation, flat.to(edge.activation.dtype))[0]
         known = memory.recall(ids, x.device)
@@ -42,14 +42,14 @@ class BoundaryEnd(nn.Module):
         return carrier
 
     def receive_activation(self, carrier: Tensor, samples: Tensor | None) -> Tensor:
-        """What a carrier stands for: (microbatch, ...), NaN where the sender's numbers were not finite."""
+        """Decode activations: (microbatch, ...); NaN if the sender's values were not finite."""
         header, numbers = self.boundary.format.unpack(self.boundary.activation, carrier)
         if numbers is not None and header.base:
             memory, ids = self.memory, self._ids(samples)
             if memory is None or ids is None or memory.fingerprint(ids) != header.base:
                 raise LoopError(
-                    "what came is a difference to activations that this side does not have: it was told other samples "
-                    "than the sender, or has heard other messages. Give schedule.step(..., samples=ids) the same ids "
+                    "received a difference to activations that this side does not have: its sample ids differ from the "
+                    "sender's, or it has received other messages. Pass schedule.step(..., samples=ids) the same ids "
                     "on every rank, and load all stages from checkpoints of one step."
                 )
             numbers = memory.recall(ids, carrier.device).add_(numbers)
@@ -61,7 +61,7 @@ class BoundaryEnd(nn.Module):
         return self._pack(self.boundary.gradient, self._checked(gradient))[0]
 
     def receive_gradient(self, carrier: Tensor) -> Tensor:
-        """What a carrier stands for; zeros where the stage after had no gradient, for which torch sends zeros."""
+        """Decode a gradient; zeros if the next stage had no gradient, for which torch sends zeros."""
         if not carrier.view(torch.int32).any():
             return self._shaped(carrier.new_zeros(self.boundary.layout.numel), carrier)
         return self._shaped(self.boundary.format.unpack(self.boundary.gradient, carrier)[1], carrier)
@@ -84,18 +84,18 @@ class BoundaryEnd(nn.Module):
         return numbers.to(dtype).view(shape)
 
     def _checked(self, x: Tensor) -> Tensor:
-        """x: (n,)."""
+        """Check x, and flatten it: (n,)."""
         shape, dtype = self.boundary.shape, self.boundary.dtype
         if x.shape != shape or x.dtype != dtype:
             raise LayoutError(
-                f"a stage ends with {tuple(x.shape)} of {x.dtype} at a boundary of {shape} of {dtype}, and all its "
-                f"messages have one size. Write boundary(..., shape={tuple(x.shape)}, dtype={x.dtype}), and leave out "
-                "a last batch that is smaller (drop_last=True)."
+                f"a stage returned {tuple(x.shape)} of {x.dtype} at a boundary of {shape} of {dtype}, but all messages "
+                f"have one size. Write boundary(..., shape={tuple(x.shape)}, dtype={x.dtype}), and drop a smaller last "
+                "batch (drop_last=True)."
             )
         return x.detach().contiguous().view(-1)
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """How many messages were sent and, with differences, what is known of each sample."""
+        """Number of messages sent and, with feedback, the sample memory."""
         memory = {} if self.memory is None else self.memory.state_dict()
         return {"sent": torch.tensor(self.sent), **memory}
 
@@ -106,10 +106,14 @@ class BoundaryEnd(nn.Module):
 
 
 class CompressedStage(nn.Module):
-    """A stage's module between two boundaries: decode, module, encode. None before the first stage and after the last.
+    """A stage's module between two boundaries: decode, module, encode.
 
-    The backward pass decodes the gradient of what was sent, and encodes that of what came. It is that of the identity:
-    what rounding lost is not seen by gradients (straight-through).
+    The backward pass decodes the gradient of the output and encodes the gradient of the input. Encoding counts as the
+    identity in gradients (straight-through).
+
+    Args:
+        module: the stage.
+        before, after: its boundaries; None before the first stage and after the last one.
     """
 
     def __init__(self, module: nn.Module, *, before: Boundary | None, after: Boundary | None) -> None:
@@ -119,13 +123,13 @@ class CompressedStage(nn.Module):
         self.after = None if after is None else BoundaryEnd(after)
 
     def forward(self, *inputs: Any, samples: Tensor | None = None, **options: Any) -> Any:
-        """samples: (microbatch,) int64, each sample's number in the data set; the rest is the module's."""
+        """Run the stage. samples: (microbatch,) int64, ids of the samples; other arguments are the module's."""
         training = torch.is_grad_enabled()
         if self.before is not None:
             if len(inputs) != 1:
                 raise MalformedError(
-                    f"one carrier crosses a boundary, and {len(inputs)} tensors came from the stage before. Return one "
-                    "tensor from each stage, and give others to schedule.step(...) by their names."
+                    f"one carrier crosses a boundary, but the previous stage sent {len(inputs)} tensors. Return one "
+                    "tensor from each stage, and pass others to schedule.step(...) by name."
                 )
             inputs = (_Receive.apply(inputs[0], self.before, samples),)  # type: ignore[no-untyped-call]
         output = self.module(*inputs, **options)
@@ -133,7 +137,7 @@ class CompressedStage(nn.Module):
             return output
         if not isinstance(output, Tensor):
             raise LayoutError(
-                f"a stage returned a {type(output).__name__}, and one tensor crosses a boundary. Return one tensor, "
+                f"a stage returned a {type(output).__name__}, but one tensor crosses a boundary. Return one tensor, "
                 "such as torch.cat of several."
             )
         return _Send.apply(output, self.after, samples, training)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Pipeline boundary: which codec compresses the activations and gradients that cross between two pipeline stages."""
+"""Pipeline boundary: the codec for activations and gradients between two pipeline stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIFFERENCE = "difference"
 
 @dataclass(frozen=True, kw_only=True)
 class Boundary:
-    """What crosses between two stages, equal on both sides; made by `boundary`."""
+    """Message format between two stages, equal on both sides; made by `boundary`."""
 
     codec: Compressor
     shape: tuple[int, ...]
@@ -45,12 +45,12 @@ class Boundary:
 
     @property
     def memory_bytes(self) -> int:
-        """Host memory that feedback takes on each of the two sides."""
+        """Host memory in bytes that feedback uses on each of the two sides."""
         return self.samples * (prod(self.shape[1:]) * self.dtype.itemsize + 8)
 
     @cached_property
     def activation(self) -> MessageFormat:
-        """How activations become bytes; differences of narrow numbers are taken in float32."""
+        """Encoding of activations; differences of half-precision values are computed in float32."""
         dtype = self.dtype if self.feedback is None else accumulation_dtype(self.dtype)
         return MessageFormat(self.codec, self.layout, dtype)
 
@@ -63,7 +63,7 @@ class Boundary:
         return CarrierFormat(self.fingerprint, (self.activation, self.gradient))
 
     def carrier(self) -> Tensor:
-        """What crosses, without contents: for PipelineStage's input_args and output_args."""
+        """A meta tensor with the shape of messages, for PipelineStage's input_args and output_args."""
         return torch.empty(self.format.numel, dtype=torch.float32, device="meta", requires_grad=True)
 
 
@@ -75,24 +75,34 @@ def boundary(
     feedback: str | None = None,
     samples: int = 0,
 ) -> Boundary:
-    """Compress what crosses a boundary between two pipeline stages: activations forward, their gradients backward.
+    """Compress the tensors between two pipeline stages: activations forward, their gradients backward.
 
-    codec: a compressor such as "Int8()", as in a recipe. shape: of a microbatch's activations, (microbatch, ...).
+    feedback="difference" (AQ-SGD) sends the difference of a sample's activations x to those known to the other side,
+    a(s), from its previous visit: a'(s) = a(s) + C(x - a(s)), with a(s) = 0 before the first one. Both sides store a(s)
+    in host memory: see `memory_bytes`. Gradients are sent without feedback.
 
-    feedback="difference" sends by how much a sample's activations differ from what the other side knows of them since
-    that sample came last (AQ-SGD): a'(s) = a(s) + C(x - a(s)), a(s) = 0 before the first visit. Both sides keep a(s)
-    for sample ids 0 to `samples` - 1, in host memory: see `memory_bytes`. Gradients are sent without memory.
+    Args:
+        codec: a compressor as in a recipe, such as "Int8()".
+        shape: of a microbatch's activations, (microbatch, ...).
+        dtype: of the activations.
+        feedback: "difference" or None.
+        samples: number of samples of the data set with feedback, for ids 0 to `samples` - 1.
 
-    Raises RecipeError for a codec whose messages change their size, remember, or need a group, and with feedback for
-    one that loses more than it sends.
+    Returns:
+        The boundary, for the CompressedStage on both sides.
+
+    Raises:
+        RecipeError: the codec has messages of varying size, keeps state, or needs a group; or, with feedback, its error
+            is larger than its input.
+        ValueError: an argument is invalid.
 
     source: Wang et al. 2022, NeurIPS (differences); Bian et al. 2024, MLSys (which codecs suit activations)
     """
     terms = parse(codec).terms if isinstance(codec, str) else (codec,)
     if len(terms) != 1 or not isinstance(terms[0], Compressor):
         raise RecipeError(
-            f"{codec!r} is no single compressor: between two stages there is no strategy and no topology. Write "
-            'boundary("Int8()", ...).'
+            f"{codec!r} is not a single compressor; a boundary between two stages has no strategy and no topology. "
+            'Write boundary("Int8()", ...).'
         )
     found = Boundary(
         codec=terms[0], shape=tuple(shape), dtype=dtype, feedback=feedback, samples=samples if feedback else 0
@@ -105,48 +115,48 @@ def boundary(
 def _check(edge: Boundary, samples: int) -> None:
     if not edge.shape or min(edge.shape) < 1 or not edge.dtype.is_floating_point:
         raise ValueError(
-            f"shape is that of a microbatch's activations and dtype theirs, not {edge.shape} of {edge.dtype}. Write "
+            f"shape and dtype must be those of a microbatch's activations, got {edge.shape} of {edge.dtype}. Example: "
             "shape=(microbatch, length, width), dtype=torch.float32."
         )
     if edge.feedback not in (None, DIFFERENCE):
         raise ValueError(
-            f'feedback is "{DIFFERENCE}" or None, not {edge.feedback!r}: what was lost of one sample\'s activations '
-            f'means nothing to the next sample. Write feedback="{DIFFERENCE}", samples=len(data).'
+            f'feedback must be "{DIFFERENCE}" or None, got {edge.feedback!r}: a residual of one sample\'s activations '
+            f'does not apply to the next sample. Write feedback="{DIFFERENCE}", samples=len(data).'
         )
     if (edge.feedback is None) != (samples == 0) or samples < 0:
         raise ValueError(
-            f"samples={samples} with feedback={edge.feedback!r}: the samples of the data set bound the memory of "
-            f'feedback="{DIFFERENCE}", and nothing else has one. Write feedback="{DIFFERENCE}", samples=len(data), or '
+            f"samples={samples} with feedback={edge.feedback!r}: samples is the size of the memory of "
+            f'feedback="{DIFFERENCE}" and only used with it. Write feedback="{DIFFERENCE}", samples=len(data), or '
             "leave out both."
         )
     reason = _unfit(edge)
     if reason is not None:
         raise RecipeError(
-            f"{edge.codec!r} cannot compress what crosses a boundary: {reason}. Write Int8(), Float4(), "
+            f"{edge.codec!r} cannot be used at a boundary: {reason}. Write Int8(), Float4(), "
             "TopK(density=0.1) or another codec without wrappers."
         )
     if edge.feedback is None:
         return
     if edge.codec == Dense():
-        raise RecipeError("Dense() loses nothing, so differences gain nothing. Leave out feedback= and samples=.")
+        raise RecipeError("Dense() is lossless, so feedback has no effect. Leave out feedback= and samples=.")
     lost = relative_error(edge.codec, "lost at a boundary")
     if lost >= 1:
         raise RecipeError(
-            f"{edge.codec!r} loses {lost:.1f} times the energy of what it is given, so what is known of a sample would "
-            "move away from it with every visit. Write Float4(), more levels or smaller blocks, or leave out feedback=."
+            f"{edge.codec!r} has an error of {lost:.1f} times the energy of its input, so the stored activations would "
+            "diverge with every visit. Write Float4(), more levels or smaller blocks, or leave out feedback=."
         )
 
 
 def _unfit(edge: Boundary) -> str | None:
-    """Why a compressor cannot stand at a boundary; None where it can."""
+    """Why a compressor cannot be used at a boundary; None if it can."""
     if edge.codec.adapts:
-        return "its messages change their size while training, and pipelining receives into buffers of one size"
+        return "its messages change their size during training, but pipelining receives into buffers of one size"
     if edge.codec.decoders(edge.layout) is None:
-        return "it asks a group for sums or in several rounds, and a boundary has one sender and one receiver"
+        return "it needs sums over a group or several rounds, but a boundary has one sender and one receiver"
     nothing = FlatTensors.zeros(edge.layout, dtype=edge.dtype, device=torch.device("meta"))
     if edge.codec.init(nothing, AggregationContext()):
         return (
-            "it remembers something for the next message, which is of other samples; "
-            f'feedback="{DIFFERENCE}" remembers by sample'
+            "it keeps state for the next message, which has other samples; "
+            f'feedback="{DIFFERENCE}" keeps state by sample'
         )
     return None

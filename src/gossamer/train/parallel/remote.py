@@ -1,4 +1,4 @@
-"""Remote modules: a layer on another rank, called as if it were here; autograd goes through it, compressed or not."""
+"""Remote modules: a layer on another rank, called like a local one, with autograd and optional compression."""
 
 from __future__ import annotations
 
@@ -48,27 +48,35 @@ def remote(
     clients: Sequence[int] | None = None,
     held: int = 64,
 ) -> RemoteModule:
-    """Place a module on one rank, its owner, and call it from any. Every rank makes the same calls in the same order.
+    """Place a module on one rank, its owner, and call it from any rank. Collective, in the same order on every rank.
 
         layer = remote(nn.Linear(64, 10) if world.rank == 1 else None, rank=1, optimizer=torch.optim.SGD)
-        loss = layer(x).sum()        # x travels to rank 1, the output comes back
-        loss.backward()              # its gradient travels there, and x.grad comes back
+        loss = layer(x).sum()        # sends x to rank 1, returns the output
+        loss.backward()              # sends its gradient to rank 1, returns x.grad
         layer.optimizer.step()       # rank 1 steps its own optimizer
-        layer.serve()                # on rank 1: until all other ranks' scripts have ended
+        layer.serve()                # on rank 1: until the scripts of all other ranks have ended
 
-    module: used on the owner only; others may give None. What it is given and returns are tensors, numbers, text, True,
-    False and None in lists, tuples and dicts. Nothing is pickled.
-    optimizer: makes the owner's optimizer from the module's parameters.
-    codec: compresses floating-point tensors both ways, as in a recipe, such as "Int8()"; without memory of the last.
-    clients: the ranks whose step() makes a step together; None: all but the owner.
-    held: the most forward passes of one rank that may wait for their backward pass.
+    The owner keeps the graph of a forward pass until its backward pass, or until the client has freed the outputs;
+    within torch.no_grad() it keeps nothing. Random numbers, for example of dropout, are drawn on the owner.
 
-    The owner keeps the graph of a forward pass until its backward pass has come, or the client has let go of the
-    outputs; within torch.no_grad() it keeps nothing. Randomness such as dropout's is the owner's.
+    Args:
+        module: used on the owner only; other ranks may pass None. Its inputs and outputs are tensors, numbers, text,
+            True, False and None in lists, tuples and dicts. Nothing is pickled.
+        rank: of the owner.
+        optimizer: makes the owner's optimizer from the module's parameters.
+        codec: stateless compressor of floating-point tensors in both directions, as in a recipe, such as "Int8()".
+        clients: ranks that must all call step() for a step; None means all except the owner.
+        held: maximum number of forward passes per rank that wait for their backward pass.
 
-    Raises MismatchError where ranks give other arguments, RecipeError for a codec that needs a group or remembers,
-    and LoopError in a simulated or elastic run. Calls raise RemoteError with what the owner raised, and PeerLost where
-    it has left or has not answered within GOSSAMER_TIMEOUT.
+    Returns:
+        The module to call, the same on every rank.
+
+    Raises:
+        MismatchError: ranks pass different arguments.
+        RecipeError: the codec needs a group or keeps state.
+        LoopError: in a simulated or elastic run.
+        RemoteError: in calls: an error raised on the owner.
+        PeerLost: in calls: the owner has left, or has not answered within GOSSAMER_TIMEOUT.
 
     source: Gupta & Raskar 2018, J. Netw. Comput. Appl. (split learning); torch.distributed.rpc (distributed autograd)
     """
@@ -85,22 +93,22 @@ def place_remotely(
     clients: Sequence[int] | None = None,
     held: int = 64,
 ) -> RemoteModule:
-    """`remote`, over a hub that is there."""
+    """`remote` over an existing hub."""
     ranks = range(hub.world)
     among = tuple(each for each in ranks if each != rank or hub.world == 1) if clients is None else tuple(clients)
     if rank not in ranks or not among or sorted(set(among)) != list(among) or not set(among) <= set(ranks) or held < 1:
         raise ValueError(
-            f"rank={rank}, clients={clients}, held={held}: there are ranks 0 to {hub.world - 1}, clients are some of "
-            "them in ascending order, and at least one graph is held."
+            f"rank={rank}, clients={clients}, held={held}: ranks are 0 to {hub.world - 1}, clients are some of "
+            "them in ascending order, and held must be at least 1."
         )
     if (module is None or next(module.parameters(), None) is None) and hub.rank == rank and optimizer is not None:
         raise ValueError(
-            f"rank {rank} owns this module and gave {'none' if module is None else 'one without parameters'}, so "
-            "optimizer= has nothing to step. Write remote(nn.Linear(...), ...) there, or leave out optimizer=."
+            f"rank {rank} owns this module and passed {'None' if module is None else 'one without parameters'}, so "
+            "optimizer= has no parameters. Write remote(nn.Linear(...), ...) there, or leave out optimizer=."
         )
     if module is None and hub.rank == rank:
         raise ValueError(
-            f"rank {rank} owns this module and gave None. Write remote(nn.Linear(...), rank={rank}) there."
+            f"rank {rank} owns this module and passed None. Write remote(nn.Linear(...), rank={rank}) there."
         )
     layer = hub.next_layer(rank)
     settings = ServiceSettings(
@@ -113,10 +121,11 @@ def place_remotely(
 
 
 class RemoteModule(nn.Module):
-    """Stands for a module on another rank; made by `remote`. It has no parameters here.
+    """Proxy of a module on another rank; made by `remote`. It has no parameters here.
 
-    owner: the rank that has them. local_module: the module itself, on the owner; else None. Only its service may run
-    it, and `serve` has ended before it is read or saved.
+    owner: the rank with the parameters.
+    local_module: the module itself on the owner, else None. Only its service may run it; read or save it after `serve`
+        has returned.
     """
 
     def __init__(self, hub: RemoteHub, owner: int, settings: ServiceSettings, local_module: nn.Module | None) -> None:
@@ -126,10 +135,10 @@ class RemoteModule(nn.Module):
         self._hub, self._settings, self._coder = hub, settings, settings.coder
         self._name = f"remote module {settings.layer}"
         self._local = (local_module,)  # a tuple hides it from parameters(), which are then the same on every rank
-        self.dropped: deque[int] = deque()  # calls whose graphs nobody needs; the owner is told with the next one
-        self._anchor = torch.zeros((), requires_grad=True)  # so that the owner's parameters get gradients in any case
+        self.dropped: deque[int] = deque()  # calls with freed graphs, reported to the owner in the next call
+        self._anchor = torch.zeros((), requires_grad=True)  # so that the owner's parameters always get gradients
         sizes: dict[str, int] = self._described()
-        self.parameter_sizes = sizes  # numbers of elements, by name
+        self.parameter_sizes = sizes  # number of elements by name
 
     @property
     def local_module(self) -> nn.Module | None:
@@ -139,13 +148,13 @@ class RemoteModule(nn.Module):
         return f"rank={self.owner}, codec={self._coder.compressor!r}, parameters={sum(self.parameter_sizes.values())}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The owner's module(*args, **kwargs)."""
+        """Call the owner's module(*args, **kwargs)."""
         tensors: list[Tensor] = []
         tree = flatten((args, kwargs), tensors)
         device = tensors[0].device if tensors else torch.device("cpu")
         call = _RemoteCall(self, tree, hold=torch.is_grad_enabled())
-        # Transfers between devices lie outside of the function: its backward pass, which waits for another rank, then
-        # runs in the thread that called backward(), and no device's thread waits with it.
+        # Copies between devices are outside of the function: its backward pass, which waits for another rank, then
+        # runs on the thread that called backward(), and no device's thread waits.
         outputs = _RemoteFunction.apply(call, self._anchor, *[tensor.cpu() for tensor in tensors])  # type: ignore[no-untyped-call]
         return unflatten(call.tree, [output.to(device) for output in outputs])
 
@@ -155,16 +164,19 @@ class RemoteModule(nn.Module):
         return cast(dict[str, Tensor], unflatten(answer.tree, cast(list[Tensor], tensors)))
 
     def serve(self) -> None:
-        """On an owner: serve until all ranks' scripts have ended or called `serve`, which it says of its own, too.
+        """Serve on an owner until the scripts of all ranks have ended or called `serve`. Announces this rank's end.
 
-        Without it an owner serves at the end of its script. Raises PeerLost where one has left without a word.
+        Without it an owner serves at the end of its script. Raises PeerLost if a rank has left without notice.
         """
         self._hub.end()
 
     def ask(
         self, request: Request | Callable[[int], tuple[Request, tuple[Tensor, ...]]]
     ) -> tuple[int, Returned, list[Tensor | None]]:
-        """(number of the call, the owner's answer, its tensors). request: or what makes it, from the call's number."""
+        """Send a request. Returns (number of the call, the owner's answer, its tensors).
+
+        request: the request, or a function that makes it from the number of the call.
+        """
         with self._hub.numbered() as number:
             made, payload = (request, ()) if isinstance(request, Request) else request(number)
             receipt = self._hub.call(self.owner, self._settings.layer, number, made, payload)
@@ -176,7 +188,7 @@ class RemoteModule(nn.Module):
 
     def take_dropped(self) -> list[int]:
         taken = list[int]()
-        with suppress(IndexError):  # garbage is collected in any thread
+        with suppress(IndexError):  # garbage collection may run on any thread
             while True:
                 taken.append(self.dropped.popleft())
         return taken
@@ -185,13 +197,16 @@ class RemoteModule(nn.Module):
         _, answer, _ = self.ask(Describe(settings=self._settings.text))
         found = unflatten(answer.tree, [])
         if not isinstance(found, dict):
-            raise MismatchError(f"rank {self.owner} does not describe {self._name}, so it has another version of it")
+            raise MismatchError(
+                f"rank {self.owner} sent an invalid description of {self._name}. Install the same version of Gossamer "
+                "on every rank."
+            )
         return cast(dict[str, int], found)
 
     def __getstate__(self) -> Any:
         raise LoopError(
-            f"{self._name} belongs to this run's connections and can neither be copied nor pickled. Save what "
-            "remote_state_dict() returns."
+            f"{self._name} uses this run's connections and can be neither copied nor pickled. Save the result of "
+            "remote_state_dict()."
         )
 
 
@@ -202,21 +217,22 @@ class RemoteOptimizer:
         self._layer = layer
 
     def step(self, **settings: float) -> None:
-        """Wait until all clients call it; then the owner makes one step, and gradients are zero again.
+        """Wait until all clients have called it; the owner then makes one step and clears the gradients.
 
             gradient = (sum of the gradients of all backward passes of all ranks) / (number of clients)
 
-        settings: set in all of the optimizer's parameter groups before, such as lr=0.01; alike on all clients.
+        Args:
+            settings: values for all of the optimizer's parameter groups, such as lr=0.01; equal on all clients.
         """
         self._layer.ask(OptimizerStep(settings=settings))
 
     def zero_grad(self) -> None:
-        """Forget the gradients of this rank's backward passes since the last step; an only client, all ranks'."""
+        """Clear the gradients of this rank's backward passes since the last step; with one client, of all ranks."""
         self._layer.ask(ZeroGrad())
 
 
 class _RemoteCall:
-    """One forward call and, once it is made, its number and the tree of its outputs."""
+    """One forward call, and after it its number and the tree of its outputs."""
 
     def __init__(self, layer: RemoteModule, tree: Any, hold: bool) -> None:
         self.layer, self.tree, self.hold, self.number = layer, tree, hold, -1

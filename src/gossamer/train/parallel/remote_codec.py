@@ -1,4 +1,4 @@
-"""Remote tensors: activations and gradients of remote calls as payloads, compressed where a codec is given."""
+"""Remote tensors: activations and gradients of remote calls as payloads, optionally compressed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 @dataclass(frozen=True)
 class TensorCoder:
-    """Encodes each floating-point tensor of a call by itself; the others, and what is not finite, travel as they are.
+    """Encodes each floating-point tensor of a call separately; other and non-finite tensors are sent unchanged.
 
-    most_bytes: of one decoded tensor; a longer one is refused before any memory is allocated for it.
+    most_bytes: maximum size of a decoded tensor; a larger one is refused before memory is allocated.
     """
 
     compressor: Compressor
@@ -36,7 +36,7 @@ class TensorCoder:
     def encode(
         self, tensors: Sequence[Tensor | None], address: tuple[object, ...], needs: Sequence[bool] = ()
     ) -> tuple[tuple[TensorRecord, ...], Payload]:
-        """address: of the message; what a codec draws is addressed by it. needs: which tensors need a gradient."""
+        """Encode tensors. address: of the message, seed of the codec's random numbers. needs: which need gradients."""
         records: list[TensorRecord] = []
         payload: list[Tensor] = []
         for place, tensor in enumerate(tensors):
@@ -59,9 +59,9 @@ class TensorCoder:
     def decode(
         self, records: Sequence[TensorRecord], payload: Payload, address: tuple[object, ...]
     ) -> list[Tensor | None]:
-        """Raises MalformedError for what `encode` has not written."""
+        """The inverse of `encode`. Raises MalformedError for an invalid message."""
         if sum(record.parts for record in records) != len(payload):
-            raise MalformedError(f"a remote call of {len(payload)} tensors says that it has another number of them")
+            raise MalformedError(f"a remote call has {len(payload)} tensors, which is not the number in its records")
         rest, found = payload, list[Tensor | None]()
         for place, record in enumerate(records):
             if record == ABSENT:
@@ -77,21 +77,21 @@ class TensorCoder:
         x = FlatTensors(tensor.detach().contiguous().view(-1), Layout.of({"x": tuple(tensor.shape)}))
         try:
             return point_to_point.encode(self.compressor, x, State(), self._at(address)).payload
-        except NotFinite:  # infinities and NaN travel, as in a local model
+        except NotFinite:  # infinities and NaN are sent, as in a local model
             return None
 
     def _tensor(self, record: TensorRecord, parts: Payload, address: tuple[object, ...]) -> Tensor:
         dtype = _DTYPES.get(record.dtype)
         if dtype is None or record.parts < 1:
-            raise MalformedError(f"no tensor of a remote call looks like {record}")
+            raise MalformedError(f"a remote call has an invalid tensor record, {record}")
         if prod(record.shape) * dtype.itemsize > self.most_bytes:
-            raise MalformedError(f"a tensor of {record.shape} is larger than the {self.most_bytes:,} bytes agreed on")
+            raise MalformedError(f"a tensor of {record.shape} is larger than the limit of {self.most_bytes:,} bytes")
         if not record.encoded:
             if len(parts) != 1 or parts[0].dtype != dtype or tuple(parts[0].shape) != record.shape:
-                raise MalformedError(f"a tensor came that is not {record.dtype} of {record.shape}, as its record says")
+                raise MalformedError(f"a tensor is not {record.dtype} of {record.shape} as in its record")
             return parts[0]
         if not dtype.is_floating_point or not record.shape:
-            raise MalformedError(f"only floating-point tensors are encoded, and this is {record.dtype}")
+            raise MalformedError(f"only floating-point tensors can be encoded, but this is {record.dtype}")
         out = torch.empty(prod(record.shape), dtype=dtype)
         point_to_point.decode(self.compressor, parts, Layout.of({"x": record.shape}), self._at(address), out)
         return out.view(record.shape)
@@ -101,19 +101,19 @@ class TensorCoder:
 
 
 def codec_of(codec: str | Compressor) -> Compressor:
-    """Raises RecipeError for what is no codec of single messages."""
+    """Parse a codec. Raises RecipeError unless it encodes single messages."""
     terms = parse(codec).terms if isinstance(codec, str) else (codec,)
     if len(terms) != 1 or not isinstance(terms[0], Compressor):
         raise RecipeError(
-            f"{codec!r} is no single compressor, and a remote module has neither a strategy nor a topology. Write "
+            f"{codec!r} is not a single compressor; a remote module has neither a strategy nor a topology. Write "
             'codec="Int8()".'
         )
     found = terms[0]
     sample = FlatTensors.zeros(Layout.of({"x": (8, 16)}), dtype=torch.float32, device=torch.device("meta"))
     reason = (
-        "it asks a group for sums or in several rounds, and a call has one sender and one receiver"
+        "it needs sums over a group or several rounds, but a call has one sender and one receiver"
         if found.decoders(sample.layout) is None
-        else "it remembers something for the next message, which is of another batch"
+        else "it keeps state for the next message, which is of another batch"
         if found.adapts or found.init(sample, AggregationContext())
         else None
     )

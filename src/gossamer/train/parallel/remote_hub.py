@@ -1,4 +1,4 @@
-"""Remote hub: this process's endpoint for remote modules: sends its calls, and hands arriving ones to its services."""
+"""Remote hub: this process's endpoint for remote modules: sends its calls, and passes received ones to its services."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENDED = Receipt(version=0, about=encode(Returned()))
 
 @dataclass
 class _Answering:
-    """A call that is being served, or was."""
+    """A call that is being served, or was served."""
 
     tokens: list[int]  # of the message and its repetitions
     answer: Receipt | None = None
@@ -32,14 +32,14 @@ class _Answering:
 
 @dataclass
 class _ClientLog:
-    """Calls of one client by number: a call that is delivered twice is served once."""
+    """Calls of one client by number, so that a call that is delivered twice is served once."""
 
     calls: dict[int, _Answering] = field(default_factory=dict)
-    settled: int = 0  # the client has the answers to all calls before this one
+    settled: int = 0  # the client has the answers of all calls before this one
 
 
 class RemoteHub:
-    """Calls and services of one rank. Its services begin once `serve` was called; calls that come earlier wait."""
+    """Calls and services of one rank. Its services start with `serve`; earlier calls wait."""
 
     def __init__(self, endpoint: PeerEndpoint, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
@@ -73,7 +73,7 @@ class RemoteHub:
 
     @contextmanager
     def numbered(self) -> Iterator[int]:
-        """The number of a call, which is under way within the block."""
+        """Context manager for a call in progress; yields its number."""
         with self._lock:
             number = next(self._numbers)
             self._under_way.add(number)
@@ -84,7 +84,7 @@ class RemoteHub:
                 self._under_way.discard(number)
 
     def call(self, owner: int, layer: int, number: int, request: Request, payload: Payload = ()) -> Receipt:
-        """The owner's answer. Raises PeerLost where it has left, or does not answer within GOSSAMER_TIMEOUT."""
+        """The owner's answer. Raises PeerLost if it has left, or does not answer within GOSSAMER_TIMEOUT."""
         if owner == self.rank:
             return self._call_here(layer, number, request, payload)
         seconds = timeout_seconds()
@@ -113,7 +113,7 @@ class RemoteHub:
         except Empty:
             raise PeerLost(f"remote module {layer} of this rank has not answered {waiting_for(seconds)}") from None
 
-    # -- calls of others -----------------------------------------------------------------------------------
+    # -- calls of other ranks ------------------------------------------------------------------------------
 
     def _route(self) -> PeerScript:
         while True:
@@ -126,7 +126,7 @@ class RemoteHub:
                     self._client_left(peer.number)
 
     def _admit(self, token: int, op: Push) -> Receipt | None:
-        """The answer to a call that is answered already; None where it comes later."""
+        """The answer to a call that was answered already; None if it is sent later."""
         client, number = op.stamp.worker, op.stamp.step
         with self._lock:
             log = self._logs.setdefault(client, _ClientLog())
@@ -137,7 +137,7 @@ class RemoteHub:
                 log.calls[number].tokens.append(token)
                 return log.calls[number].answer
             if number < log.settled:
-                return None  # nobody waits for it
+                return None  # no client waits for it
             answering = log.calls[number] = _Answering([token])
         try:
             request, layer = decode_request(op.about), int(op.key)
@@ -162,10 +162,10 @@ class RemoteHub:
                 call.failed(ValueError(f"rank {self.rank} owns no remote module {layer}"))
 
     def _reply(self, answering: _Answering, answer: Receipt) -> None:
-        """Raises ValueError for what is too large."""
+        """Send an answer. Raises ValueError if it is too large."""
         with self._lock:
             tokens, answering.answer = list(answering.tokens), answer
-        with suppress(PeerLost):  # closed meanwhile
+        with suppress(PeerLost):  # closed in the meantime
             for token in tokens:
                 self._endpoint.answer(Reply(token=token, answer=answer))
 
@@ -182,9 +182,9 @@ class RemoteHub:
     # -- the end -------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Say that this rank calls no module any more; an owner then serves until that holds for all ranks.
+        """Announce that this rank makes no more calls; an owner then serves until all ranks have done so.
 
-        Raises PeerLost where one has left without a word.
+        Raises PeerLost if a rank has left without notice.
         """
         for owner in sorted(self.owners - {self.rank} - self._left):
             with suppress(PeerLost), self.numbered() as number:
@@ -195,17 +195,17 @@ class RemoteHub:
             lost = sorted(self._left - self._ended)
         if lost and self.rank in self.owners:
             raise PeerLost(
-                f"rank {lost[0]} left before its script ended, so what rank {self.rank} owns may lack its last steps. "
-                "See its own log."
+                f"rank {lost[0]} left before its script ended, so the modules of rank {self.rank} may lack its last "
+                "steps. See its log."
             )
 
     def close(self) -> None:
-        """Leave at once; calls under way raise PeerLost."""
+        """Leave at once; calls in progress raise PeerLost."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
         for service in self._services.values():
             service.stop()
         self._endpoint.close()
-        for thread in self._threads:  # torch aborts a process that ends amid a thread's work
+        for thread in self._threads:  # torch aborts a process that exits while a thread computes
             thread.join(JOIN_SECONDS)

@@ -1,7 +1,7 @@
-"""Remote call messages: requests to a remote module's owner and its answers, as checked JSON beside tensors.
+"""Remote call messages: requests to a remote module's owner and its answers, as checked JSON, separate from tensors.
 
-Nothing is pickled: what a module is given and returns is a tree of tensors, numbers, text, True, False and None in
-lists, tuples and dicts. Tensors travel in the frame's payload, and the tree says where each belongs.
+Nothing is pickled: a module's inputs and outputs are trees of tensors, numbers, text, True, False and None in lists,
+tuples and dicts. Tensors are in the frame's payload, and the tree has their indices.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from gossamer.errors import MalformedError, PeerLost, RemoteError
 
 
 class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One tensor of a call: how many tensors of the payload are its own, and what they stand for."""
+    """One tensor of a call: its form, and the number of its tensors in the payload."""
 
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
     parts: Annotated[int, msgspec.Meta(ge=0)]
-    encoded: bool  # by the codec; False: the one part is the tensor itself
+    encoded: bool  # by the codec; False: the only part is the tensor itself
     needs_gradient: bool = False
 
 
-ABSENT = TensorRecord(dtype="", shape=(), parts=0, encoded=False)  # such as the gradient of what was not used
+ABSENT = TensorRecord(dtype="", shape=(), parts=0, encoded=False)  # for example the gradient of an unused output
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """What a client asks of a module's owner."""
+    """A client's request to a module's owner."""
 
 
 class Describe(Request, frozen=True, kw_only=True):
-    """Compare the settings of `remote(...)`; answered by parameter names and sizes."""
+    """Compare the settings of `remote(...)`; the answer has parameter names and sizes."""
 
     settings: str
 
@@ -44,38 +44,38 @@ class Forward(Request, frozen=True, kw_only=True):
     tensors: tuple[TensorRecord, ...]
     training: bool
     hold: bool  # keep the graph for a backward pass
-    dropped: tuple[int, ...]  # calls whose graphs this client has freed
+    dropped: tuple[int, ...]  # calls with graphs that this client has freed
 
 
 class Backward(Request, frozen=True, kw_only=True):
-    of: int  # the number of the forward call
-    tensors: tuple[TensorRecord, ...]  # of each output's gradient
+    of: int  # number of the forward call
+    tensors: tuple[TensorRecord, ...]  # gradients of the outputs
 
 
 class OptimizerStep(Request, frozen=True, kw_only=True):
-    """Step the optimizer once all clients have asked."""
+    """Step the optimizer once all clients have sent this request."""
 
     settings: dict[str, float]  # of all its parameter groups
 
 
 class ZeroGrad(Request, frozen=True, kw_only=True):
-    """Forget the gradients of this client."""
+    """Clear the gradients of this client."""
 
 
 class FetchState(Request, frozen=True, kw_only=True):
-    """Answered by the module's state_dict, uncompressed."""
+    """The answer is the module's state_dict, uncompressed."""
 
 
 class ScriptEnded(Request, frozen=True, kw_only=True):
-    """This rank's script calls no remote module any more."""
+    """This rank's script makes no more calls."""
 
 
 class Returned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the owner answers."""
+    """The owner's answer."""
 
     tree: Any = None
     tensors: tuple[TensorRecord, ...] = ()
-    error: str = ""  # the type's name, where one was raised
+    error: str = ""  # type name of an error
     message: str = ""
 
 
@@ -87,7 +87,7 @@ def encode(message: Request | Returned) -> str:
 
 
 def decode_request(text: str) -> AnyRequest:
-    """Raises MalformedError."""
+    """Parse a request. Raises MalformedError."""
     try:
         found: AnyRequest = msgspec.convert(json.loads(text), AnyRequest)
         return found
@@ -96,7 +96,7 @@ def decode_request(text: str) -> AnyRequest:
 
 
 def decode_returned(text: str, rank: int, layer: str) -> Returned:
-    """Raises what the owner raised: PeerLost, or RemoteError with the type's name and the message."""
+    """Parse an answer. Raises the owner's error: PeerLost, or RemoteError with the type's name and the message."""
     try:
         found = msgspec.convert(json.loads(text), Returned)
     except (ValueError, RecursionError) as fault:
@@ -109,7 +109,7 @@ def decode_returned(text: str, rank: int, layer: str) -> Returned:
 
 
 def flatten(value: Any, tensors: list[Tensor]) -> Any:
-    """The tree of a value as JSON; its tensors are appended to `tensors`. Raises TypeError for what cannot travel."""
+    """Convert a value to a tree as JSON, and append its tensors to `tensors`. Raises TypeError for other types."""
     match value:
         case Tensor():
             tensors.append(value)
@@ -123,13 +123,13 @@ def flatten(value: Any, tensors: list[Tensor]) -> Any:
         case None | bool() | int() | float() | str():
             return value
     raise TypeError(
-        f"a {type(value).__name__} cannot travel to or from a remote module, since nothing is pickled. Give and return "
-        "tensors, numbers, text, True, False and None, in lists, tuples and dicts with text as keys."
+        f"a {type(value).__name__} cannot be sent to or from a remote module, since nothing is pickled. Pass and "
+        "return tensors, numbers, text, True, False and None, in lists, tuples and dicts with text as keys."
     )
 
 
 def unflatten(tree: Any, tensors: Sequence[Tensor]) -> Any:
-    """The value of a tree. Raises MalformedError for what `flatten` has not written."""
+    """The inverse of `flatten`. Raises MalformedError for an invalid tree."""
     match tree:
         case {"tensor": int(place)} if 0 <= place < len(tensors):
             return tensors[place]
@@ -141,4 +141,4 @@ def unflatten(tree: Any, tensors: Sequence[Tensor]) -> Any:
             return [unflatten(inner, tensors) for inner in tree]
         case None | bool() | int() | float() | str():
             return tree
-    raise MalformedError(f"no value of a remote call looks like {str(tree)[:80]}")
+    raise MalformedError(f"a remote call has an invalid value, {str(tree)[:80]}")

@@ -21,7 +21,7 @@ _hubs: weakref.WeakKeyDictionary[WorkerScope, RemoteHub] = weakref.WeakKeyDictio
 
 
 def current_hub() -> RemoteHub:
-    """This worker's hub; every rank asks for the first time at the same place. Raises LoopError."""
+    """This worker's hub. The first call is collective. Raises LoopError."""
     worker = current_worker()
     if worker not in _hubs:
         _hubs[worker] = hub = _opened()
@@ -35,9 +35,9 @@ def _opened() -> RemoteHub:
     own = here.own_transport()
     if is_elastic() or returns() or (own is not None and here.size > 1):
         raise LoopError(
-            "remote modules live as long as their owner does: they are served in a run of fixed workers, neither in an "
-            "elastic one, nor where workers come back alone, nor in a simulated one. Start it by gossamer run "
-            "--workers N SCRIPT."
+            "remote modules exist only as long as their owner, so they need a run with a fixed number of workers: not "
+            "elastic, without workers that return alone, and not simulated. Start it by gossamer run --workers N "
+            "SCRIPT."
         )
     transport = own or ProcessGroupTransport()
     try:
@@ -50,7 +50,7 @@ def _opened() -> RemoteHub:
 
 
 def _end(hub: RemoteHub, process: int) -> None:
-    """At the script's end; one that has failed, or a forked child, waits for nobody."""
+    """Close the hub at the script's end; after a failure, or in a forked child, without waiting for other ranks."""
     if os.getpid() != process:
         return
     if getattr(sys, "last_value", None) is None:

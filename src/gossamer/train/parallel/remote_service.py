@@ -38,7 +38,7 @@ Gradients = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class ServedCall:
-    """One request of a client, and where its answer goes."""
+    """One request of a client, and the destination of its answer."""
 
     client: int
     number: int  # of the client's calls
@@ -55,7 +55,7 @@ class ServedCall:
 
 @dataclass(frozen=True)
 class HeldGraph:
-    """What a forward pass leaves for its backward pass."""
+    """The graph of a forward pass, kept for its backward pass."""
 
     inputs: Sequence[Tensor]  # leaves
     outputs: Sequence[Tensor]
@@ -63,7 +63,7 @@ class HeldGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """What every rank says in its call of `remote`, and the owner compares."""
+    """Arguments of `remote` on every rank, which the owner compares."""
 
     layer: int
     clients: tuple[int, ...]
@@ -76,9 +76,9 @@ class ServiceSettings:
 
 
 class RemoteService:
-    """Serves one module, one call after the other, in a thread of its own, which alone touches the module.
+    """Serves one module, one call after the other, on its own thread, which alone uses the module.
 
-    A service may call other ranks' modules in its forward and waits for them: their services are other threads.
+    A module's forward may call modules of other ranks and wait for them, since their services are other threads.
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer | None, settings: ServiceSettings) -> None:
@@ -93,7 +93,7 @@ class RemoteService:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread_count = count_of_caller()
 
-    # -- called by any thread --------------------------------------------------------------------------
+    # -- called on any thread --------------------------------------------------------------------------
 
     def submit(self, call: ServedCall) -> None:
         self._work.put(partial(self._serve, call))
@@ -136,15 +136,15 @@ class RemoteService:
                     records, payload = replace(self._coder, compressor=Dense()).encode(copies, ())
                     call.returned(Returned(tree=tree, tensors=records), payload)
                 case request:
-                    raise MalformedError(f"a module is not asked for {type(request).__name__}")
-        except Exception as error:  # of the module's own code, too: the client is to see it
+                    raise MalformedError(f"a module has no request {type(request).__name__}")
+        except Exception as error:  # including errors of the module, which the client receives
             call.failed(error)
 
     def _compare(self, call: ServedCall, theirs: str) -> None:
         if theirs != self._settings.text:
             raise MismatchError(
-                f"rank {call.client} calls remote(...) with {theirs}, and the owner with {self._settings.text}. All "
-                "ranks make the same calls, in the same order."
+                f"rank {call.client} called remote(...) with {theirs}, but the owner with {self._settings.text}. Make "
+                "the same calls, in the same order, on all ranks."
             )
 
     def _forward(self, call: ServedCall, request: Forward) -> None:
@@ -154,7 +154,7 @@ class RemoteService:
         if request.hold and len(held) >= self._settings.most_held:
             raise LoopError(
                 f"{len(held)} forward passes of rank {call.client} wait for their backward pass, and each holds its "
-                "activations here. Evaluate within torch.no_grad(), let go of outputs that need no backward pass, or "
+                "activations here. Evaluate within torch.no_grad(), free outputs without a backward pass, or "
                 f"write remote(..., held={2 * self._settings.most_held})."
             )
         inputs = _present(self._coder.decode(request.tensors, call.payload, (call.client, call.number, "forward")))
@@ -169,20 +169,20 @@ class RemoteService:
             outputs = [output.cpu() for output in outputs]
         if any(output.requires_grad for output in outputs):
             held[call.number] = HeldGraph(inputs, outputs)
-        # Copies: what is sent must not be written to, and a parameter or an input of the module may be among them.
+        # Copies, since sent tensors must not change, and outputs may be parameters or inputs of the module.
         self._return(call, tree, [output.detach().clone() for output in outputs], [o.requires_grad for o in outputs])
 
     def _backward(self, call: ServedCall, request: Backward) -> None:
         graph = self._held.get(call.client, {}).pop(request.of, None)
         if graph is None:
             raise LoopError(
-                "the graph of this forward pass was freed: a second backward pass through a remote module is not "
-                "served, nor retain_graph=True. Add up the losses, or call the module once more."
+                "the graph of this forward pass was freed: remote modules support neither a second backward pass nor "
+                "retain_graph=True. Add the losses, or call the module once more."
             )
         address = (call.client, call.number, "backward")
         gradients = self._coder.decode(request.tensors, call.payload, address)
         if len(gradients) != len(graph.outputs):
-            raise MalformedError(f"{len(gradients)} gradients came for {len(graph.outputs)} outputs")
+            raise MalformedError(f"received {len(gradients)} gradients for {len(graph.outputs)} outputs")
         due = [
             (output, gradient)
             for output, gradient in zip(graph.outputs, gradients, strict=True)
@@ -194,7 +194,7 @@ class RemoteService:
 
     @contextmanager
     def _collecting(self, client: int) -> Iterator[None]:
-        """Within the block .grad is what this client's backward passes have added up."""
+        """Context manager in which .grad holds the sum of this client's backward passes."""
         own = self._gradients.setdefault(client, {})
         for name, parameter in self.module.named_parameters():
             parameter.grad = own.pop(name, None)
@@ -222,7 +222,7 @@ class RemoteService:
             )
         if call.client not in clients:
             raise LoopError(
-                f"rank {call.client} is none of the clients {list(clients)} whose step() makes a step of this module. "
+                f"rank {call.client} called step(), but the clients of this module are {list(clients)}. "
                 f"Write remote(..., clients={sorted((*clients, call.client))}) on every rank."
             )
         self._refuse_lost()
@@ -232,7 +232,7 @@ class RemoteService:
             self._finish([waiting[client] for client in clients])
 
     def _finish(self, waiting: Sequence[tuple[ServedCall, OptimizerStep]]) -> None:
-        """Step with the sum of all gradients, by rank, over the number of clients; answer all of them."""
+        """Step with the sum of all gradients, in rank order, over the number of clients; answer all of them."""
         try:
             self._apply([request.settings for _, request in waiting])
         except Exception as error:
@@ -246,8 +246,8 @@ class RemoteService:
         optimizer = cast(Optimizer, self._optimizer)
         if any(each != settings[0] for each in settings):
             raise MismatchError(
-                f"clients {list(self._settings.clients)} step with {[dict(each) for each in settings]}, and one step "
-                "has one of each. Step their schedulers alike."
+                f"clients {list(self._settings.clients)} step with different settings, "
+                f"{[dict(each) for each in settings]}. Step their schedulers equally."
             )
         for group in optimizer.param_groups:
             unknown = set(settings[0]) - set(group)
@@ -264,7 +264,7 @@ class RemoteService:
         self._gradients.clear()
 
     def _forget(self, client: int) -> None:
-        """A rank left: free what it holds, and do not wait for it."""
+        """Free the data of a rank that left, and do not wait for it."""
         self._held.pop(client, None)
         self._gradients.pop(client, None)
         self._stepping.pop(client, None)
@@ -280,11 +280,11 @@ class RemoteService:
         if self._lost:
             raise PeerLost(
                 f"rank {min(self._lost)} is one of this module's clients {list(self._settings.clients)} and has left, "
-                "so no step has all of them any more. Start the run again, from what the owners have saved."
+                "so no step can include all of them. Restart the run from the parameters that the owners have saved."
             )
 
 
 def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     if any(tensor is None for tensor in tensors):
-        raise MalformedError("a forward pass is given all of its tensors")
+        raise MalformedError("a forward pass lacks some of its tensors")
     return [tensor for tensor in tensors if tensor is not None]

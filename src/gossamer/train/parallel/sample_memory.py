@@ -1,4 +1,4 @@
-"""Sample memory: what both sides of a boundary know of each sample's activations, to which differences are sent.
+"""Sample memory: each sample's activations as known to both sides of a boundary, to which differences are sent.
 
 source: Wang et al. 2022, NeurIPS (AQ-SGD: "Fine-tuning Language Models over Slow Networks using Activation Quantization
 with Guarantees")
@@ -29,32 +29,32 @@ class SampleMemory:
         lowest, highest = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
         if ids.shape != (due,):
             raise LoopError(
-                f"a microbatch of {due} samples came with ids of shape {tuple(ids.shape)}: each sample's last "
-                "activations are found by its id. Give schedule.step(..., samples=ids) one int64 id a sample."
+                f"a microbatch of {due} samples has ids of shape {tuple(ids.shape)}, but each sample's previous "
+                "activations are found by its id. Pass schedule.step(..., samples=ids) one int64 id per sample."
             )
         if lowest < 0 or highest >= len(self.visits):
             raise LoopError(
-                f"sample ids {lowest} to {highest} came to a boundary that remembers samples 0 to "
+                f"sample ids {lowest} to {highest} are outside of the boundary's memory of samples 0 to "
                 f"{len(self.visits) - 1}. Write boundary(..., samples={max(highest, 0) + 1}), or number samples from 0."
             )
         if len(ids.unique()) < due:
             raise LoopError(
-                "one sample came twice in a microbatch, and only one of its activations can be remembered. Draw "
+                "a sample occurs twice in a microbatch, but only one of its activations can be stored. Draw "
                 "samples without replacement."
             )
         return ids
 
     def recall(self, ids: Tensor, device: torch.device) -> Tensor:
-        """What is known of these samples: (n,), at least in float32."""
+        """Known activations of these samples: (n,), at least in float32."""
         return self.known[ids].to(device, accumulation_dtype(self.known.dtype)).view(-1)
 
     def remember(self, ids: Tensor, values: Tensor) -> None:
-        """values: (len(ids), *shape)."""
+        """Store values: (len(ids), *shape)."""
         self.known[ids] = values.to(self.known)
         self.visits[ids] += 1
 
     def fingerprint(self, ids: Tensor) -> int:
-        """A hash of ids and visits, never 0: equal on both sides as long as they have seen the same messages."""
+        """A hash of ids and visits, never 0; equal on both sides if they have processed the same messages."""
         text = torch.stack([ids, self.visits[ids]]).numpy().tobytes()
         return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big") + 1
 
@@ -62,12 +62,12 @@ class SampleMemory:
         return {"known": self.known, "visits": self.visits}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Raises CheckpointError for a memory of other samples or shapes."""
+        """Restore a state. Raises CheckpointError for other samples or shapes."""
         for name, mine in self.state_dict().items():
             if name not in state or state[name].shape != mine.shape:
                 came = tuple(state[name].shape) if name in state else "nothing"
                 raise CheckpointError(
-                    f"this boundary's memory {name!r} is {tuple(mine.shape)} and the checkpoint's {came}: they are of "
-                    "other data or another model. Give boundary(...) the shape and samples that it was saved with."
+                    f"this boundary's memory {name!r} is {tuple(mine.shape)}, but that of the checkpoint is {came}: "
+                    "data or model differ. Pass boundary(...) the shape and samples that it was saved with."
                 )
             mine.copy_(state[name])

@@ -1,19 +1,19 @@
-"""Parameter servers: hold a model's shards, apply workers' gradients, publish parameters. Scripts without sockets.
+"""Parameter servers: keep a model's shards, apply workers' gradients, publish parameters. Scripts without sockets.
 
 A push to a server and back:
  1  client/client           gather: gradients into the shard clients' buffers (partition); push_pull begins
  2  client/shard_client     encode: the buffer's blocks become a ShardMessage (shard_message, compressors)
  3  base/peer_ops           Push, with stamp (worker, step, version) and a header (weight, hyperparameters)
- 4  comm/rpc, wire    to the server's process and back; in tests: simulation
- 5  server                  serve: hands each event to the policy
- 6  update_policy           receive: a duplicate (deduplication) is answered as before, others as the policy says
- 7  shard                   take, apply, publish: each a journal_entry in the journal first; flat_optimizer steps
- 8  delta_chain             the published parameters, as deltas since the version that a worker knows
- 9  update_policy           settle: receipts at once, pulls once their clock is reached
-10  client/client           pull: replicas follow the deltas; apply_pull writes them to the parameters
+ 4  comm/rpc, wire          to the server's process and back; in tests: simulation
+ 5  server                  serve: passes each event to the policy
+ 6  update_policy           receive: a duplicate (deduplication) gets the same answer; others as the policy decides
+ 7  shard                   take, apply, publish: each is first written as a journal_entry; flat_optimizer steps
+ 8  delta_chain             the published parameters, as deltas to the version that a worker has
+ 9  update_policy           settle: answers pushes at once, pulls once their clock is reached
+10  client/client           pull: replicas apply the deltas; apply_pull writes them to the parameters
 
-shard_spec describes a shard as text, from_recipe makes one of it; standby is a server process that waits for its turn.
-shard_state carries a shard's state into a checkpoint and back, in pieces.
+shard_spec describes a shard as text, from_recipe builds it; standby is a spare server process. shard_state transfers a
+shard's state into a checkpoint and back, in pieces.
 """
 
 from gossamer.train.parameter_server.client.client import Client, StepResult

@@ -1,4 +1,4 @@
-"""Server process: `python -m gossamer.train.parameter_server`, as gossamer run starts it, set up by the environment.
+"""Server process: `python -m gossamer.train.parameter_server`, started by gossamer run, configured by the environment.
 
 With --spare it first warms up, and then waits for its environment on standard input: see standby.py.
 """
@@ -39,12 +39,12 @@ def serve() -> None:
     number, token = int(os.environ["GOSSAMER_SERVER"]), run_token()
     if token is None:
         raise ConnectError(
-            "This server has no token, so whoever reaches its port could train with it. Start it by `gossamer run "
-            "--servers 1`, which makes one, or set GOSSAMER_TOKEN_FILE."
+            "This server has no token, so any process that reaches its port could train with it. Start it by `gossamer "
+            "run --servers 1`, which makes one, or set GOSSAMER_TOKEN_FILE."
         )
     address, port = dedicated_servers()[number]
     stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())  # the launcher ends servers by it
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())  # how the launcher ends servers
     if not is_ignored(signal.SIGINT):
         signal.signal(signal.SIGINT, lambda *_: stopped.set())
     contexts = run_tls()
@@ -58,7 +58,7 @@ def serve() -> None:
         if launcher is not None and os.getppid() != int(launcher):
             break
     if service.landed():
-        service.wait()  # raises what it raised
+        service.wait()  # raises its error
     endpoint.close()
 
 

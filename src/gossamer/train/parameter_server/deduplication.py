@@ -1,32 +1,32 @@
-"""Deduplication: the answers to past contributions, so that a resent one is answered alike and never applied twice."""
+"""Deduplication: past answers, so that a repeated contribution gets the same answer and is never applied twice."""
 
 from __future__ import annotations
 
 from gossamer.base.peer_ops import Stamp
 
-REMEMBERED = 64  # answers of a worker
-LATE = -1  # the version of a contribution that came too late to be applied
+REMEMBERED = 64  # answers kept per worker
+LATE = -1  # the version of a contribution that arrived too late to be applied
 
 
 class AnswerLog:
-    """(worker, step) -> version. A worker's steps ascend: one not beyond its last was answered before."""
+    """(worker, step) -> version. A worker's steps ascend: a step up to its last one was answered before."""
 
     def __init__(self) -> None:
         self._answers: dict[int, dict[int, int]] = {}
 
     def last_step(self, worker: int) -> int:
-        """The last step that was answered; -1 where there was none."""
+        """The last answered step; -1 without one."""
         return max(self._answers.get(worker, {}), default=-1)
 
     @property
     def next_step(self) -> int:
-        """The step after the last of all workers."""
+        """The step after the last one of all workers."""
         return max(map(self.last_step, self._answers), default=-1) + 1
 
     def version_of(self, stamp: Stamp) -> int | None:
-        """The version that was answered before; None where this contribution is new.
+        """The version in the earlier answer; None for a new contribution.
 
-        One so old that its answer is forgotten is late: no worker waits for it.
+        A contribution so old that its answer was dropped is late: no worker waits for it.
         """
         if stamp.step > self.last_step(stamp.worker):
             return None

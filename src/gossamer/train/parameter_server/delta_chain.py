@@ -24,7 +24,7 @@ ABOUT_NOTHING_NEW = json.dumps({"links": []})
 
 
 class PublicParameters(ABC):
-    """The published parameters of a shard at `version`: all that workers can pull."""
+    """The published parameters of a shard at `version`, which workers can pull."""
 
     version: int
 
@@ -34,14 +34,14 @@ class PublicParameters(ABC):
 
     @abstractmethod
     def publish_interval(self, workers: int) -> int:
-        """Steps between two publications, where each of `workers` pulls after each of its own steps."""
+        """Number of steps between two publications, if each of `workers` pulls after each of its own steps."""
 
     @abstractmethod
     def snapshot(self) -> Payload:
-        """The whole published parameters: (n,) for each block, not written to again."""
+        """The whole published parameters: (n,) for each block; they are not modified later."""
 
     def pulled_since(self, known: int) -> Pulled:
-        """The answer that brings a worker with version `known` to this one."""
+        """The answer for a worker with version `known`."""
         if known == self.version:
             return Pulled(version=self.version, about=ABOUT_NOTHING_NEW)
         return Pulled(version=self.version, payload=self.snapshot(), about=ABOUT_SNAPSHOT)
@@ -76,23 +76,24 @@ class Snapshot(PublicParameters):
 class Delta(NamedTuple):
     """A compressed difference between two versions."""
 
-    known: int  # the version it starts from
-    version: int  # the version it leads to
-    counts: tuple[int, ...]  # of the payload's tensors, by block
+    known: int  # the version before
+    version: int  # the version after
+    counts: tuple[int, ...]  # number of payload tensors, by block
     payload: Payload
 
 
 def delta_context(seed: int, version: int) -> AggregationContext:
-    """The context in which the delta to `version` is encoded and decoded."""
+    """The context for encoding and decoding the delta to `version`."""
     return AggregationContext(step=version, seed=rng.address(seed, "pull"))
 
 
 class DeltaChain(PublicParameters):
-    """Server-side estimate xhat of the parameters x that every replica follows bit for bit, by the same deltas.
+    """Server-side estimate xhat of the parameters x; every replica equals it bit for bit by applying the same deltas.
 
-    q = C(x - xhat), xhat <- xhat + q. What C loses is in the next difference, so there is no other error feedback.
+    q = C(x - xhat), xhat <- xhat + q. The next difference includes the error of C, so no other error feedback is used.
 
-    Deltas are kept while all together have fewer bytes than the estimate itself. Memory: 3 N, once for all workers.
+    Deltas are kept while their total size is below that of the estimate. Memory: 3 N, independent of the number of
+    workers.
     """
 
     def __init__(self, compressor: Compressor, values: Sequence[FlatTensors], seed: int) -> None:
@@ -108,7 +109,7 @@ class DeltaChain(PublicParameters):
     def publish(self, version: int, values: Sequence[FlatTensors]) -> None:
         try:
             self._append_delta(version, values)
-        except NotFinite:  # training diverged, and workers are to see it
+        except NotFinite:  # training diverged; workers must receive these values
             self._deltas.clear()
             for known, x in zip(self._blocks, values, strict=True):
                 known.flat.copy_(x.flat)
@@ -167,7 +168,7 @@ class DeltaChain(PublicParameters):
 
 
 def apply_delta(blocks: Sequence[FlatTensors], compressor: Compressor, delta: Delta, seed: int) -> None:
-    """xhat <- xhat + q, the same on the server and on every worker. Raises MalformedError before it writes."""
+    """xhat <- xhat + q, the same on the server and on every worker. Raises MalformedError before any write."""
     found = shard_message.decode(compressor, delta.payload, delta.counts, blocks, delta_context(seed, delta.version))
     for block, q in zip(blocks, found, strict=True):
         block.flat.add_(q)
@@ -188,7 +189,7 @@ class Replica:
         )
 
     def update(self, pulled: Pulled) -> None:
-        """Move to the version that was pulled. Raises MalformedError for what no server sends."""
+        """Apply a pull. Raises MalformedError for an invalid one."""
         try:
             deltas = json.loads(pulled.about)["links"]
             chain = None if deltas is None else [(int(k), int(v), tuple(map(int, counts))) for k, v, counts in deltas]
@@ -208,7 +209,7 @@ class Replica:
         if due != [(tensor.shape, tensor.dtype) for tensor in payload]:
             came = [(tuple(tensor.shape), tensor.dtype) for tensor in payload]
             raise MalformedError(
-                f"{self._sender} sent parameters of sizes {came}, and this worker expects {due}: the server was "
+                f"{self._sender} sent parameters of sizes {came}, but this worker expects {due}: the server was "
                 "started with another model or recipe. Run the same script with the same recipe on every worker"
             )
         for own, tensor in zip(self.values, payload, strict=True):
@@ -219,9 +220,9 @@ class Replica:
         for known, version, counts in chain:
             if known != self.version or self._compressor is None:
                 raise MalformedError(
-                    f"{self._sender} sent a delta from version {known} to {version}, and this worker is at "
-                    f"{self.version} {'without' if self._compressor is None else 'with'} pull compression: it runs "
-                    "another recipe, or lost its journal. Run the same recipe everywhere"
+                    f"{self._sender} sent a delta from version {known} to {version}, but this worker is at version "
+                    f"{self.version} {'without' if self._compressor is None else 'with'} pull compression: the server "
+                    "runs another recipe, or lost its journal. Run the same recipe everywhere"
                 )
             own, rest = rest[: sum(counts)], rest[sum(counts) :]
             apply_delta(self.values, self._compressor, Delta(known, version, counts, tuple(own)), self._seed)

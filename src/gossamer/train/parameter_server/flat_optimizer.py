@@ -16,10 +16,10 @@ from gossamer.train.parameter_server.shard_spec import Options, ShardSpec
 
 
 class FlatOptimizer:
-    """The workers' optimizer, rebuilt on whole blocks: for an elementwise rule the result is the same.
+    """The workers' optimizer, rebuilt on whole blocks. For an elementwise rule the result is the same.
 
-    velocities: by block, whether gradients come with SGD's momentum in them; by linearity that of weight decay, which
-    stays in the optimizer, is applied beside it.
+    velocities: by block, whether gradients include SGD's momentum. Weight decay stays in the optimizer with its own
+    momentum, and both are added, since SGD is linear.
     """
 
     def __init__(self, spec: ShardSpec, blocks: Sequence[FlatTensors], velocities: Sequence[bool]) -> None:
@@ -33,11 +33,11 @@ class FlatOptimizer:
                 {"params": [parameter], **given[group]}
                 for parameter, group in zip(self._parameters, self._groups, strict=True)
             ],
-            **_arguments(kind, given[0]),  # Adagrad begins its sums with what it is given here, not in the groups
+            **_arguments(kind, given[0]),  # Adagrad takes its initial sums from these, not from the groups
         )
 
     def step(self, gradients: Sequence[Tensor], options: Sequence[Options], lr_factor: float = 1.0) -> None:
-        """One step with the groups' hyperparameters `options`, their learning rates times `lr_factor`."""
+        """Make one step with the groups' hyperparameters `options`, with learning rates multiplied by `lr_factor`."""
         for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update({name: value for name, value in options[number].items() if name in group})
             group["lr"] = group["lr"] * lr_factor if lr_factor != 1.0 else group["lr"]
@@ -53,7 +53,7 @@ class FlatOptimizer:
         return zip(self._parameters, gradients, self._optimizer.param_groups, self._velocities, strict=True)
 
     def _decay_only(self, parameter: Parameter, group: dict[str, Any]) -> Tensor | None:
-        """A gradient of zeros; none where nothing decays or ever did."""
+        """A gradient of zeros; None if there is no weight decay, now or before."""
         decays = group.get("weight_decay") or parameter in self._optimizer.state
         return torch.zeros_like(parameter) if decays else None
 
@@ -65,11 +65,11 @@ class FlatOptimizer:
 
 
 def _arguments(kind: Callable[..., Optimizer], options: Options) -> Options:
-    """The options that the constructor takes: AdamW has a default that is no argument."""
+    """The options that are constructor arguments; AdamW has a default that is not."""
     return {name: value for name, value in options.items() if name in signature(kind).parameters}
 
 
 def _given(kind: Callable[..., Optimizer], options: Options) -> Options:
-    """The options that the class knows: schedulers leave others in the groups."""
+    """The options of the optimizer class; schedulers add others to the groups."""
     known = kind([Parameter(torch.zeros(1))], lr=0.0).defaults
     return {name: value for name, value in options.items() if name in known}

@@ -1,4 +1,4 @@
-"""Shards from recipes: the codecs, the shard and the update policy that a recipe with a ParameterServer asks for."""
+"""Shards from recipes: the codecs, the shard and the update policy for a recipe with a ParameterServer."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class PushPullCodecs(NamedTuple):
     """The strategy of a recipe and the compressors of both directions."""
 
     strategy: ParameterServer
-    push: Compressor  # of gradients; for every shape, with error feedback where it is biased
+    push: Compressor  # of gradients; supports every shape, with error feedback if it is biased
     pull: Compressor | None  # of parameter deltas; None sends parameters uncompressed
 
 
 def push_pull_codecs(recipe: Recipe) -> PushPullCodecs:
-    """How workers and servers of a resolved recipe encode. Raises RecipeError for one without a ParameterServer."""
+    """The codecs of workers and servers for a resolved recipe. Raises RecipeError without a ParameterServer."""
     strategy = recipe.strategy
     if not isinstance(strategy, ParameterServer):
-        raise RecipeError(f"{recipe} needs no servers. Write ParameterServer() + {recipe.compressor!r}.")
+        raise RecipeError(f"{recipe} uses no servers. Write ParameterServer() + {recipe.compressor!r}.")
     push = recipe.compressor if strategy.push is None else resolve(strategy.push).compressor
     pull = strategy.pull
     return PushPullCodecs(strategy, push, pull if pull is None or pull.handles_every_shape else Route(pull))
@@ -42,15 +42,13 @@ def make_shard(spec_json: str, values: Payload) -> ServerShard:
     except UnknownTerm as error:
         raise MalformedError(unknown_to_servers(error.name)) from error
     except RecipeError as error:
-        raise MalformedError(f"a shard was described by a recipe that no server can follow: {error}") from error
+        raise MalformedError(f"a shard was described by a recipe that servers do not support: {error}") from error
     try:
         return ServerShard(spec, values, codecs.push, codecs.pull)
-    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:  # of the optimizer's settings
-        raise MalformedError(
-            f"a shard was described that cannot be made, with {spec.optimizer} and {spec.groups}: {error}"
-        ) from error
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:  # invalid optimizer settings
+        raise MalformedError(f"a shard with {spec.optimizer} and {spec.groups} cannot be created: {error}") from error
 
 
 def policy_for(shard: ServerShard) -> UpdatePolicy:
-    """The update policy that the shard's recipe asks for."""
+    """The update policy of the shard's recipe."""
     return policy_of(push_pull_codecs(resolve(shard.spec.recipe)).strategy)

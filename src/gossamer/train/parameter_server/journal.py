@@ -1,11 +1,11 @@
-"""Journal of a server: a snapshot of its shard and a write-ahead log since, from which a killed server goes on.
+"""Journal of a server: a snapshot of its shard and a write-ahead log, from which a killed server resumes.
 
-    DIRECTORY/server-0/step-00000003/...     the state, as checkpoints are kept
-    DIRECTORY/server-0/log-00000003          every entry since, in order; the last may be torn
+    DIRECTORY/server-0/step-00000003/...     the state, in the format of checkpoints
+    DIRECTORY/server-0/log-00000003          every entry since then, in order; the last may be incomplete
 
-An entry is in the log before anything changes and before any worker is told: what was answered is never forgotten, and
-what was not is resent. That holds for a killed process; a machine that loses power may lose what its operating system
-had not yet written.
+An entry is written before the shard changes and before any worker gets an answer: answered contributions are never
+lost, and unanswered ones are sent again. This holds for a killed process; after a power failure, writes that were still
+in the operating system's cache are lost.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gossamer.train.parameter_server.from_recipe import make_shard
 from gossamer.train.parameter_server.journal_entry import Entry, encode_entry, read_entries
 from gossamer.train.parameter_server.shard import ServerShard
 
-STATES_PER_LOG = 4  # a log of so many times the state's bytes is replaced by a new state
+STATES_PER_LOG = 4  # maximum size of a log in multiples of the state; then a new state is written
 SHORTEST_LOG = 1 << 20
-LONGEST_REPLAY_SECONDS = 1.0  # of work, which a restarted server repeats while all workers wait: then a new state, too
+LONGEST_REPLAY_SECONDS = 1.0  # maximum work to replay, for which all workers wait; then a new state is written
 STATES_PER_REPLAY = 10.0  # unless writing states would then take more than a tenth of the time
 
 
 class Log:
-    """An append-only file. A write that fails raises OSError and leaves a torn entry behind."""
+    """An append-only file. A failed write raises OSError and leaves an incomplete entry."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         self.nbytes = keep_bytes
@@ -48,7 +48,7 @@ class Log:
                 self.nbytes += count
 
     def sync(self) -> None:
-        """What was appended outlives a machine that loses power."""
+        """Make appended entries durable against power failures."""
         os.fsync(self._handle)
 
     def close(self) -> None:
@@ -65,10 +65,10 @@ class FileJournal:
         self._began, self._most_replay_seconds = time.thread_time(), LONGEST_REPLAY_SECONDS
 
     def write(self, entry: Entry) -> None:
-        """Append to the log, after a new state where it has grown long.
+        """Append to the log; write a new state first if the log is long.
 
-        Where that fails the server goes on without: workers that wait are worse. It gives notice once, puts the folder
-        away, so that no server goes on from an outdated state, and tries again after as much as a log may hold.
+        On failure the server continues without a journal, so that workers need not wait. It prints one notice, renames
+        the folder so that no server resumes from an outdated state, and tries again after the size of a full log.
         """
         buffers = encode_entry(entry)
         if self._open_log is None:
@@ -99,7 +99,7 @@ class FileJournal:
         if self._open_log is not None:
             self._open_log.close()
         elif self._failed:
-            notice(f"The journal in {self._folder} is written again, so a restarted server goes on from there.")
+            notice(f"The journal in {self._folder} is written again; a restarted server resumes from it.")
         self._state_number, self._open_log, self._missed_bytes, self._failed = number, log, 0, False
         self._began = time.thread_time()
         self._most_replay_seconds = max(LONGEST_REPLAY_SECONDS, STATES_PER_REPLAY * (self._began - began))
@@ -108,18 +108,18 @@ class FileJournal:
                 path.unlink()
 
     def begin_anew(self) -> None:
-        """The shard's state was replaced: write it. Where that fails, as in `write`."""
+        """Write the shard's state after it was replaced. Failures are handled as in `write`."""
         try:
             self.save()
         except (OSError, CheckpointError) as error:
             self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
-        """Go on without a journal."""
+        """Continue without a journal."""
         if not self._failed:
             notice(
-                f"The journal in {self._folder} cannot be written ({error}). The server goes on without it, and would "
-                "remember nothing if it were restarted now. Free some space: it tries again after a while."
+                f"The journal in {self._folder} cannot be written ({error}). The server continues without it, and "
+                "would lose its state on a restart. Free some space: it tries again later."
             )
         self.close()
         self._missed_bytes, self._failed = 0, True
@@ -136,7 +136,7 @@ class FileJournal:
 
 
 def keep(directory: str | os.PathLike[str], shard: ServerShard) -> FileJournal:
-    """Begin to journal a new shard."""
+    """Start a journal for a new shard."""
     folder = _folder(directory, shard.spec.number)
     shard.journal = journal = FileJournal(folder, shard, max(checkpoint.complete_steps(folder, 0), default=0), None)
     try:
@@ -147,7 +147,7 @@ def keep(directory: str | os.PathLike[str], shard: ServerShard) -> FileJournal:
 
 
 def restore(directory: str | os.PathLike[str], number: int) -> ServerShard | None:
-    """Server `number` as it was when it was stopped, with its journal; None where it never began.
+    """Restore server `number` from its journal; None without a journal.
 
     Raises CheckpointError for a damaged state.
     """
@@ -164,8 +164,8 @@ def restore(directory: str | os.PathLike[str], number: int) -> ServerShard | Non
 
 
 def _replay(shard: ServerShard, path: Path) -> int:
-    """Apply a log's entries again; returns where the last whole one ends."""
-    if not path.is_file():  # killed between the state and its log
+    """Apply the entries of a log. Returns the offset of the end of the last complete one."""
+    if not path.is_file():  # killed before the log was created
         return 0
     end = 0
     with path.open("rb") as file:

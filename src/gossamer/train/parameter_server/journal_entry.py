@@ -1,4 +1,4 @@
-"""Journal entries: the commands that change a shard, and their bytes in a log file of which the last may be torn."""
+"""Journal entries: the commands that change a shard, and their encoding in a log file with a possibly torn end."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gossamer.base.peer_ops import Stamp
 from gossamer.errors import MalformedError
 from gossamer.train.checkpoint.pytree import chunks
 
-PREFIX = struct.Struct("<QI")  # bytes of the body, and their CRC-32
-HEADER_LENGTH = struct.Struct("<I")  # bytes of the header within the body
+PREFIX = struct.Struct("<QI")  # size of the body in bytes, and its CRC-32
+HEADER_LENGTH = struct.Struct("<I")  # size of the header within the body, in bytes
 NO_STAMP = Stamp(worker=0, step=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A command of ServerShard and its arguments: enough to make the same change again."""
+    """A command of ServerShard and its arguments, sufficient to repeat it."""
 
     command: str
     stamp: Stamp = NO_STAMP
@@ -38,20 +38,20 @@ class Entry:
 
 
 class Journal(Protocol):
-    """Where entries are written, before anything changes and before any worker is told."""
+    """Destination of entries, written before the shard changes and before any worker gets an answer."""
 
     def write(self, entry: Entry) -> None:
-        """Append an entry. Raises nothing: a journal that cannot write gives notice once."""
+        """Append an entry. Never raises; a journal that cannot be written prints one notice."""
 
     def begin_anew(self) -> None:
-        """The state was replaced by another. Raises nothing, as `write`."""
+        """Start again after the state was replaced. Never raises."""
 
     def close(self) -> None:
         """Release files."""
 
 
 class NullJournal:
-    """A journal that keeps nothing."""
+    """A journal that stores nothing."""
 
     def write(self, entry: Entry) -> None:
         pass
@@ -64,7 +64,7 @@ class NullJournal:
 
 
 def encode_entry(entry: Entry) -> list[bytes | memoryview]:
-    """Buffers of an entry: length, checksum, a header as JSON, and the tensors' own bytes, which are not copied."""
+    """Buffers of an entry: length, checksum, a header as JSON, and the tensors' bytes, without a copy."""
     header = json.dumps(
         {
             "what": entry.command,
@@ -84,11 +84,11 @@ def encode_entry(entry: Entry) -> list[bytes | memoryview]:
 
 
 def read_entries(file: BinaryIO, size: int) -> Iterator[tuple[Entry, int]]:
-    """All whole entries of a file of `size` bytes, each with the offset of its end; stops at the first torn one."""
+    """All complete entries of a file of `size` bytes, each with the offset of its end; stops at the first torn one."""
     end = 0
     while size - end >= PREFIX.size:
         length, checksum = PREFIX.unpack(file.read(PREFIX.size))
-        if not HEADER_LENGTH.size <= length <= size - end - PREFIX.size:  # zeros, as a file system may leave them
+        if not HEADER_LENGTH.size <= length <= size - end - PREFIX.size:  # file systems may leave zeros at the end
             return
         body = file.read(length)
         if zlib.crc32(body) != checksum:
@@ -116,12 +116,12 @@ def _decode(body: bytes) -> Entry:
 
 
 def _tensor(body: bytes, start: int, name: str, shape: list[int]) -> tuple[Tensor, int]:
-    """The tensor that lies at `start`, and where it ends."""
+    """The tensor at offset `start`, and the offset of its end."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise MalformedError(
-            f"a journal holds a tensor of {name!r}, which is no dtype here: another version of torch wrote it. Install "
-            "that one, or start with an empty directory"
+            f"a journal has a tensor of dtype {name!r}, which this version of torch does not have. Install the version "
+            "that wrote it, or start with an empty directory"
         )
     end = start + prod(shape) * dtype.itemsize
     raw = bytearray(body[start:end])

@@ -32,7 +32,7 @@ from gossamer.train.parameter_server.shard import ServerShard
 from gossamer.train.parameter_server.update_policy import BEGIN, UpdatePolicy, forgot, refusal
 
 Shown = Callable[[ServerShard], None]
-START_SECONDS = 60.0  # a worker not heard of so long after the first counts as absent
+START_SECONDS = 60.0  # a worker that has not connected by then, after the first one, counts as absent
 
 
 def host(
@@ -43,12 +43,17 @@ def host(
     keep_serving: bool = False,
     on_shard: Shown = lambda shard: None,
 ) -> PeerScript:
-    """Restore the shard from the journal in `directory`, or wait for a worker to begin one; serve while it is needed.
+    """Restore the shard from the journal in `directory`, or receive it from a worker; then serve while it is needed.
 
-    number: which server this is; None takes any shard, and is 0 where there is a journal. absent_after_seconds: a
-    worker of which a restarted server hears nothing for so long has left. keep_serving: also when all workers have
-    left, since they may be started again. on_shard: is called with the shard once there is one. Raises CheckpointError
-    where the journal is damaged.
+    Args:
+        number: number of this server; None accepts any shard, and means 0 with a journal.
+        directory: folder of journals; None keeps no journal.
+        absent_after_seconds: time after which a worker that does not connect to a restarted server has left.
+        keep_serving: continue after all workers have left, since they may be restarted.
+        on_shard: called once with the shard.
+
+    Raises:
+        CheckpointError: the journal is damaged.
     """
     shard = None if directory is None else restore(directory, number or 0)
     queued: Sequence[PeerEvent] = ()
@@ -74,11 +79,12 @@ def serve(
     absent_after_seconds: float = inf,
     keep_serving: bool = True,
 ) -> PeerScript:
-    """React to `queued` events and then to all that come, until all workers have left; with `keep_serving`, for ever.
+    """Handle `queued` events and then all further ones, until all workers have left; with `keep_serving`, forever.
 
-    absent_after_seconds: members not heard of for so long from now on have left.
+    Args:
+        absent_after_seconds: members that do not connect within this time have left.
     """
-    yield from policy.settle(shard)  # what was due when it was last stopped
+    yield from policy.settle(shard)  # work that was due when the server stopped
     events = deque(queued or [(yield Await(until=-inf))])
     present, silent = set[Peer](), {Peer(WORKER, worker) for worker in {*shard.members, *shard.leaving, *shard.left}}
     until = events[-1].moment + absent_after_seconds
@@ -91,7 +97,7 @@ def serve(
             case PeerJoined(peer=peer) if peer.kind == WORKER:
                 present.add(peer)
                 silent.discard(peer)
-            case Arrived(sender=peer):  # perhaps long after it was sent, by a worker that has left
+            case Arrived(sender=peer):  # a worker that has left may have sent it much earlier
                 silent.discard(peer)
         began = time.perf_counter()
         yield from policy.react(shard, event)
@@ -104,7 +110,7 @@ def serve(
 
 
 def _begin(number: int | None) -> Generator[PeerOp, Any, tuple[ServerShard, list[PeerEvent]]]:
-    """Wait until a worker begins a shard; returns it, and all other events, whose asks wait for their answers."""
+    """Wait until a worker sends a shard. Returns it, and all other events, which are answered later."""
     queued: list[PeerEvent] = []
     while True:
         event = yield Await()
@@ -128,5 +134,5 @@ def _begin(number: int | None) -> Generator[PeerOp, Any, tuple[ServerShard, list
 def _check_number(shard: ServerShard, number: int | None) -> None:
     if number not in (None, shard.spec.number):
         raise MalformedError(
-            f"shard {shard.spec.number} was given to server {number}: write GOSSAMER_SERVERS alike on every worker"
+            f"shard {shard.spec.number} was sent to server {number}: set the same GOSSAMER_SERVERS on every worker"
         )

@@ -29,14 +29,14 @@ from gossamer.train.parameter_server.shard_state import ReceivedPieces
 class Contribution(NamedTuple):
     """A worker's gradients for one step of the shard."""
 
-    gradients: tuple[Tensor, ...]  # (n,) for each block, at least in float32; none where the worker had none
+    gradients: tuple[Tensor, ...]  # (n,) for each block, at least in float32; empty if the worker had none
     weight: float  # in the mean
     options: tuple[Options, ...]  # the optimizer's hyperparameters by group
-    staleness: int  # versions applied since the parameters on which it was computed
+    staleness: int  # versions applied since the parameters that it was computed from
 
 
 class PendingPull(NamedTuple):
-    """A pull that is answered later."""
+    """A pull to be answered later."""
 
     token: int
     sender: Peer
@@ -44,19 +44,19 @@ class PendingPull(NamedTuple):
 
 
 def push_context(seed: int, stamp: Stamp) -> AggregationContext:
-    """The context in which a worker's gradients of one step are encoded and decoded."""
+    """The context for encoding and decoding a worker's gradients of one step."""
     return AggregationContext(step=stamp.step, seed=rng.address(seed, "push"), rank=stamp.worker)
 
 
 def has_velocity(push: Compressor, layout: Layout) -> bool:
-    """Whether a block's gradients come with the optimizer's momentum in them: the same for all its tensors."""
+    """Whether a block's gradients include the optimizer's momentum: the same for all its tensors."""
     return push.owns_momentum(next(iter(layout))) is not None
 
 
 class ServerShard:
-    """Parameters `blocks` after `version` applied rounds, and all state that a server must not lose.
+    """Parameters `blocks` after `version` applied rounds, and all other state of a server.
 
-    Every change of it is a command, which is journaled first.
+    Every change is a command, which is journaled first.
     """
 
     def __init__(self, spec: ShardSpec, values: Payload, push: Compressor, pull: Compressor | None) -> None:
@@ -67,32 +67,32 @@ class ServerShard:
             block.flat.copy_(value)
         self.version = 0
         self.answer_log = AnswerLog()
-        self.members = dict.fromkeys(range(spec.world), 0)  # by worker that rounds wait for, its next step
-        self.announced: dict[int, tuple[int, int]] = {}  # by worker, step and number of its last join or leave
-        self.weights: dict[int, float] = {}  # by worker, of its last contribution
+        self.members = dict.fromkeys(range(spec.world), 0)  # workers that rounds wait for: the next step of each
+        self.announced: dict[int, tuple[int, int]] = {}  # by worker: step and number of its last join or leave
+        self.weights: dict[int, float] = {}  # by worker: weight of its last contribution
         self.pending: dict[int, dict[int, Contribution]] = {}  # by the version they are applied to, and by worker
-        self.staleness: Counter[int] = Counter()  # contributions by staleness
-        self.dropped = 0  # contributions that came too late
+        self.staleness: Counter[int] = Counter()  # number of contributions by staleness
+        self.dropped = 0  # number of late contributions
         self.pending_pulls: list[PendingPull] = []
-        self.stopping = False  # a worker wants the run to end
-        self.leaving: set[int] = set()  # workers that announced that they leave
-        self.left: set[int] = set()  # those that did when all had, and have not come back since
-        self.ended: set[int] = set()  # those that announced that they leave for good
-        self.released: set[int] = set()  # those that may have the last parameters
-        self.missed: set[int] = set()  # those that were not heard when the others ended
-        self.lost: set[Peer] = set()  # peers not heard of
+        self.stopping = False  # a worker requested the end of the run
+        self.leaving: set[int] = set()  # workers that announced their leave
+        self.left: set[int] = set()  # workers that had left when all had, and did not return since
+        self.ended: set[int] = set()  # workers that announced to leave for good
+        self.released: set[int] = set()  # workers that may receive the final parameters
+        self.missed: set[int] = set()  # workers that were disconnected when the others ended
+        self.lost: set[Peer] = set()  # disconnected peers
         self.journal: Journal = NullJournal()
         self.received = ReceivedPieces(sum(block.flat.nbytes for block in self.blocks))
-        self.told = b""  # the state that is being pulled
+        self.told = b""  # the state that a worker is pulling
         seed = rng.address(spec.seed, spec.number)
         self.public: PublicParameters = Snapshot(self.blocks) if pull is None else DeltaChain(pull, self.blocks, seed)
         self._push, self._seed = push, seed
         self._optimizer = FlatOptimizer(spec, self.blocks, [has_velocity(push, block.layout) for block in self.blocks])
 
-    # -- commands: each is one entry of the journal, by its name
+    # -- commands: each is a journal entry of the same name
 
     def take(self, stamp: Stamp, version: int, about: str, payload: Payload) -> None:
-        """Keep a contribution for the step that makes `version`. Raises MalformedError before anything changes."""
+        """Store a contribution for the step that makes `version`. Raises MalformedError before any change."""
         contribution = self._read(stamp, version, about, payload)
         self.journal.write(Entry(command="take", stamp=stamp, version=version, about=about, payload=payload))
         self.pending.setdefault(version - 1, {})[stamp.worker] = contribution
@@ -103,13 +103,13 @@ class ServerShard:
         self._returned(stamp.worker)
 
     def drop(self, stamp: Stamp) -> None:
-        """A contribution came too late."""
+        """Record a late contribution."""
         self.journal.write(Entry(command="drop", stamp=stamp))
         self.dropped += 1
         self._record(stamp, LATE)
 
     def apply(self, lr_factor: float = 1.0) -> None:
-        """Step with the weighted mean of the contributions that are due, if any, learning rates times `lr_factor`."""
+        """Step with the weighted mean of the due contributions, if any, and learning rates times `lr_factor`."""
         self.journal.write(Entry(command="apply", lr_factor=lr_factor))
         due = self.pending.pop(self.version, {})
         due_contributions = [due[worker] for worker in sorted(due) if due[worker].gradients]
@@ -118,7 +118,7 @@ class ServerShard:
         self.version += 1
 
     def skip(self, version: int) -> None:
-        """End all rounds before `version`, to which nobody contributed."""
+        """End all rounds before `version`, which have no contributions."""
         self.journal.write(Entry(command="skip", version=version))
         self.version = version
 
@@ -128,13 +128,13 @@ class ServerShard:
         self.public.publish(self.version, self.blocks)
 
     def join(self, stamp: Stamp) -> None:
-        """A worker's next contribution is of stamp.step; stamp.known numbers its joins and leaves."""
+        """Add a worker with next contribution for stamp.step; stamp.known counts its joins and leaves."""
         self.journal.write(Entry(command="join", stamp=stamp))
         self.members[stamp.worker], self.announced[stamp.worker] = stamp.step, (stamp.step, stamp.known)
         self._returned(stamp.worker)
 
     def leave(self, stamp: Stamp, *, ends: bool) -> None:
-        """A worker leaves after its contributions before stamp.step, perhaps for good; stamp.known as in `join`."""
+        """Remove a worker after its contributions before stamp.step; stamp.known as in `join`. ends: for good."""
         self.journal.write(Entry(command="leave", stamp=stamp, version=int(ends)))
         self.members.pop(stamp.worker, None)
         self.announced[stamp.worker] = (stamp.step, stamp.known)
@@ -144,35 +144,35 @@ class ServerShard:
             self.ended.add(stamp.worker)
 
     def lose(self, worker: int) -> None:
-        """Rounds do not wait for the worker until it contributes or joins again."""
+        """Remove a worker until it contributes or joins again."""
         self.journal.write(Entry(command="lose", stamp=Stamp(worker, -1)))
         self.members.pop(worker, None)
 
     def all_left(self) -> None:
-        """All members have announced that they leave."""
+        """Record that all members have announced their leave."""
         self.journal.write(Entry(command="meet"))
         self.left |= self.leaving
         self.leaving = set()
 
     def finish(self) -> None:
-        """All that are heard have ended and are given the parameters; nothing of the others is taken any more."""
+        """End the run for all connected workers, which receive the parameters; the others have missed the end."""
         self.journal.write(Entry(command="finish"))
         self.released, self.missed = set(self.ended), set(range(self.spec.world)) - self.ended
 
     def catch_up(self, worker: int) -> None:
-        """A worker that missed the end is given the parameters, too."""
+        """Release the parameters to a worker that missed the end."""
         self.journal.write(Entry(command="catch up", stamp=Stamp(worker, -1)))
         self.missed.discard(worker)
         self.ended.add(worker)
         self.released.add(worker)
 
     def reopen(self) -> None:
-        """A worker that has ended goes on: there is no end any more that another could miss."""
+        """Continue after the end, since a worker that had ended continues."""
         self.journal.write(Entry(command="reopen"))
         self.missed.clear()
 
     def replay(self, entry: Entry) -> None:
-        """Execute a journaled command again."""
+        """Execute a journaled command."""
         stamp = entry.stamp
         match entry.command:
             case "take":
@@ -201,18 +201,18 @@ class ServerShard:
                 self.reopen()
             case _:
                 raise MalformedError(
-                    f"a journal of shard {self.spec.number} holds {entry.command!r}, which is no command: another "
-                    "version of Gossamer wrote it. Install that one, or start with an empty directory"
+                    f"a journal of shard {self.spec.number} has the unknown command {entry.command!r}: another "
+                    "version of Gossamer wrote it. Install that version, or start with an empty directory"
                 )
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from the state of another run's shard. Raises MalformedError where it does not fit."""
+        """Adopt the state of another run's shard. Raises MalformedError if it does not fit."""
         try:
             self.load_state_dict(state)
         except MALFORMED as error:
             raise MalformedError(
                 f"the state does not fit shard {self.spec.number} ({type(error).__name__}: {error}). Load it with the "
-                "model, the optimizer, the recipe and the number of servers that it was saved with"
+                "model, optimizer, recipe and number of servers of the run that saved it"
             ) from error
         self.stopping = False
         self.journal.begin_anew()
@@ -226,7 +226,7 @@ class ServerShard:
 
     @property
     def next_version(self) -> int:
-        """The next round to which somebody has contributed or will."""
+        """The next round with contributions, now or in the future."""
         return min((*self.pending, *self.members.values()))
 
     def _returned(self, worker: int) -> None:
@@ -251,7 +251,7 @@ class ServerShard:
         if len(options) != len(self.spec.groups) or not 0 <= weight < float("inf"):
             raise MalformedError(
                 f"worker {stamp.worker} sent step {stamp.step} with {len(options)} groups and weight {weight}; shard "
-                f"{self.spec.number} has {len(self.spec.groups)} groups, and a weight is finite and not negative"
+                f"{self.spec.number} has {len(self.spec.groups)} groups, and weights must be finite and not negative"
             )
         for own, given in zip(options, self.spec.groups, strict=True):
             check_taken(self.spec.optimizer, own, given)
@@ -288,7 +288,7 @@ class ServerShard:
         self.version, self.dropped = state["version"], state["dropped"]
         self.answer_log.load_state_dict(state["ledger"])
         self.members, self.announced = dict(state["members"]), dict(state["announced"])
-        self.weights = dict(state.get("weights", {}))  # journals of before have none
+        self.weights = dict(state.get("weights", {}))  # missing in older journals
         self.staleness = Counter(state["staleness"])
         self.leaving, self.left = set(state["leaving"]), set(state["met"])
         self.ended, self.released, self.missed = map(set, state.get("end", [[], [], []]))
@@ -298,7 +298,7 @@ class ServerShard:
 
 
 def _mean(due_contributions: Sequence[Contribution]) -> tuple[Tensor, ...]:
-    """The weighted mean, summed in the order given; of one contribution, itself."""
+    """The weighted mean, summed in the given order; a single contribution is returned unchanged."""
     if len(due_contributions) == 1:
         return due_contributions[0].gradients
     total = sum(each.weight for each in due_contributions)

@@ -1,4 +1,4 @@
-"""Shard message: one encoded message for each of a shard's blocks, as one payload."""
+"""Shard message: the encoded blocks of a shard, one message each, as one payload."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ShardMessage(NamedTuple):
     """The encoded blocks of a shard."""
 
     payload: Payload  # the tensors of all blocks
-    counts: tuple[int, ...]  # how many of them each block has
-    states: tuple[State, ...]  # the compressor's by block, once the message is sent
+    counts: tuple[int, ...]  # number of tensors of each block
+    states: tuple[State, ...]  # the compressor's state by block, after the message
 
 
 def initial_states(compressor: Compressor, blocks: Sequence[FlatTensors], at: AggregationContext) -> tuple[State, ...]:
@@ -35,7 +35,7 @@ def encode(
     states: Sequence[State],
     contexts: Sequence[AggregationContext],
 ) -> ShardMessage:
-    """Encode all blocks, each in its context; they are only read, and the payload may be views of them.
+    """Encode all blocks, each in its context. Blocks are not modified; the payload may contain views of them.
 
     Raises NotFinite.
     """
@@ -57,7 +57,7 @@ def decode(
     blocks: Sequence[FlatTensors],
     at: AggregationContext,
 ) -> tuple[Tensor, ...]:
-    """Decoded blocks: (n,) each, fresh, in the block's dtype. Raises MalformedError."""
+    """Decode blocks: (n,) each, in new memory and the block's dtype. Raises MalformedError."""
     if len(counts) != len(blocks) or sum(counts) != len(payload) or min(counts, default=0) < 0:
         raise MalformedError(
             f"a message for step {at.step} has {len(payload)} tensors, divided as {list(counts)} over {len(blocks)} "
@@ -69,16 +69,16 @@ def decode(
         out = torch.empty_like(block.flat)
         try:
             point_to_point.decode(compressor, payload[start : start + count], block.layout, at, out)
-        except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:  # of its shapes and dtypes
+        except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:  # wrong shapes or dtypes
             raise MalformedError(
-                f"a message for step {at.step} is none that {compressor!r} writes: {error}; nothing "
+                f"a message for step {at.step} is not valid for {compressor!r}: {error}; nothing "
                 "of it was applied. Run the same script with the same recipe on every worker"
             ) from error
         if not all_finite(out):
             raise MalformedError(
-                f"a message of {compressor!r} for step {at.step} has numbers that are not finite in "
-                f'"{_first_nonfinite(out, block.layout)}"; nothing of it was applied. They overflowed at its sender: '
-                "see its own log"
+                f"a message of {compressor!r} for step {at.step} has non-finite values in "
+                f'"{_first_nonfinite(out, block.layout)}"; nothing of it was applied. They overflowed on the sender: '
+                "see its log"
             )
         found.append(out)
         start += count

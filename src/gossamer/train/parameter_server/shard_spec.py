@@ -26,7 +26,7 @@ Options = dict[str, Any]  # an optimizer group's hyperparameters, without its pa
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD",
 )  # fmt: skip
-IMPLEMENTATION_OPTIONS = ("foreach", "fused", "capturable", "differentiable")  # a server decides these itself
+IMPLEMENTATION_OPTIONS = ("foreach", "fused", "capturable", "differentiable")  # chosen by each server
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Block:
     """Tensors of one dtype and optimizer group in one flat buffer."""
 
     dtype: str
-    group: int  # the optimizer's
+    group: int  # of the optimizer
     tensors: tuple[tuple[str, tuple[int, ...]], ...]  # ((name, shape), ...)
 
     @property
@@ -47,50 +47,49 @@ class Block:
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """A shard of a model, and the settings on which all workers agree."""
+    """A shard of a model, and the settings that are equal on all workers."""
 
     blocks: tuple[Block, ...]
-    optimizer: str  # its class in torch.optim
+    optimizer: str  # name of its class in torch.optim
     groups: tuple[Options, ...]  # its hyperparameters
     recipe: str
-    world: int  # workers
+    world: int  # number of workers
     seed: int
     number: int  # of this shard
     shards: int
 
     def to_json(self) -> str:
-        """Equal specs have equal texts."""
+        """As JSON; equal specs have equal texts."""
         return json.dumps(
             {**vars(self), "blocks": [[block.dtype, block.group, block.tensors] for block in self.blocks]},
             sort_keys=True,
         )
 
     def agreed_settings(self) -> str:
-        """The settings that are alike on every worker at all times, as JSON."""
+        """The settings that are always equal on all workers, as JSON."""
         layout = ";".join(f"{block.dtype}{block.group}{block.layout.fingerprint()}" for block in self.blocks)
         same = {name: getattr(self, name) for name in ("recipe", "optimizer", "world", "seed", "number", "shards")}
         return json.dumps({**same, "layout": layout}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ShardSpec:
-        """Raises MalformedError."""
+        """Parse JSON. Raises MalformedError."""
         try:
             return cls(**_fields(read_json(text)))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise MalformedError(
-                f"a description of a shard came that cannot be read: {error}. Install the same version of Gossamer "
-                "everywhere"
+                f"the description of a shard cannot be read: {error}. Install the same version of Gossamer everywhere"
             ) from error
 
     def zeros(self, device: torch.device | str = "cpu") -> tuple[FlatTensors, ...]:
         return tuple(block.zeros(device) for block in self.blocks)
 
     def check_values(self, payload: Payload) -> None:
-        """Raise MalformedError unless the payload is one flat tensor for each block, in its size and dtype."""
+        """Raise MalformedError unless the payload has one flat tensor per block, with its size and dtype."""
         due = [(block.layout.numel, DTYPES[block.dtype]) for block in self.blocks]
         came = [(tensor.numel(), tensor.dtype) for tensor in payload]
         if due != came:
-            raise MalformedError(f"parameters came as {came}, and shard {self.number} has {due}: nothing was applied")
+            raise MalformedError(f"shard {self.number} has parameters {due}, but received {came}: nothing was applied")
 
 
 def _fields(read: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,48 +99,48 @@ def _fields(read: Mapping[str, Any]) -> dict[str, Any]:
     )
     groups = tuple(checked_options(group) for group in read["groups"])
     if any(block.group >= len(groups) for block in blocks):
-        raise ValueError("a block belongs to a group that is not there")
+        raise ValueError("a block has an unknown group")
     counts = {name: _count(read[name]) for name in ("world", "number", "shards")}
     if type(read["seed"]) is not int:
-        raise ValueError(f"{read['seed']!r} is no seed")
+        raise ValueError(f"{read['seed']!r} is not a seed")
     texts = {"optimizer": _elementwise(read["optimizer"]), "recipe": str(read["recipe"])}
     return {**read, **counts, **texts, "blocks": blocks, "groups": groups}
 
 
 def _known(dtype: str) -> str:
     if dtype not in DTYPES:
-        raise ValueError(f"{dtype} is no dtype of parameters")
+        raise ValueError(f"{dtype} is not a dtype of parameters")
     return dtype
 
 
 def _count(number: int) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no count")
+        raise ValueError(f"{number!r} is not a count")
     return number
 
 
 def _elementwise(name: str) -> str:
     if name not in ELEMENTWISE:
-        raise ValueError(f"{name!r} is no elementwise optimizer of torch")
+        raise ValueError(f"{name!r} is not an elementwise optimizer of torch")
     return name
 
 
 def name_of(optimizer: Optimizer) -> str:
-    """The class by which servers rebuild this optimizer. Raises AttachError where they could not."""
+    """The name of the optimizer's class, from which servers rebuild it. Raises AttachError if they cannot."""
     kind = type(optimizer)
     if kind.__name__ not in ELEMENTWISE or kind is not getattr(torch.optim, kind.__name__, None):
         raise AttachError(
-            f"a {kind.__module__}.{kind.__name__} cannot live on parameter servers: each holds some rows of some "
-            "tensors, which only a rule that treats every element alike does not notice, and is made again there by "
-            f"its name in torch.optim. Train with one of {', '.join(ELEMENTWISE)}, or write EveryStep()."
+            f"{kind.__module__}.{kind.__name__} cannot run on parameter servers: each server holds some rows of some "
+            "tensors, so the update rule must be elementwise, and servers rebuild the optimizer by its name in "
+            f"torch.optim. Train with one of {', '.join(ELEMENTWISE)}, or write EveryStep()."
         )
     return str(kind.__name__)
 
 
 def options_of(optimizer: Optimizer) -> tuple[Options, ...]:
-    """The groups' hyperparameters as they are now: numbers, tuples of numbers and None only. Raises AttachError.
+    """The groups' current hyperparameters: only numbers, tuples of numbers and None. Raises AttachError.
 
-    What others keep in the groups, such as names and a schedule's first rate, stays here.
+    Other entries of the groups, such as names and a schedule's initial rate, are left out.
     """
     names = [name for name in optimizer.defaults if name not in IMPLEMENTATION_OPTIONS]
     return tuple(
@@ -155,13 +154,13 @@ def _plain(name: str, value: Any) -> Any:
         return checked_options({name: plain})[name]
     except ValueError as error:
         raise AttachError(
-            f"the optimizer's {name} is {value!r}, and only numbers, tuples of numbers and None can be told to a "
+            f"the optimizer's {name} is {value!r}, but only numbers, tuples of numbers and None can be sent to a "
             "parameter server. Give its group a plain number, or write EveryStep()."
         ) from error
 
 
 def _python_number(value: Any) -> Any:
-    """The same number without numpy or torch, where it is one."""
+    """A number of numpy or torch as a Python number; other values unchanged."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, bool | None):
@@ -172,14 +171,14 @@ def _python_number(value: Any) -> Any:
 
 
 def checked_options(options: Mapping[str, Any]) -> Options:
-    """The same with tuples where JSON has lists. Raises ValueError for all but numbers, tuples of them and None."""
+    """The options with tuples in place of lists. Raises ValueError for other values than numbers, tuples and None."""
     return {str(name): _number_or_tuple(value) for name, value in options.items()}
 
 
 def check_taken(optimizer: str, options: Options, begun_with: Options) -> None:
-    """Raise MalformedError for options that an optimizer which was made `begun_with` others cannot step with.
+    """Raise MalformedError for options with which an optimizer created with `begun_with` cannot step.
 
-    A schedule moves numbers. What is true or false stands: an optimizer's state is laid out by it.
+    Numbers may change by schedules. Booleans may not, since they determine the layout of the optimizer's state.
     """
     try:
         switched = [name for name, value in options.items() if type(value) is bool and value != begun_with.get(name)]
@@ -187,17 +186,17 @@ def check_taken(optimizer: str, options: Options, begun_with: Options) -> None:
             raise ValueError(f"{switched[0]!r} was {begun_with.get(switched[0])} when it began")
         if not 0 <= options.get("lr", 0.0) < inf:
             raise ValueError(f"a learning rate of {options['lr']}")
-        _try_step(optimizer, tuple({**begun_with, **options, "lr": 1.0}.items()))  # schedules move mostly that
+        _try_step(optimizer, tuple({**begun_with, **options, "lr": 1.0}.items()))  # schedules mostly change lr
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
         raise MalformedError(
-            f"a contribution came with {options}, with which {optimizer} makes no step: {error}; nothing of it was "
+            f"a contribution has the options {options}, with which {optimizer} cannot step: {error}; nothing of it was "
             "applied"
         ) from error
 
 
 @lru_cache(maxsize=64)
 def _try_step(optimizer: str, options: tuple[tuple[str, Any], ...]) -> None:
-    """A step of one number. Raises whatever the optimizer does."""
+    """Make a step with one parameter. Raises the optimizer's errors."""
     kind: Callable[..., Optimizer] = getattr(torch.optim, optimizer)
     one = Parameter(torch.zeros(1))
     tried = kind([one], **{name: value for name, value in options if name in signature(kind).parameters})
@@ -215,4 +214,4 @@ def _number(value: Any) -> bool | int | float | None:
     if value is None or type(value) in (bool, int, float):
         number: bool | int | float | None = value
         return number
-    raise ValueError(f"{value!r} is no number")
+    raise ValueError(f"{value!r} is not a number")

@@ -1,7 +1,7 @@
-"""Shard state transfer: a shard's state as a file, in pieces that fit into messages, for checkpoints and back.
+"""Shard state transfer: a shard's state as a file, in pieces that fit into messages, for checkpoints.
 
-A worker pulls piece after piece while no other pushes; to put a state back it pushes all pieces, and the server takes
-it up with the last one. A piece may come twice.
+A worker pulls the pieces while no other worker pushes. To restore a state, it pushes all pieces, and the server adopts
+the state after the last one. A piece may arrive twice.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gossamer.errors import MalformedError
 from gossamer.train.checkpoint import unflatten
 from gossamer.train.checkpoint.files import MALFORMED, pieces_of
 
-PIECE_BYTES = 1 << 20  # which every server and worker takes, however small the model
-LARGEST_FACTOR = 64  # of the parameters' bytes: the most that a state can have, with room for optimizers and deltas
+PIECE_BYTES = 1 << 20  # accepted by every server and worker, however small the model
+LARGEST_FACTOR = 64  # maximum size of a state in multiples of the parameters, with room for optimizers and deltas
 SLACK_BYTES = 1 << 26
 
 
 def file_of(state: Mapping[str, Any]) -> bytes:
-    """A state as the bytes of a safetensors file."""
+    """Encode a state as a safetensors file."""
     return b"".join(bytes(piece) for piece in pieces_of(state))
 
 
@@ -40,25 +40,25 @@ def state_of(content: bytes) -> dict[str, Any]:
 
 
 def piece(content: bytes, index: int) -> Tensor:
-    """(n,) uint8"""
+    """Piece `index`: (n,) of uint8."""
     part = content[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
     return torch.frombuffer(bytearray(part), dtype=torch.uint8) if part else torch.zeros(0, dtype=torch.uint8)
 
 
 def count_of(nbytes: int) -> int:
-    """Of pieces."""
+    """Number of pieces."""
     return -(-nbytes // PIECE_BYTES)
 
 
 class ReceivedPieces:
-    """What a server was given of a state so far. name: of the attempt; another begins anew."""
+    """Pieces of a state that a server has received. A new name starts a new transfer."""
 
     def __init__(self, parameter_bytes: int) -> None:
         self._most_bytes = LARGEST_FACTOR * parameter_bytes + SLACK_BYTES
         self._name, self._pieces, self._done = "", dict[int, bytes](), ""
 
     def add(self, about: str, payload: tuple[Tensor, ...]) -> dict[str, Any] | None:
-        """The whole state once all pieces are here, and None before and after. Raises MalformedError."""
+        """Add a piece. Returns the whole state after the last missing piece, otherwise None. Raises MalformedError."""
         try:
             told = read_json(about)
             name, index, nbytes = str(told["name"]), int(told["index"]), int(told["nbytes"])
@@ -68,7 +68,7 @@ class ReceivedPieces:
             if tensor.dtype != torch.uint8 or len(tensor) != min(PIECE_BYTES, nbytes - index * PIECE_BYTES):
                 raise ValueError(f"{tuple(tensor.shape)} of {tensor.dtype} for piece {index} of {nbytes} bytes")
         except MALFORMED as error:
-            raise MalformedError(f"a piece of a shard's state is none ({type(error).__name__}: {error})") from error
+            raise MalformedError(f"a piece of a shard's state is invalid ({type(error).__name__}: {error})") from error
         if name == self._done:
             return None
         if name != self._name:
@@ -82,6 +82,6 @@ class ReceivedPieces:
 
 
 def described(content: bytes, name: str) -> Iterator[tuple[str, Tensor]]:
-    """(what to say of it, piece) of all pieces of a state."""
+    """(description, piece) of all pieces of a state."""
     for index in range(count_of(len(content))):
         yield json.dumps({"name": name, "index": index, "nbytes": len(content)}), piece(content, index)

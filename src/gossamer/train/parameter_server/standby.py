@@ -21,8 +21,8 @@ from gossamer.train.parameter_server.shard_spec import options_of
 
 
 def warm_up() -> None:
-    """Serve a model of one number and restore it from its journal: what torch imports and builds at first use, which
-    takes as long as importing it, is loaded then."""
+    """Serve a model with one parameter and restore it from a journal. This loads modules that torch imports on first
+    use, which takes as long as importing torch."""
     tensors = {"weight": Parameter(torch.zeros(1))}
     optimizer = torch.optim.AdamW(tensors.values())
     recipe = resolve("ParameterServer(push=Int8(), pull=Int8())")
@@ -44,7 +44,7 @@ def warm_up() -> None:
 
 
 def wait_for_role(orders: TextIO = sys.stdin, environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Wait for a line of JSON with environment variables, and set them. False where the writer has ended."""
+    """Wait for a line of JSON with environment variables, and set them. Returns False if the writer has ended."""
     line = orders.readline()
     if not line.endswith("\n"):
         return False

@@ -1,6 +1,6 @@
-"""Update policies: when a server applies contributions and answers pulls. A policy keeps no state beside the shard.
+"""Update policies: when a server applies contributions and answers pulls. A policy has no state except the shard.
 
-The staleness bound is the strategy's (algorithms/strategies/parameter_server); a client keeps to it by what it pulls.
+The strategy defines the staleness bound (algorithms/strategies/parameter_server); a client enforces it by its pulls.
 """
 
 from __future__ import annotations
@@ -33,52 +33,52 @@ from gossamer.train.parameter_server.shard_spec import ShardSpec
 from gossamer.train.parameter_server.shard_state import count_of, file_of, piece
 
 BEGIN, JOIN, LEAVE, GRADIENT, STOP = "begin", "join", "leave", "gradient", "stop"  # keys of pushes
-ENDS = "ends"  # about a leave: for good
+ENDS = "ends"  # in the text of a leave: for good
 PARAMETERS, EXACT = "parameters", "exact"  # keys of pulls: by the recipe's codec, uncompressed
-LEFT, END = "left", "end"  # uncompressed, once all have left, and once all have for good
-STATE = "state"  # of pushes and pulls: a piece of the shard's state; of pulls the one that `at_least` numbers
-AGREED, TOGETHER = "agreed", "together"  # the settings all workers share; once all workers that left are back
-SILENT = "silent"  # of pulls: the numbers of the workers that are not heard now
+LEFT, END = "left", "end"  # uncompressed, once all workers have left, or have left for good
+STATE = "state"  # of pushes and pulls: a piece of the shard's state; a pull numbers it by `at_least`
+AGREED, TOGETHER = "agreed", "together"  # the common settings; the same once all workers that left are back
+SILENT = "silent"  # of pulls: the numbers of disconnected workers
 
 FORGOT = json.dumps({"forgot": True})
-STEPS = 2**53  # a worker makes fewer
-NEVER_ANNOUNCED = (-1, 0)  # the step and number of a worker's last join or leave, before its first
+STEPS = 2**53  # upper bound of a worker's steps
+NEVER_ANNOUNCED = (-1, 0)  # step and number of a worker's last join or leave, before the first one
 
 
 class UpdatePolicy(ABC):
-    """Decides when contributions are applied and pulls answered; `react` handles an event by these decisions."""
+    """Decides when contributions are applied and pulls answered; `react` handles events accordingly."""
 
     @abstractmethod
     def first_open_step(self, shard: ServerShard) -> int:
-        """The first step that a worker joining now may contribute."""
+        """The first step to which a worker that joins now may contribute."""
 
     @abstractmethod
     def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
-        """The version that a contribution makes, alone or with others; LATE where that was made without it."""
+        """The version that a contribution makes, alone or with others; LATE if that version exists already."""
 
     @abstractmethod
     def should_apply(self, shard: ServerShard) -> bool:
-        """Whether the contributions that are due are applied now."""
+        """Whether to apply the due contributions now."""
 
     @abstractmethod
     def lr_factor(self, shard: ServerShard) -> float:
-        """The factor on the learning rate of the next step."""
+        """The factor for the learning rate of the next step."""
 
     @abstractmethod
     def should_publish(self, shard: ServerShard) -> bool:
-        """Whether parameters are published before pulls are answered."""
+        """Whether to publish parameters before pulls are answered."""
 
     def is_reached(self, shard: ServerShard, pull: Pull) -> bool:
         """Whether a pull's clock is reached."""
         return shard.public.version >= pull.at_least
 
     def react(self, shard: ServerShard, event: PeerEvent) -> Iterator[Reply]:
-        """Handle an event; yields replies. A contribution is in the journal before its receipt is given."""
+        """Handle an event; yields replies. A contribution is journaled before its receipt is sent."""
         match event:
             case Arrived(token=token, sender=sender, op=Push() as push):
                 yield Reply(token=token, answer=self.receive(shard, sender, push))
             case Arrived(token=token, sender=sender, op=Pull() as pull):
-                if pull.known > shard.public.version:  # what it knows came after the journal's end
+                if pull.known > shard.public.version:  # the worker's version is newer than the journal
                     yield Reply(token=token, answer=forgot(pull))
                 else:
                     shard.pending_pulls.append(PendingPull(token, sender, pull))
@@ -103,7 +103,7 @@ class UpdatePolicy(ABC):
             _check_stamp(shard, sender, push.stamp)
             if push.key not in answers:
                 raise MalformedError(
-                    f"server {shard.spec.number} knows no push of {push.key!r} ({sender}, step {push.stamp.step}). "
+                    f"server {shard.spec.number} has no push {push.key!r} ({sender}, step {push.stamp.step}). "
                     "Install the same version of Gossamer everywhere"
                 )
             return answers[push.key](shard, push)
@@ -111,11 +111,11 @@ class UpdatePolicy(ABC):
             return refusal(str(error))
 
     def receive_gradient(self, shard: ServerShard, push: Push) -> Receipt:
-        """A gradient; a duplicate is answered as before."""
+        """Handle a gradient; a duplicate gets the same answer."""
         stamp = push.stamp
         version = shard.answer_log.version_of(stamp)
         if version is None:
-            if stamp.known > shard.public.version:  # the parameters that it was computed from came after the log's end
+            if stamp.known > shard.public.version:  # its parameters are newer than the journal
                 return forgot_push()
             self._reopen(shard, stamp.worker)
             version = LATE if stamp.worker in shard.missed else self.version_of(shard, stamp)
@@ -126,10 +126,10 @@ class UpdatePolicy(ABC):
         return Receipt(version=version)
 
     def join(self, shard: ServerShard, push: Push) -> Receipt:
-        """A worker contributes from stamp.step on; where that step is over, the receipt names the first open one.
+        """A worker contributes from stamp.step on; if that step is over, the receipt names the first open one.
 
-        stamp.known numbers its joins and leaves. One that missed the end comes to nothing; one that has ended begins
-        another run with what the servers have.
+        stamp.known numbers its joins and leaves. A worker that missed the end cannot contribute; a worker that has
+        ended begins another run with the current parameters.
         """
         worker, step, announcements = push.stamp
         _check_agreed(push.about, shard)
@@ -151,7 +151,7 @@ class UpdatePolicy(ABC):
             shard.reopen()
 
     def leave(self, shard: ServerShard, push: Push) -> Receipt:
-        """Rounds do not wait for the worker any more. stamp: as in `join`."""
+        """Stop waiting for a worker in rounds. stamp: as in `join`."""
         stamp = push.stamp
         fresh = stamp.step > shard.answer_log.last_step(stamp.worker) and stamp.worker not in shard.missed
         if fresh and (stamp.step, stamp.known) > shard.announced.get(stamp.worker, NEVER_ANNOUNCED):
@@ -159,30 +159,30 @@ class UpdatePolicy(ABC):
         return Receipt(version=shard.version)
 
     def begin(self, shard: ServerShard, push: Push) -> Receipt:
-        """The spec and initial parameters, which are here already: a duplicate, or the server was restored."""
+        """Compare the spec with the existing shard: a duplicate, or the server was restored."""
         _check_agreed(ShardSpec.from_json(push.about).agreed_settings(), shard)
         return Receipt(version=shard.version)
 
     def stop(self, shard: ServerShard, push: Push) -> Receipt:
-        """A worker wants the run to end: all hear of it with their next parameters."""
+        """Record a stop request; all workers receive it with their next parameters."""
         shard.stopping = True
         return Receipt(version=shard.version)
 
     def restore(self, shard: ServerShard, push: Push) -> Receipt:
-        """A piece of the state of another run's shard, which is taken up with the last one."""
+        """Add a piece of the state of another run's shard, which is adopted after the last piece."""
         state = shard.received.add(push.about, push.payload)
         if state is not None:
             shard.restore(state)
         return Receipt(version=shard.version)
 
     def lose(self, shard: ServerShard, peer: Peer) -> None:
-        """Rounds do not wait for a lost peer. Its asks are still answered: it may only have been silent."""
+        """Stop waiting for a lost peer in rounds. Its requests are still answered: it may be connected again."""
         shard.lost.add(peer)
         if peer.kind == WORKER and peer.number in shard.members:
             shard.lose(peer.number)
 
     def settle(self, shard: ServerShard) -> Iterator[Reply]:
-        """Apply contributions that are due and answer the pulls that waited for them."""
+        """Apply due contributions and answer the pulls that waited for them."""
         self._publish(shard)
         while self.should_apply(shard) or (self._all_left(shard) and shard.pending):
             if shard.due:
@@ -203,11 +203,11 @@ class UpdatePolicy(ABC):
             yield Reply(token=each.token, answer=answer)
 
     def _all_left(self, shard: ServerShard) -> bool:
-        """Whether all workers still there have announced that they leave."""
+        """Whether all remaining workers have announced their leave."""
         return bool(shard.leaving) and not shard.members
 
     def _coming_back(self, shard: ServerShard) -> set[int]:
-        """The workers that have left, and not for good, and are heard."""
+        """Connected workers that have left, but not for good."""
         return {worker for worker in shard.left - shard.ended if (WORKER, worker) not in shard.lost}
 
     def _is_answered(self, shard: ServerShard, each: PendingPull) -> bool:
@@ -233,17 +233,17 @@ class UpdatePolicy(ABC):
 def _check_stamp(shard: ServerShard, sender: Peer, stamp: Stamp) -> None:
     if not 0 <= stamp.worker < shard.spec.world or not 0 <= stamp.step < STEPS or stamp.known < 0:
         raise MalformedError(
-            f"{sender} sent a push stamped {tuple(stamp)}, and server {shard.spec.number} knows workers 0 to "
-            f"{shard.spec.world - 1}, steps 0 to {STEPS - 1} and no negative version; it was not applied. Run the same "
-            "script with the same number of workers everywhere"
+            f"{sender} sent a push stamped {tuple(stamp)}, but server {shard.spec.number} has workers 0 to "
+            f"{shard.spec.world - 1}, steps 0 to {STEPS - 1} and no negative versions; it was not applied. Run the "
+            "same script with the same number of workers everywhere"
         )
 
 
 def _check_agreed(agreed: str, shard: ServerShard) -> None:
     if agreed != shard.spec.agreed_settings():
         raise MalformedError(
-            f"it runs {agreed}, and the server was begun with {shard.spec.agreed_settings()}. Run the same script with "
-            "the same recipe on every worker"
+            f"it runs {agreed}, but the server was started with {shard.spec.agreed_settings()}. Run the same script "
+            "with the same recipe on every worker"
         )
 
 
@@ -268,7 +268,7 @@ def _pulled(shard: ServerShard, worker: int, pull: Pull) -> Pulled:
 
 
 def _told(shard: ServerShard, index: int) -> Pulled:
-    """A piece of the shard's state, as it was when the first was asked for."""
+    """A piece of the shard's state at the time when the first piece was pulled."""
     if index <= 0 or not shard.told:
         shard.told = file_of(shard.state_dict())
     nbytes, told = len(shard.told), piece(shard.told, index)
@@ -278,7 +278,7 @@ def _told(shard: ServerShard, index: int) -> Pulled:
 
 
 def forgot(op: Push | Pull) -> Answer:
-    """The answer to an ask that supposes state this server has lost; the asker raises PeerLost."""
+    """The answer to a request that requires state this server has lost; the requester raises PeerLost."""
     return forgot_push() if isinstance(op, Push) else Pulled(version=LATE, about=FORGOT)
 
 
@@ -287,7 +287,7 @@ def forgot_push() -> Receipt:
 
 
 def refusal(why: str) -> Receipt:
-    """An answer that the asker raises as an error."""
+    """An answer that the requester raises as an error."""
     return Receipt(version=LATE, about=json.dumps({"refused": why}))
 
 
@@ -295,7 +295,7 @@ def refusal(why: str) -> Receipt:
 class SynchronousPolicy(UpdatePolicy):
     """Synchronous rounds: a step is applied once all members but `backup` have contributed. Clock: the version."""
 
-    backup: int = 0  # workers whose contributions a round does not wait for
+    backup: int = 0  # number of workers that a round does not wait for
 
     def first_open_step(self, shard: ServerShard) -> int:
         return shard.version
@@ -304,7 +304,7 @@ class SynchronousPolicy(UpdatePolicy):
         return stamp.step + 1 if stamp.step >= shard.version else LATE
 
     def should_apply(self, shard: ServerShard) -> bool:
-        """A round without contributions ends once all members have joined at a later one."""
+        """Whether to end the round; one without contributions ends once all members have joined at a later one."""
         awaited = sum(step <= shard.version for step in shard.members.values())
         return bool(shard.members) and awaited <= (self.backup if shard.due else 0)
 
@@ -317,9 +317,9 @@ class SynchronousPolicy(UpdatePolicy):
 
 @dataclass(frozen=True)
 class AsynchronousPolicy(UpdatePolicy):
-    """Asynchronous SGD: each contribution is a step of its own, at once."""
+    """Asynchronous SGD: each contribution is a step of its own, applied at once."""
 
-    damping: bool = False  # divide its learning rate by its staleness in versions
+    damping: bool = False  # divide the learning rate by the staleness in versions
 
     def first_open_step(self, shard: ServerShard) -> int:
         return 0
@@ -335,7 +335,7 @@ class AsynchronousPolicy(UpdatePolicy):
         return 1 / max(1, oldest) if self.damping else 1.0
 
     def should_publish(self, shard: ServerShard) -> bool:
-        """Where a pull waits, and about every member has contributed since the last publication."""
+        """When a pull waits, and about every member has contributed since the last publication."""
         since = shard.version - shard.public.version
         asked = any(each.op.key == PARAMETERS for each in shard.pending_pulls)
         return asked and since >= shard.public.publish_interval(len(shard.members))
@@ -343,19 +343,20 @@ class AsynchronousPolicy(UpdatePolicy):
 
 @dataclass(frozen=True)
 class StaleSynchronousPolicy(UpdatePolicy):
-    """Stale synchronous parallel: each contribution is applied at once, and pulls wait for members that are behind.
+    """Stale synchronous parallel: each contribution is applied at once, and pulls wait for slower members.
 
-    A member's clock is its next step. A worker computes step c after a pull with at_least = c - staleness, so it has
-    all its own contributions, all others' of steps before c - staleness, and whatever else has arrived.
+    A member's clock is its next step. A worker computes step c after a pull with at_least = c - staleness, so its
+    parameters include all its own contributions, those of all other workers before step c - staleness, and any later
+    ones that have arrived.
     source: Ho et al. 2013, NeurIPS
     """
 
     def first_open_step(self, shard: ServerShard) -> int:
-        """The slowest member's; where all have left, the one after everybody's last, which they begin together."""
+        """The slowest member's step; if all have left, the one after the last, which they start together."""
         return min(shard.members.values(), default=shard.answer_log.next_step)
 
     def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
-        """One of before the slowest member's clock is of a worker that was lost: it would be older than the bound."""
+        """A contribution from before the slowest member's clock, by a lost worker, would exceed the bound: LATE."""
         return LATE if stamp.step < min(shard.members.values(), default=0) else shard.version + 1
 
     def is_reached(self, shard: ServerShard, pull: Pull) -> bool:
@@ -365,8 +366,8 @@ class StaleSynchronousPolicy(UpdatePolicy):
         return bool(shard.due)
 
     def lr_factor(self, shard: ServerShard) -> float:
-        """A contribution's share of its round: its weight over those of all workers that have contributed to it or
-        will, each as it was last."""
+        """A contribution's share of its round: its weight over those of all workers that contribute to it. For other
+        workers, the weight of their last contribution is used."""
         given = sum(each.weight for each in shard.due.values())
         step = min(map(shard.answer_log.last_step, shard.due))
         beside = [worker for worker in range(shard.spec.world) if worker not in shard.due]
@@ -375,13 +376,13 @@ class StaleSynchronousPolicy(UpdatePolicy):
         return given / (given + others) if given else 1.0
 
     def should_publish(self, shard: ServerShard) -> bool:
-        """With each pull that is answered: a worker reads its own writes at once."""
+        """Before each answered pull, so that a worker receives its own writes at once."""
         asked = any(each.op.key == PARAMETERS and self.is_reached(shard, each.op) for each in shard.pending_pulls)
         return asked and shard.public.version < shard.version
 
 
 def policy_of(strategy: ParameterServer) -> UpdatePolicy:
-    """The policy of a strategy's servers. Without any staleness, stale synchronous parallel is lock step."""
+    """The policy of a strategy's servers. With staleness 0, stale synchronous parallel is lock step."""
     if strategy.mode == ASYNC:
         return AsynchronousPolicy(strategy.damping)
     return StaleSynchronousPolicy() if strategy.rounds_ahead else SynchronousPolicy(strategy.backup)

@@ -1,13 +1,13 @@
-"""Sampler: each worker's own part of a dataset, disjoint, covering, resumable, and dealt out again when workers change.
+"""Sampler: each worker's part of a dataset: disjoint, covering, resumable, and divided again when workers change.
 
 shard     Shard, the sampler itself
-progress  what loaders, checkpoints and changes of the workers ask of a shard
-stream    StreamShard, for iterable datasets; hub_stream: for those of Hugging Face, which have shards of their own
-epoch_marks  what is drawn outside of session.epoch() does not count
-position  where a worker stands: its epoch and its draws; positions of all of them after workers came or went
-deal      how one epoch's common order is shared out, again after each change of the workers
-non_iid   parts in which few labels are frequent
-sources   what is dealt out: its length and its labels
+progress  positions of a shard for loaders, checkpoints and changes of the workers
+stream    StreamShard, for iterable datasets; hub_stream: for those of Hugging Face, which have their own shards
+epoch_marks  excludes draws outside of session.epoch()
+position  a worker's epoch and draws; positions of all workers after a change
+deal      division of one epoch's common order, repeated after each change of the workers
+non_iid   parts with few frequent labels
+sources   length and labels of a dataset
 """
 
 from gossamer.train.sampler.deal import Even

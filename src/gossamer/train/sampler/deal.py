@@ -1,4 +1,4 @@
-"""Deal: how the entries of one epoch's common order are shared out, again after each change of the workers.
+"""Deal: division of one epoch's common order among workers, repeated after each change of the workers.
 
     order    0 1 2 3 4 5 6 7 8 9
     3 deal   0 3 6 9 | 1 4 7 | 2 5 8     every third entry each
@@ -6,9 +6,9 @@
     left     4 5 6 7 8 9
     2 deal   4 6 8 | 5 7 9
 
-law: the entries drawn under all deals of an epoch are disjoint; with what is left they are the order
+law: the entries drawn under all deals of an epoch are disjoint; together with the rest they are the order
 
-A stream is dealt out in the same way as it comes, by `left_of` and `part_of`, since nobody knows its length before.
+A stream of unknown length is divided in the same way while it is read, by `left_of` and `part_of`.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from torch import Tensor
 Item = TypeVar("Item")
 Even = Literal["drop", "pad"]
 
-NO_PLACE = -1  # of a worker whose loop was told that the epoch is over
+NO_PLACE = -1  # of a worker after its loop has ended the epoch
 
-# (entries of one place in their order, how many deals came before, the place) -> the same in the order of drawing
+# (entries of one place in order, number of deals before, the place) -> the entries in the order of drawing
 Arrange = Callable[[Tensor, int, int], Tensor]
 
 
 def as_dealt(entries: Tensor, deals_before: int, place: int) -> Tensor:
-    """Drawn in the common order."""
+    """Keep the common order."""
     return entries
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deal:
-    """The newest deal of one epoch, and the part of it that one worker has.
+    """The newest deal of one epoch, and one worker's part of it.
 
-    drawn: of each deal before, how many entries each of its places drew. A place is a number among those who share
-    what is left: the rank, unless somebody's epoch was over.
+    drawn: for each earlier deal, the number of entries drawn at each of its places. A place is an index among the
+    workers that share the rest: the rank, unless the epoch was over for some workers.
     """
 
-    total: int  # entries of the order
+    total: int  # number of entries of the order
     place: int
     places: int
     drawn: tuple[tuple[int, ...], ...] = ()
 
     @property
     def left(self) -> int:
-        """Entries that are dealt out, since nobody drew them under a deal before."""
+        """Number of entries to divide: those not drawn under earlier deals."""
         return self.total - sum(map(sum, self.drawn))
 
     def count(self, place: int) -> int:
-        """Entries of one place."""
+        """Number of entries of one place."""
         return 0 if place == NO_PLACE else len(range(place, self.left, self.places))
 
     @property
     def part(self) -> int:
-        """Entries of this worker."""
+        """Number of entries of this worker."""
         return self.count(self.place)
 
     def entries(self, arrange: Arrange = as_dealt) -> Tensor:
-        """Places in the common order of what this worker draws, in the order of drawing. Replays the deals before."""
+        """Indices in the common order that this worker draws, in the order of drawing. Replays the earlier deals."""
         if self.place == NO_PLACE:
             return torch.empty(0, dtype=torch.int64, device="cpu")
         if not self.drawn:
@@ -79,8 +79,8 @@ class Deal:
 
 
 def left_of(items: Iterable[Item], drawn: Sequence[Sequence[int]]) -> Iterator[Item]:
-    """What of a stream nobody drew under the deals before, in its order; drawn: as in Deal."""
-    reached = [0] * len(drawn)  # items that each deal dealt out
+    """Items of a stream that were not drawn under the earlier deals, in order. drawn: as in Deal."""
+    reached = [0] * len(drawn)  # number of items divided by each deal
     for item in items:
         for deal, counts in enumerate(drawn):
             row, place = divmod(reached[deal], len(counts))
@@ -92,8 +92,8 @@ def left_of(items: Iterable[Item], drawn: Sequence[Sequence[int]]) -> Iterator[I
 
 
 def part_of(items: Iterable[Item], place: int, places: int, even: Even | None = None) -> Iterator[Item]:
-    """Of every row of `places` items the one at `place`; of a last row that is short what there is, or with `even`
-    nobody's ("drop"), or its first item for those it has none for ("pad"): as many items at every place."""
+    """The item at `place` of every row of `places` items. With `even`, all places get the same number of items from an
+    incomplete last row: none of it ("drop"), or its first item in place of missing ones ("pad")."""
     if even is None:
         yield from islice(items, place, None, places)
         return

@@ -1,7 +1,7 @@
-"""Epoch marks: keep what is drawn from shards outside of session.epoch(), and not trained on, from counting.
+"""Epoch marks: exclude draws from shards outside of session.epoch() that were not trained on.
 
-A rank that looks at a batch, or measures its accuracy on the training data, draws from its shard while the others do
-not. The next epoch of this rank would then have another number, and another shuffle, than theirs.
+A rank that looks at a batch, or measures the accuracy on training data, draws from its shard while the others do not.
+Its next epoch would otherwise have another number, and another shuffle, than theirs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gossamer.train.sampler.progress import WorldShard
 
 
 class EpochMarks:
-    """Positions of shards at the end of the last session.epoch() block, or from which the first one begins."""
+    """Positions of shards at the end of the last session.epoch() block, or at the beginning of the first one."""
 
     def __init__(self) -> None:
         self._marks: weakref.WeakKeyDictionary[WorldShard, Any] = weakref.WeakKeyDictionary()
-        self._progress: list[Callable[[], object]] = []  # of each session: another value after each training step
-        self._within, self._used = False, False  # session.epoch(): now, and ever
+        self._progress: list[Callable[[], object]] = []  # by session: the value changes with each training step
+        self._within, self._used = False, False  # whether session.epoch() is active, and whether it ever was
         self._marked_at = self._now()
 
     def _now(self) -> list[object]:
@@ -27,44 +27,44 @@ class EpochMarks:
 
     @property
     def aside(self) -> bool:
-        """Whether draws since the marks belong to no epoch: outside of session.epoch(), and no step was made since."""
+        """Whether draws since the marks count for no epoch: outside of session.epoch(), without a step since then."""
         return bool(self._progress) and not self._within and self._marked_at == self._now()
 
     def watch(self, progress: Callable[[], object]) -> None:
-        """A session is attached. progress: returns another value after each of its steps."""
+        """Register an attached session. progress: returns a value that changes with each of its steps."""
         unmoved = self._marked_at == self._now()
         self._progress.append(progress)
         if unmoved:
             self._marked_at = self._now()
 
     def add(self, shard: WorldShard) -> None:
-        """A shard was made: its mark is its beginning."""
+        """Register a new shard, with its beginning as the mark."""
         self._marks[shard] = shard.mark()
 
     def set(self, shards: Iterable[WorldShard]) -> None:
-        """From here on only what is trained on, or drawn within session.epoch(), counts."""
+        """Set the marks. From here, draws count only if they are trained on or within session.epoch()."""
         for shard in shards:
             self.add(shard)
         self._marked_at = self._now()
 
     def rewind(self, shards: Iterable[WorldShard]) -> None:
-        """Take back what was drawn aside."""
+        """Undo draws that do not count."""
         if self.aside:
             for shard in shards:
                 shard.rewind(self._marks[shard])
 
     def enter(self, shards: Iterable[WorldShard]) -> None:
-        """session.epoch() begins."""
+        """Called when session.epoch() begins."""
         self.rewind(shards)
         self._within = True
 
     def leave(self, shards: Iterable[WorldShard]) -> None:
-        """session.epoch() ends."""
+        """Called when session.epoch() ends."""
         self._within, self._used = False, True
         self.set(shards)
 
     def states(self, shards: Iterable[WorldShard]) -> list[dict[str, Any]]:
-        """The positions for a checkpoint, without what was drawn aside. Without session.epoch() all counts."""
+        """Positions for a checkpoint, without draws that do not count. Without session.epoch() all draws count."""
         if not self._used or not self.aside:
             return [shard.state_dict() for shard in shards]
         return [shard.state_at(self._marks[shard]) for shard in shards]

@@ -1,4 +1,4 @@
-"""Hugging Face stream: reads this rank's shards of a datasets.IterableDataset, and keeps its own state."""
+"""Hugging Face stream: reads this rank's shards of a datasets.IterableDataset, and stores the dataset's state."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from gossamer.train.sampler.position import State
 
 
 def is_hub_stream(source: object) -> bool:
-    """Whether it is a datasets.IterableDataset; the library is not imported for that."""
+    """Whether it is a datasets.IterableDataset, without importing that library."""
     library = sys.modules.get("datasets")
     return library is not None and isinstance(source, library.IterableDataset)
 
 
 class HubStreamShard(IterableDataset[Any]):
-    """This rank's part of a datasets.IterableDataset, split by `split_dataset_by_node`: whole shards, that is files,
-    where their number is a multiple of the ranks', else every `size`-th example. Each `iter` is an epoch, which
-    `set_epoch` is told of: a dataset that was shuffled is in another order.
+    """This rank's part of a datasets.IterableDataset, split by `split_dataset_by_node`: whole shards (files) if their
+    number is a multiple of the number of ranks, otherwise every `size`-th example. Each `iter` is an epoch, passed to
+    `set_epoch`, which changes the order of a shuffled dataset.
 
-    The workers of a DataLoader share this rank's shards. Drawn in this process, its position is in checkpoints; drawn
-    in workers it is in that of torchdata's StatefulDataLoader. Either is one rank's of so many.
+    The workers of a DataLoader divide this rank's shards. If the main process draws, checkpoints contain the position;
+    if loader workers draw, use torchdata's StatefulDataLoader, which stores it. A position is valid only for the same
+    rank and number of ranks.
     """
 
     def __init__(self, source: Any, *, rank: int, size: int) -> None:
@@ -35,10 +36,10 @@ class HubStreamShard(IterableDataset[Any]):
         self._rank, self._size = rank, size
         self._dataset = split_dataset_by_node(source, rank=rank, world_size=size)
         self._epoch, self._begun, self._over, self._continues = 0, False, False, True
-        self._loaded: Any = None  # the dataset's state, until it yields the next example
+        self._loaded: Any = None  # a loaded state of the dataset, until it yields the next example
         self._random_state: Tensor | None = None
         self._workers_drew = torch.zeros(1, dtype=torch.bool, device="cpu").share_memory_()
-        self.tracked = False  # whether a loader knows its own position
+        self.tracked = False  # whether a loader stores the position
 
     @property
     def drawn_ahead(self) -> bool:
@@ -51,7 +52,7 @@ class HubStreamShard(IterableDataset[Any]):
         elif self._over or (self._begun and not self._continues):
             self._epoch, self._begun, self._over = self._epoch + 1, False, False
         elif self._begun and self._random_state is not None:
-            torch.set_rng_state(self._random_state)  # a loader has just drawn a seed from it: see ShardProgress
+            torch.set_rng_state(self._random_state)  # a loader has just drawn a seed: see ShardProgress
         return self._drawn()
 
     def _drawn(self) -> Iterator[Any]:
@@ -62,7 +63,7 @@ class HubStreamShard(IterableDataset[Any]):
         self._over = get_worker_info() is None
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch and the dataset's own state: the last example that it yielded here."""
+        """The epoch and the dataset's own state after the last example yielded here."""
         return {
             "epoch": self._epoch,
             "begun": self._begun,
@@ -72,11 +73,11 @@ class HubStreamShard(IterableDataset[Any]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the saved state stood. Raises CheckpointError where it is another rank's, or of other data."""
+        """Continue from a saved state. Raises CheckpointError if it is of another rank or dataset."""
         if list(state.get("own", ())) != [self._rank, self._size] or "source" not in state:
             raise CheckpointError(
-                f"{dict(state)!r} is no position of rank {self._rank} of {self._size} in shards of a Hugging Face "
-                "dataset, so nobody knows what was drawn already. Start as many workers as wrote the checkpoint."
+                f"{dict(state)!r} is not a position of rank {self._rank} of {self._size} in shards of a Hugging Face "
+                "dataset, so the samples drawn so far are unknown. Use the number of workers that wrote the checkpoint."
             )
         self._epoch, self._begun, self._over = state["epoch"], state["begun"], state["over"]
         self._loaded, self._continues, self._random_state = state["source"], True, torch.get_rng_state()
@@ -105,15 +106,15 @@ class HubStreamShard(IterableDataset[Any]):
         return None
 
     def note_trained(self) -> None:
-        """Nothing: the position of a lost worker is of no use to others."""
+        """Nothing: the position of a lost worker cannot be used by others."""
 
     def position(self) -> dict[str, Any]:
         return self.state_dict()
 
     def regroup(self, rank: int, size: int, positions: Sequence[State | None], *, stayed: Sequence[int] = ()) -> None:
-        """Raises CheckpointError: files that are half read cannot be dealt out anew."""
+        """Raises CheckpointError: partly read files cannot be divided again."""
         raise CheckpointError(
-            f"workers came or went, and what is left of a Hugging Face stream that {self._size} read by shards cannot "
-            "be dealt out anew. Give world.shard a torch.utils.data.IterableDataset of your own, whose __iter__ yields "
+            f"workers joined or left, but the rest of a Hugging Face stream that {self._size} ranks read by shards "
+            "cannot be divided again. Pass world.shard a torch.utils.data.IterableDataset with an __iter__ that yields "
             "from the dataset: its items are counted."
         )

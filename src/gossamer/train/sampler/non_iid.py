@@ -1,4 +1,4 @@
-"""Dirichlet split: parts of a dataset that are equal in size and unequal in their labels, and the one that is kept."""
+"""Dirichlet split: parts of a dataset with equal sizes and unequal label frequencies, and one rank's part."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from gossamer.train.sampler.sources import Labels, classes_of
 
 
 class OwnSamples:
-    """The samples that one of several ranks keeps, whatever becomes of the others."""
+    """The samples that one rank keeps, independent of changes of the other ranks."""
 
     def __init__(
         self, labels: Labels | None, source: object, concentration: float, seed: int, rank: int, size: int
     ) -> None:
         if labels is None:
             raise ValueError(
-                f"non_iid={concentration} makes the labels' frequencies unequal, and there are no labels. Write "
-                f"world.shard(dataset, labels=[...], non_iid={concentration}), one label a sample."
+                f"non_iid={concentration} makes label frequencies unequal, so it needs labels. Write "
+                f"world.shard(dataset, labels=[...], non_iid={concentration}), one label per sample."
             )
         self._classes, self._concentration, self._seed = classes_of(labels, source), concentration, seed
-        self._moved = False  # whether this worker has another rank now, or there are more or fewer
+        self._moved = False  # whether this worker's rank or the number of workers has changed
         self._belong(rank, size)
 
     def _belong(self, rank: int, size: int) -> None:
-        """Take the samples of `rank` of the `size` ranks among whom all are split."""
+        """Adopt the samples of `rank` in a split among `size` ranks."""
         owners = dirichlet_split(self._classes, size, self._concentration, self._seed)
         self.rank, self.size = rank, size
         self.samples = (owners == rank).nonzero().flatten()
 
     def noted(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state of a position, which tells whose samples these are once that is not the worker's rank."""
+        """The state of a position; after a change it includes the rank that the samples were split for."""
         return {**state, "own": [self.rank, self.size]} if self._moved else state
 
     def taken_up(self, state: State) -> State:
-        """The position in these samples that a saved one means. After those of another number of workers only the
-        number of samples is right, since each had others."""
+        """Convert a saved position to these samples. From another number of workers only the number of drawn samples
+        is kept, since each worker had other samples."""
         if "own" in state:
             self._belong(*state["own"])
             self._moved = True
@@ -58,12 +58,12 @@ class OwnSamples:
         return {"epoch": state["epoch"], "drawn": len(range(self.rank, drawn, self.size)), **over}
 
     def regrouped(self, before: Position, states: Sequence[State | None], rank: int, stayed: Sequence[int]) -> Position:
-        """Where this worker goes on after `states`, those of all workers before: where it stood, or, as a newcomer, at
-        the beginning of the others' epoch."""
+        """The position from which this worker continues, given `states` of all workers before: its own; for a new
+        worker, the beginning of the others' epoch."""
         if not self._moved and rank == 0:
             events.notice(
-                "workers came or went, and with non_iid each keeps samples of its own: those of a lost worker are not "
-                "used any more, and those of a newcomer may be others' as well"
+                "workers joined or left. With non_iid each worker keeps its samples: those of a lost worker are not "
+                "used any more, and those of a new worker may also be used by others"
             )
         self._moved = True
         total = before.deal.total
@@ -79,17 +79,22 @@ class OwnSamples:
 
 
 def dirichlet_split(classes: Tensor, size: int, concentration: float, seed: int = 0) -> Tensor:
-    """The rank that owns each sample, (n,); `classes`: the number of each sample's label, (n,).
+    """The rank that owns each sample: (n,).
 
-    q_r ~ Dir(concentration p), p: the labels' frequencies; the ranks in turn draw a label by q_r, then a sample of it
+    q_r ~ Dir(concentration p), p: label frequencies; the ranks in turn draw a label by q_r, then a sample of it
     law:    every sample has one owner; the ranks' numbers of samples differ by at most one
-    As `concentration` grows every q_r tends to p; towards 0 a rank has one label, until that one's samples are used up
-    and the rest of q_r counts.
+    For large `concentration` every q_r tends to p. For small values a rank has one label until its samples are used up,
+    and then the rest of q_r.
     source: Hsu, Qi & Brown 2019, arXiv 1909.06335
+
+    Args:
+        classes: number of each sample's label, (n,).
+        size: number of ranks.
     """
     require(
         isinstance(concentration, int | float) and isfinite(concentration) and concentration > 0,
-        f"non_iid is the concentration of a Dirichlet distribution, a number above 0, not {concentration!r}",
+        f"non_iid is the concentration of a Dirichlet distribution and must be above 0, got {concentration!r}. "
+        "Example: world.shard(dataset, labels=labels, non_iid=0.5)",
     )
     numbers = classes.numpy()
     draw = np.random.default_rng(rng.address("non-iid", seed))
@@ -107,9 +112,9 @@ def dirichlet_split(classes: Tensor, size: int, concentration: float, seed: int 
 
 
 def _dirichlet(draw: np.random.Generator, shape: np.ndarray, size: int) -> np.ndarray:
-    """`size` draws of a Dirichlet distribution up to a factor each, (size, labels).
+    """`size` draws of a Dirichlet distribution, each up to a factor: (size, labels).
 
-    By logarithms, since gamma variates of a small shape a are 0 in floating point: G(a) ~ G(a + 1) U^(1/a)
+    Computed with logarithms, since gamma variates of a small shape a underflow to 0: G(a) ~ G(a + 1) U^(1/a)
     """
     gammas, uniforms = draw.standard_gamma(shape + 1, (size, len(shape))), draw.random((size, len(shape)))
     logarithms = np.log(gammas) + np.log1p(-uniforms) / shape
@@ -118,7 +123,7 @@ def _dirichlet(draw: np.random.Generator, shape: np.ndarray, size: int) -> np.nd
 
 
 def _edges(shares: np.ndarray, left: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Cumulated shares of the labels that have samples left, by rank; of the samples where a rank's shares are 0."""
+    """Cumulative shares by rank of the labels with remaining samples; sample counts if a rank's shares are all 0."""
     counts = np.array([len(samples) for samples in left], dtype=np.float64)
     open_shares = shares * (counts > 0)
     open_shares[open_shares.sum(1) == 0] = counts

@@ -1,4 +1,4 @@
-"""Position: how far a worker has come in its epoch, and where all stand once workers came or went."""
+"""Position: a worker's progress in its epoch, and the positions of all workers after a change."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from gossamer.errors import CheckpointError, require
 from gossamer.train.sampler.deal import NO_PLACE, Deal
 
 State = Mapping[str, Any]
-UNKNOWN_TOTAL = sys.maxsize  # where only states are at hand, and not what they are positions in
-EPOCHS_APART = 1000  # in lock step workers are one batch apart
+UNKNOWN_TOTAL = sys.maxsize  # number of entries if it is not known
+EPOCHS_APART = 1000  # upper bound; in lock step workers are one batch apart
 
 
 @dataclass(kw_only=True, eq=False)
 class Position:
-    """One worker's place in its data. All of it is replaced at once, but for the draws that are counted."""
+    """One worker's place in its data. It is replaced as a whole, except for the counts of draws."""
 
     rank: int
     size: int
     epoch: int
     deal: Deal
-    drawn: int = 0  # entries of the newest deal
-    in_last_batch: bool = False  # whether all is drawn, and the loop not told yet that the epoch is over
-    before: int = 0  # entries that this worker drew in the epoch under deals before
-    later: Mapping[int, Deal] = field(default_factory=dict)  # of epochs that some have begun and this worker has not
-    run: object = field(default_factory=object)  # the same object as long as iterators under way go on with it
-    changes: int = 0  # of the workers, since this one was started
-    trained: int | None = None  # of `drawn`: what had been trained on when that was noted last; None if it never was
+    drawn: int = 0  # number of drawn entries of the newest deal
+    in_last_batch: bool = False  # all entries are drawn, but the loop has not ended the epoch yet
+    before: int = 0  # number of entries that this worker drew in the epoch under earlier deals
+    later: Mapping[int, Deal] = field(default_factory=dict)  # deals of epochs that other workers have begun
+    run: object = field(default_factory=object)  # identity: active iterators follow positions with the same object
+    changes: int = 0  # number of changes of the workers since this one was started
+    trained: int | None = None  # part of `drawn` that was trained on when last recorded; None if never recorded
 
     @property
     def over(self) -> bool:
-        """Whether the loop has come to the epoch's end."""
+        """Whether the loop has ended the epoch."""
         return self.drawn >= self.deal.part and not self.in_last_batch
 
     @property
     def begun(self) -> bool:
-        """Whether somebody has drawn in this epoch, as far as this worker knows."""
+        """Whether any worker has drawn in this epoch, as far as this worker knows."""
         return self.drawn > 0 or bool(self.deal.drawn)
 
     @property
     def plain(self) -> bool:
-        """Whether the deal is that of an epoch in which nobody comes or goes."""
+        """Whether the deal is that of an epoch without changes of the workers."""
         return self.deal == Deal(total=self.deal.total, place=self.rank, places=self.size)
 
     def deal_in(self, epoch: int) -> Deal | None:
-        """The newest deal of an epoch that this worker has not left behind."""
+        """The newest deal of an epoch; None if this worker has passed it."""
         if epoch < self.epoch:
             return None
         plain = Deal(total=self.deal.total, place=self.rank, places=self.size)
@@ -60,8 +60,8 @@ class Position:
         return self.over if epoch == self.epoch else epoch < self.epoch
 
     def state(self, *, says_over: bool) -> dict[str, Any]:
-        """The state that a checkpoint holds; says_over: also whether the loop knows of the epoch's end."""
-        seen = replace(self)  # another thread may draw meanwhile
+        """The state for a checkpoint. says_over: include whether the loop has ended the epoch."""
+        seen = replace(self)  # another thread may draw at the same time
         state: dict[str, Any] = {"epoch": self.epoch, "drawn": seen.drawn}
         if not self.plain:
             state |= _dealt_state(self.deal)
@@ -75,9 +75,9 @@ class Position:
 
     @classmethod
     def of(cls, state: State, *, total: int, rank: int, size: int) -> Position:
-        """The position of a state of one of `size` workers; `total`: entries of an epoch. Raises CheckpointError."""
+        """Parse the state of one of `size` workers. total: entries of an epoch. Raises CheckpointError."""
         try:
-            rank, size = state.get("own", (rank, size))  # with non_iid, whose samples they are
+            rank, size = state.get("own", (rank, size))  # with non_iid, the rank that the samples were split for
             trained = int(state["trained"]) if "trained" in state else None
             later = {int(epoch): _dealt(each, total, rank, size) for epoch, each in state.get("later", {}).items()}
             deal, drawn = _dealt(state, total, rank, size), int(state["drawn"])
@@ -87,8 +87,8 @@ class Position:
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{state!r} is no position of one of {size} workers in {total} samples ({error}), so nobody knows what "
-                "was drawn already. Give what Shard.state_dict() returned for the same data."
+                f"{state!r} is not a position of one of {size} workers in {total} samples ({error}), so the samples "
+                "drawn so far are unknown. Pass a result of Shard.state_dict() for the same data."
             ) from None
         nothing_was_dealt = drawn == 0 and deal.place != NO_PLACE and deal.left > 0
         over = state.get("over", drawn >= deal.part and not nothing_was_dealt)
@@ -97,17 +97,20 @@ class Position:
 
 
 def regrouped(positions: Sequence[Position], *, rank: int, size: int, stayed: Sequence[int]) -> Position:
-    """Where the worker that is now `rank` of `size` goes on after `positions`, those of the workers before, by rank.
+    """The position from which the worker that is now `rank` of `size` continues.
 
-    stayed: the ranks before of those who stayed, in the order of their new ranks, which are the first; all others are
-    newcomers. They begin in the epoch of the foremost that stayed, each with an equal part of what is left.
-    Workers whose loops were told that an epoch is over share nothing of it; where all were, what others had left of it
-    is left out.
+    New workers begin in the newest epoch of the remaining workers; each gets an equal part of its rest. Workers that
+    have ended an epoch get nothing of it; if all have, its rest is skipped.
+
+    Args:
+        positions: of the workers before the change, by rank.
+        stayed: former ranks of the remaining workers, in the order of their new ranks, which come first; all others
+            are new.
     """
     if len({*stayed}) != len(stayed) or not {*stayed} <= {*range(len(positions))} or len(stayed) > size:
         raise ValueError(
-            f"stayed={list(stayed)} are not different ranks of {len(positions)} workers, of whom {size} are there now, "
-            "so nobody knows who goes on where. Give the rank before of each that stayed, in the order of new ranks."
+            f"stayed={list(stayed)} must be different ranks of {len(positions)} workers, at most the {size} workers "
+            "of now. Pass the former rank of each remaining worker, in the order of new ranks."
         )
     guides = [positions[old] for old in stayed] or positions
     newest = max(each.epoch for each in guides)
@@ -116,15 +119,15 @@ def regrouped(positions: Sequence[Position], *, rank: int, size: int, stayed: Se
     last = max(epoch, *(each.epoch for each in positions), *(later for each in positions for later in each.later))
     if last - epoch > EPOCHS_APART:
         raise CheckpointError(
-            f"workers that trained together stand in epochs {epoch} to {last}, so these are no positions of one group "
-            "at one moment. Give those of the view before."
+            f"workers that trained together are in epochs {epoch} to {last}, so these positions are not of one group "
+            "at one moment. Pass those of the previous view."
         )
     deals = {each: _deal_again(positions, each, newest, rank, size, stayed) for each in range(epoch, last + 1)}
     deal = deals.pop(epoch)
     plain = Deal(total=deal.total, place=rank, places=size)
     position = Position(rank=rank, size=size, epoch=epoch, deal=deal)
     position.later = {each: later for each, later in deals.items() if later != plain}
-    if all(each.is_over(epoch) for each in guides):  # as if nobody had ever come or gone
+    if all(each.is_over(epoch) for each in guides):  # as without any change
         position.deal, position.drawn = plain, plain.part
         return position
     position.in_last_batch = deal.place != NO_PLACE and not deal.part
@@ -133,17 +136,17 @@ def regrouped(positions: Sequence[Position], *, rank: int, size: int, stayed: Se
 
 
 def supposed(known: Sequence[Position | None], *, total: int) -> list[Position]:
-    """Positions of all, those of lost workers of which nothing is known (None) as if they had kept up with the others.
+    """Positions of all workers; for lost workers without a position (None) the one of the foremost remaining worker.
 
-    That is right in lock step with batches of one size: who was lost had trained on as many as the foremost of the
-    others, or drawn as many, where these do not tell what they trained on. If it had on fewer, as many samples are left
-    out; if on more, as many are used twice.
+    This is correct in lock step with one batch size: a lost worker had trained on as many samples as the foremost other
+    worker (or drawn, if `trained` is not recorded). If it had trained on fewer, the difference is skipped; if on more,
+    it is used twice.
     """
     there = [each for each in known if each is not None]
     if not there:
         raise CheckpointError(
-            "no worker's position is known, so nobody knows what was drawn already. Give the state_dict() of those who "
-            "stayed."
+            "no worker's position is known, so the samples drawn so far are unknown. Pass the state_dict() of the "
+            "remaining workers."
         )
     newest = max(each.epoch for each in there)
     foremost = [each for each in there if each.epoch == newest]
@@ -160,7 +163,7 @@ def supposed(known: Sequence[Position | None], *, total: int) -> list[Position]:
 
 
 def _unclaimed(there: Sequence[Position], epoch: int, size: int, total: int) -> list[Deal]:
-    """The parts of an epoch that are of none of those who are there; at the end as many as anybody asks for of none."""
+    """Parts of an epoch that belong to no known worker, followed by enough empty ones."""
     deals = [deal for each in there if (deal := each.deal_in(epoch)) is not None]
     taken = {deal.place for deal in deals}
     free = [place for place in range(deals[0].places) if place not in taken]
@@ -168,12 +171,12 @@ def _unclaimed(there: Sequence[Position], epoch: int, size: int, total: int) -> 
 
 
 def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
-    """The state with which one of `size` workers takes up a checkpoint of others, whose `states` are given by rank."""
+    """The state from which one of `size` workers continues a checkpoint of other workers, with `states` by rank."""
     if "source" in states[0]:
         raise CheckpointError(
-            f"this position is in shards that {len(states)} workers have read, each its own files, so {size} workers "
-            f"cannot share what is left. Start {len(states)} workers again; streams whose items are counted, of a "
-            "torch.utils.data.IterableDataset of your own, can be shared anew."
+            f"this position is in shards of files that {len(states)} workers have read, so {size} workers cannot "
+            f"divide the rest. Start {len(states)} workers again. A torch.utils.data.IterableDataset of your own, "
+            "which counts items, can be divided again."
         )
     positions = [Position.of(each, total=UNKNOWN_TOTAL, rank=old, size=len(states)) for old, each in enumerate(states)]
     newest = max(each.epoch for each in positions)
@@ -191,16 +194,16 @@ def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
 def _deal_again(
     positions: Sequence[Position], epoch: int, newest: int, rank: int, size: int, stayed: Sequence[int]
 ) -> Deal:
-    """The deal of what is left of an epoch; `newest`: in which newcomers begin."""
+    """The deal for the rest of an epoch. newest: the epoch in which new workers begin."""
     known = [(each, deal) for each in positions if (deal := each.deal_in(epoch)) is not None]
-    total = max(deal.total for _, deal in known)  # of a stream only those know one who came to its end
+    total = max(deal.total for _, deal in known)  # of a stream, only workers at its end know the total
     before = replace(known[0][1], total=total)
-    counts = [before.count(place) for place in range(before.places)]  # whoever is in a later epoch drew all of its part
+    counts = [before.count(place) for place in range(before.places)]  # workers in a later epoch drew their whole part
     for each, deal in known:
         if (deal.places, deal.drawn) != (before.places, before.drawn):
             raise CheckpointError(
-                f"workers that trained together tell different deals of epoch {epoch}, {before} and {deal}, so nobody "
-                "knows what was drawn already. Give the positions of one group at one moment."
+                f"workers that trained together have different deals of epoch {epoch}, {before} and {deal}, so the "
+                "samples drawn so far are unknown. Pass the positions of one group at one moment."
             )
         if deal.place != NO_PLACE:
             counts[deal.place] = each.drawn_in(epoch)
@@ -220,7 +223,7 @@ def _dealt_state(deal: Deal) -> dict[str, Any]:
 
 
 def _dealt(state: State, total: int, rank: int, size: int) -> Deal:
-    """The deal in a state. Raises ValueError where it cannot be."""
+    """Parse the deal of a state. Raises ValueError if it is invalid."""
     if "deals" not in state:
         return Deal(total=total, place=rank, places=size)
     deal = Deal(total=total, place=state["place"], places=state["places"], drawn=tuple(map(tuple, state["deals"])))

@@ -1,4 +1,4 @@
-"""Shard: a sampler of this rank's indices, which a checkpoint resumes and a change of the workers deals out anew."""
+"""Shard: a sampler of this rank's indices, resumed from checkpoints and divided again after changes of the workers."""
 
 from __future__ import annotations
 
@@ -21,27 +21,35 @@ from gossamer.train.sampler.sources import Labels, classes_of, length_of
 
 
 class Shard(ShardProgress, Sampler[int]):
-    """This rank's indices: disjoint from the others', together covering all, sizes differing by at most one.
+    """Sampler of this rank's indices: disjoint from those of other ranks, together covering the dataset.
 
-    Every rank works them out from (seed, epoch, rank, size) alone. Each `iter` starts the next epoch,
-    reshuffled unless `shuffle` is False; the first is epoch 0. After `load_state_dict` the next `iter` goes on
-    where the saved one stood, so an epoch that was left early is first brought to its end. `stratify`: one label a
-    sample; the samples of a label are dealt out so that their number differs by at most one between ranks.
-    `non_iid`, with `labels`: every rank keeps samples of its own, in which few labels are frequent (see
-    `dirichlet_split`).
+    The sizes of the ranks' parts differ by at most one. Each rank computes its part from (seed, epoch, rank, size)
+    without communication. Each `iter` starts the next epoch, from 0. After `load_state_dict` the next `iter` continues
+    at the saved position, so an interrupted epoch is completed first.
 
-    Given a sampler instead of a dataset, the ranks deal out what it yields. It draws under torch's global
-    generator, seeded for the purpose and restored; randomness of its own must be seeded alike on every rank.
+    When workers join or leave during an epoch, `regroup` divides the rest again, and active iterators continue with it:
+    every sample of the epoch is used once, except those drawn by lost workers. A lost worker that returns alone starts
+    with an epoch that no worker has drawn, since its own position is unknown.
 
-    Where workers come and go within an epoch, `regroup` deals out what nobody has drawn, and an iterator under way
-    goes on with it: every sample of the epoch is used once, whatever happens, but for those that the lost had drawn.
+    Positions count drawn indices. A DataLoader with num_workers > 0 draws ahead of training, so a resumed run would
+    skip samples that were fetched but not trained on. Use `session.track(loader)`, which counts the samples that the
+    loop received.
 
-    A worker that was lost and came back alone begins with an epoch that no worker has drawn: how far it had come is not
-    known, and the first samples again would count twice.
+    Args:
+        source: a map-style dataset, or a sampler; the ranks divide its indices. A sampler draws with torch's global
+            generator, which is seeded before and restored afterwards; other random generators in it must be seeded
+            equally on every rank.
+        rank, size: this rank, and the number of ranks.
+        stratify: one label per sample; the number of samples of each label differs by at most one between ranks.
+        seed: of the shuffle.
+        shuffle: reshuffle in each epoch.
+        labels: one label per sample, for `non_iid`.
+        non_iid: concentration of a Dirichlet distribution, above 0; each rank keeps its own samples, with few frequent
+            labels (see `dirichlet_split`).
 
-    Positions count the indices drawn. A DataLoader with num_workers > 0 draws ahead of training, so a resumed
-    run would skip what was fetched and not yet trained on, and so would those who go on after a lost worker:
-    `session.track(loader)` then counts what the loop took.
+    Raises:
+        ValueError: fewer samples than workers, or contradictory arguments.
+        TypeError: `source` has no length.
     """
 
     def __init__(
@@ -60,8 +68,8 @@ class Shard(ShardProgress, Sampler[int]):
         total = length_of(source)
         if total < size:
             raise ValueError(
-                f"{total} samples cannot be shared among {size} workers: some would have none. "
-                f"Start at most {total} workers, or bring more data."
+                f"{total} samples cannot be divided among {size} workers: some would have none. "
+                f"Start at most {total} workers, or use more data."
             )
         super().__init__(rank, size)
         self.drawn_ahead = False  # whether workers of a loader draw
@@ -69,7 +77,7 @@ class Shard(ShardProgress, Sampler[int]):
         self._own = None if non_iid is None else OwnSamples(labels, source, non_iid, seed, rank, size)
         if (labels is not None and non_iid is None) or (non_iid is not None and stratify is not None):
             raise ValueError(
-                "labels say what non_iid makes unequal, and stratify makes equal, so one of them would be ignored. "
+                "labels are for non_iid, which makes label frequencies unequal; stratify makes them equal. "
                 "Write world.shard(dataset, labels=labels, non_iid=0.5), or world.shard(dataset, stratify=labels)."
             )
 
@@ -77,7 +85,7 @@ class Shard(ShardProgress, Sampler[int]):
         return length_of(self._source)
 
     def __len__(self) -> int:
-        """How many indices this rank has in the epoch under way, before and after changes; else in the next."""
+        """Number of this rank's indices in the current epoch, before and after changes; else in the next epoch."""
         at = self._at
         if self._own is not None:
             return len(self._own.samples)
@@ -87,7 +95,7 @@ class Shard(ShardProgress, Sampler[int]):
 
     @property
     def lap(self) -> int | None:
-        """None where all epochs have the same order, or ranks have samples of their own."""
+        """None if all epochs have the same order, or ranks have separate samples."""
         if self._own is not None or not (self._shuffle or isinstance(self._source, Sampler)):
             return None
         at, total = self._at, length_of(self._source)
@@ -103,19 +111,19 @@ class Shard(ShardProgress, Sampler[int]):
             at.deal = replace(at.deal, total=length_of(self._source))  # a dataset may have grown between epochs
         order = self._order(at.epoch)
         self._at, self._began = at, at.drawn
-        kept = order if isinstance(order, list) else None  # a sampler is asked once an epoch
+        kept = order if isinstance(order, list) else None  # a sampler is iterated once per epoch
         return self._draw(at, self._indices(at, order), kept)
 
     def _draw(self, at: Position, indices: list[int], order: list[int] | None) -> Iterator[int]:
         place = at.drawn
         while True:
             now = self._at
-            if now is not at and now.run is at.run:  # workers came or went
+            if now is not at and now.run is at.run:  # workers joined or left
                 at, place = now, now.drawn
                 indices = self._indices(at, self._order(at.epoch) if order is None else order)
             if place >= len(indices):
                 break
-            self._continues, self._random_state = False, None  # not before: loaders ask for iterators they do not use
+            self._continues, self._random_state = False, None  # only now: loaders also create iterators without use
             if not self._counted_by_loader:
                 at.drawn += 1
             yield indices[place]
@@ -124,7 +132,7 @@ class Shard(ShardProgress, Sampler[int]):
             at.in_last_batch = False
 
     def _order(self, epoch: int) -> Tensor | list[int]:
-        """What all ranks deal out in an epoch, in their common order."""
+        """The common order of an epoch, which all ranks divide."""
         if isinstance(self._source, Sampler):
             return self._sampled(self._source, epoch)
         total = length_of(self._source)
@@ -137,7 +145,7 @@ class Shard(ShardProgress, Sampler[int]):
     def _sampled(self, sampler: Sampler[int], epoch: int) -> list[int]:
         before = torch.get_rng_state()
         try:
-            # Not torch.manual_seed, which would reseed the GPUs as well.
+            # torch.manual_seed would reseed the GPUs as well.
             torch.default_generator.manual_seed(rng.address("shard", self._seed, epoch))
             return list(sampler)
         finally:
@@ -147,14 +155,14 @@ class Shard(ShardProgress, Sampler[int]):
         """All of this rank's indices under the newest deal, in order."""
         if self._own is not None:
             return self._shuffled(self._own.samples, at.epoch, self._own.rank).tolist()
-        # A sampler may yield more or fewer than it said
+        # A sampler may yield more or fewer entries than its length
         deal = at.deal if at.deal.drawn else replace(at.deal, total=len(order))
         if isinstance(order, list):
             return [order[entry] for entry in deal.entries().tolist() if entry < len(order)]
         if self._classes is None:
             return order[deal.entries()].tolist()
 
-        # Dealt out class by class, then shuffled again: a rank would otherwise see its data in class order.
+        # Divided class by class, then shuffled again; otherwise a rank would receive its data in class order.
         def arranged(entries: Tensor, deals_before: int, place: int) -> Tensor:
             if not self._shuffle:
                 return entries[order[entries].argsort()]
@@ -168,7 +176,7 @@ class Shard(ShardProgress, Sampler[int]):
         own = rng.generator("shard", self._seed, *address)
         return mine[torch.randperm(len(mine), generator=own, device="cpu")]
 
-    # -- checkpoints, and changes of the workers, with samples of its own ----------------------------------------------
+    # -- checkpoints and changes of the workers, with non_iid ----------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
@@ -187,10 +195,10 @@ class Shard(ShardProgress, Sampler[int]):
 
 
 def _workers_draw() -> bool:
-    """Whether a DataLoader asks for an index to hand it to its workers; nothing else tells a sampler."""
+    """Whether a DataLoader requests an index for its workers, found in the call stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") == _BaseDataLoaderIter.__module__:  # others' locals are left alone
+        if frame.f_globals.get("__name__") == _BaseDataLoaderIter.__module__:  # do not touch locals of other modules
             return getattr(frame.f_locals.get("self"), "_num_workers", 0) > 0
         frame = frame.f_back
     return False

@@ -1,4 +1,4 @@
-"""Stream shard: deals out an iterable dataset, of no known length, to ranks and to the workers of their loaders."""
+"""Stream shard: divides an iterable dataset of unknown length among ranks and the workers of their loaders."""
 
 from __future__ import annotations
 
@@ -19,30 +19,34 @@ Item = TypeVar("Item", covariant=True)
 
 
 class StreamShard(ShardProgress, IterableDataset[Item]):
-    """This rank's items of a stream: every `size`-th, disjoint from the others', together all; for a DataLoader.
+    """This rank's items of a stream, every `size`-th one: disjoint from those of other ranks, together covering.
 
-    The source is an iterable dataset that yields the same items in every process, and again at each `iter`. Every rank
-    reads all of it and keeps its own items, and so does every worker of its DataLoader. Each `iter` is an epoch; a
-    source with `set_epoch` is told its number. Ranks' items differ in number by at most one; with `even` by none: the
-    last items are left out ("drop"), or the first of them repeated ("pad").
+    The source is an iterable dataset that yields the same items in every process and in every `iter`. Every rank, and
+    every worker of its DataLoader, reads the whole stream and keeps its own items. Each `iter` is an epoch; a source
+    with `set_epoch` receives its number.
 
-    Positions count items, so that another number of workers goes on where all stood, also within a run: see Shard. To
-    go on, the source is read again from its beginning up to the position.
+    Positions count items, so another number of workers can continue, also within a run: see Shard. To continue, the
+    source is read again from its beginning up to the position. Workers of a DataLoader draw in separate processes, so
+    their progress is unknown here: `session.track(loader)` counts the items that the loop received. Its batches are the
+    same for every number of loader workers.
 
-    Workers of a DataLoader draw in processes of their own, so nobody here knows how far they came: `session.track(
-    loader)` counts what the loop took. Its batches are the same for every number of workers.
+    Args:
+        source: the iterable dataset.
+        rank, size: this rank, and the number of ranks.
+        even: None: numbers of items differ by at most one between ranks; "drop": leave out an incomplete last row;
+            "pad": repeat its first item.
     """
 
     def __init__(self, source: IterableDataset[Item], *, rank: int, size: int, even: Even | None = None) -> None:
         if even not in (None, "drop", "pad"):
             raise ValueError(
-                f"even={even!r} is no way to give all ranks equally many items. Write even='drop', which leaves out "
-                "the last, or even='pad', which repeats one."
+                f"even must be 'drop', 'pad' or None, got {even!r}. even='drop' leaves out the last items, even='pad' "
+                "repeats one, so that all ranks have the same number."
             )
         super().__init__(rank, size)
         self._source, self._even = source, even
         self._batch_size = 1
-        self._worker: Any = None  # of a loader, whose process this is
+        self._worker: Any = None  # the loader worker of this process
         self._workers_drew = torch.zeros(1, dtype=torch.bool, device="cpu").share_memory_()
 
     def _total(self) -> int:
@@ -60,7 +64,7 @@ class StreamShard(ShardProgress, IterableDataset[Item]):
         self._began = self._at.drawn
 
     def __iter__(self) -> Iterator[Item]:
-        # A source that splits itself by get_worker_info() would be split twice, and most of it lost.
+        # A source that splits itself by get_worker_info() would be split twice, and lose most items.
         worker = self._worker = self._worker or get_worker_info()
         loader_worker._worker_info = None
         if worker is None:
@@ -69,7 +73,7 @@ class StreamShard(ShardProgress, IterableDataset[Item]):
             return self._drawn_here()
         self._workers_drew.fill_(True)
         if not self._counted_by_loader:
-            self._random_state = None  # a worker has its own
+            self._random_state = None  # a worker has its own generator
             self.begin(1)
         return self._drawn_by(worker.id, worker.num_workers)
 
@@ -90,17 +94,17 @@ class StreamShard(ShardProgress, IterableDataset[Item]):
             self.finish()
 
     def _moved(self, at: Position) -> bool:
-        """Whether workers came or went since."""
+        """Whether workers joined or left since."""
         return self._at is not at and self._at.run is at.run
 
     def _drawn_by(self, worker: int, workers: int) -> Iterator[Item]:
-        """Of this rank's batches those with numbers worker, worker + workers, ...: a loader takes them in turn."""
+        """This rank's batches number worker, worker + workers, ...: a loader reads from its workers in turn."""
         for number, item in enumerate(self._from(self._at, self._began)):
             if number // self._batch_size % workers == worker:
                 self._continues = False
                 yield item
         if not self._counted_by_loader:
-            self.finish()  # where it persists
+            self.finish()  # for persistent workers
 
     def _from(self, at: Position, drawn: int) -> Iterator[Item]:
         """This rank's items under its newest deal, without the first `drawn`."""
@@ -119,14 +123,14 @@ class StreamShard(ShardProgress, IterableDataset[Item]):
         super().take(count)
 
     def finish(self) -> None:
-        """The loop was told that the epoch is over: so many items it had."""
+        """Record that the loop has ended the epoch, which determines the number of its items."""
         at = self._at
         if at.deal.place != NO_PLACE:
             at.deal = replace(at.deal, total=sum(map(sum, at.deal.drawn)) + at.drawn * at.deal.places)
         super().finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """As of a Shard; also how many items the epoch had, for all that this rank knows, once it is over."""
+        """As Shard.state_dict(); after the epoch also its number of items, as far as this rank knows."""
         at = self._at
         total = at.deal.total
         return {**at.state(says_over=True), "total": None if total == UNKNOWN_TOTAL else total}
@@ -134,8 +138,8 @@ class StreamShard(ShardProgress, IterableDataset[Item]):
     def _position(self, state: State, rank: int, size: int) -> Position:
         if "total" not in state:
             raise CheckpointError(
-                f"{dict(state)!r} is no position in a stream, so nobody knows what was drawn already. Make the same "
-                "calls of world.shard, in the same order, before loading."
+                f"{dict(state)!r} is not a position in a stream, so the samples drawn so far are unknown. Make the "
+                "same calls of world.shard, in the same order, before loading."
             )
         at = Position.of(state, total=UNKNOWN_TOTAL, rank=rank, size=size)
         if state["total"] is not None:

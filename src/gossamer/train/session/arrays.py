@@ -49,7 +49,7 @@ Arrays = Mapping[str, Array]
 
 
 class ArraySession(SessionCore):
-    """Trains named arrays together with the other workers, as `recipe` says. One step of the loop:
+    """Trains named arrays together with the other workers. One step of the loop:
 
         mean = session.give(gradients)
         if mean is not None:
@@ -69,7 +69,7 @@ class ArraySession(SessionCore):
         server_optimizer: builds the torch optimizer that parameter servers run, from a list of tensors.
         replicas: ranks of the run that hold the same arrays as this one, where each worker is several processes with
             a part of the parameters each; the recipe runs among these ranks. None: all ranks.
-        framework: the name of the framework whose arrays these are, for errors.
+        framework: name of the framework of the arrays, for errors.
 
     Raises:
         AttachError: for arrays that cannot be served, elastic runs, and recipes that share the work of an optimizer
@@ -98,7 +98,7 @@ class ArraySession(SessionCore):
     ) -> None:
         check_verify(verify, verify_every)
         self._tensors = {name: leaf(name, array) for name, array in _named(parameters).items()}
-        self._kinds = {name: kind_of(array) for name, array in parameters.items()}  # of what is handed out
+        self._kinds = {name: kind_of(array) for name, array in parameters.items()}  # kinds of results
         recorded = ""
         self.part_group: ModelGroup | None = None  # the processes that hold the other parts of this worker's arrays
         if transport is None:
@@ -200,11 +200,10 @@ class ArraySession(SessionCore):
         return {name: like(self._kinds[name], tensor) for name, tensor in self._tensors.items()}
 
     def give(self, gradients: Arrays, weight: float | None = None) -> dict[str, Array] | None:
-        """Average the gradients of one backward pass, as the recipe says; under local training they come back as they
-        are.
+        """Average the gradients of one backward pass; with local training they are returned unchanged.
 
-        None where no step is to be made: gradients still add up, a rank's were not finite, or servers make the step.
-        Call `took_step` all the same, with the parameters as they are; within `no_sync` do not.
+        Returns None if no step is to be made: gradients are still accumulated, a rank's were not finite, or servers
+        make the step. Call `took_step` also then, with unchanged parameters, except within `no_sync`.
 
         Args:
             gradients: an array for each parameter, of its shape and dtype.
@@ -236,8 +235,8 @@ class ArraySession(SessionCore):
         return {name: like(gradients[name], tensor.grad) for name, tensor in self._tensors.items()}
 
     def took_step(self, parameters: Arrays) -> dict[str, Array]:
-        """The parameters to go on with, after the step that the loop made with what `give` returned: those given, or
-        what the workers agree on where the recipe averages parameters now.
+        """Return the parameters to continue with, after the loop's step with the result of `give`: the given ones, or
+        the averaged ones if the recipe averages parameters now.
 
         Raises:
             LayoutError: for names, shapes or dtypes that are not those of the session's parameters.
@@ -277,7 +276,7 @@ class ArraySession(SessionCore):
             state: more arrays by name, such as the optimizer's moments; the same names on every rank.
 
         Returns:
-            parameters and state to go on with.
+            parameters and state to continue with.
         """
         self._extensions.begin_pass()
         self._beside = beside = {name: as_tensor(array).clone() for name, array in (state or {}).items()}
@@ -292,8 +291,8 @@ class ArraySession(SessionCore):
         self._group.together(partial(uneven_inputs.catch_up, tensors, [], missed, self._group))
 
     def averaged_parameters(self) -> dict[str, Array]:
-        """What the workers agree on, to evaluate and save: under local training the mean or the servers' parameters,
-        else the parameters. Every rank calls it after the same step."""
+        """The parameters for evaluation and saving: with local training the mean or the servers' parameters, otherwise
+        the current ones. Every rank calls it after the same step."""
         merged = self._synchronizer.merge() or {}
         return {name: like(self._kinds[name], merged.get(name, own)) for name, own in self._tensors.items()}
 
@@ -311,7 +310,7 @@ class ArraySession(SessionCore):
     ask_to_stop, stopping = SessionCore.request_stop, SessionCore.should_stop  # former names
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of a checkpoint: its parameters, as torch tensors, and what the recipe remembers of them.
+        """This rank's part of a checkpoint: its parameters, as torch tensors, and the recipe's state.
 
         All ranks call it after the same step. The optimizer's state and the position in the data are yours to save.
         """
@@ -323,8 +322,8 @@ class ArraySession(SessionCore):
         return {**state, "state": copies, "parameters": {name: each.clone() for name, each in self._tensors.items()}}
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> dict[str, Array]:
-        """Go on from what `state_dict` gave on the same rank; or, where another number of workers had them, from all of
-        their states in order of rank. Returns the parameters to go on with.
+        """Restore the result of `state_dict` from the same rank; or, if another number of workers saved it, the states
+        of all those ranks in order. Returns the parameters to continue with.
 
         Raises:
             CheckpointError: for the state of another recipe or layout.
@@ -365,7 +364,7 @@ class ArraySession(SessionCore):
             raise LayoutError(
                 f"rank {self.rank}: the names are not those of this session's parameters: {told}. Give one array "
                 "for each of them; "
-                "sessions of other parameters are constructed anew, on every rank."
+                "for other parameters construct a new session on every rank."
             )
         return {name: arrays[name] for name in self._tensors}
 

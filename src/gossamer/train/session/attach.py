@@ -1,4 +1,4 @@
-"""Attach: checks a model and an optimizer, resolves the recipe and opens the session."""
+"""gossamer.attach: validates model and optimizer, resolves the recipe and opens a session."""
 
 from __future__ import annotations
 
@@ -59,41 +59,55 @@ def attach(
     batch: int | None = None,
     mesh: DeviceMesh | None = None,
 ) -> Session:
-    """Train `model` together with the other workers of this job, talking as `recipe` says; None means Dense(), and
-    "auto" a recipe that is chosen while training, as links and gradients are measured.
+    """Attach a model and an optimizer to the other workers of this job and return the session that synchronizes them.
 
-    Works in place: the model's class, its state_dict and the loop stay as they are. When loss.backward() returns,
-    gradients are averaged. scaler: the loop's GradScaler, so that all ranks skip the same steps; clip_norm: the largest
-    norm of all averaged gradients together, applied before each optimizer step (compressors that own momentum have an
-    argument of their own for it, DGC(clip=1.0), since what they average has momentum in it). scheduler: one that
-    checkpoints hold; session.track(name=...) takes more. A wrapper around the optimizer, such as Accelerate's, is seen
-    through; the GradScaler in it counts as `scaler`.
+    Works in place: the class of the model, its state_dict and the training loop do not change. With the default
+    recipe, gradients are averaged over all workers when loss.backward() returns.
 
-    verify: what to do where ranks in lock step part, in a parameter or in the number of their steps: "warn" names rank
-    and tensor once, "stop" raises MismatchError on every rank, "off" does not look. A difference is found within 100
-    steps: reports carry a checksum of a part of all parameters, in turn. verify_every: every so many steps, of all of
-    them, which reads the whole model: a difference is found within as many steps, and told since when.
+    Args:
+        model: the module to train, on world.device.
+        optimizer: its optimizer. Wrappers such as Accelerate's are unwrapped; a GradScaler in one counts as `scaler`.
+        recipe: text, Recipe or terms, such as "DiLoCo(period=50) + Int8()". None means Dense(). "auto" chooses a recipe
+            during training from measured bandwidth and gradients.
+        scaler: the GradScaler of the loop; all ranks then skip the same steps.
+        clip_norm: maximum norm of all averaged gradients together, applied before each optimizer step. Compressors
+            that own the optimizer's momentum average values that include momentum; they have an argument of their own,
+            such as DGC(clip=1.0).
+        verify: reaction when ranks in lock step differ in a parameter or in their number of steps. "warn" names rank
+            and tensor once, "stop" raises MismatchError on every rank, "off" disables the check. Reports carry a
+            checksum of a part of the parameters in turn, so a difference is found within 100 steps.
+        verify_every: also compare all parameters every `verify_every` steps. This reads the whole model; the message
+            then names the interval in which the difference arose.
+        scheduler: a learning rate scheduler to include in checkpoints; session.track(name=...) adds other objects.
+        record: file for the record of the run: JSON with the metrics of rank 0 and everything it logs, kept however
+            the run ends. GOSSAMER_RECORD=FILE overrides it. Without `gossamer run`, rank 0 prints its progress to
+            standard error every ten seconds and at the end; record=False or GOSSAMER_QUIET=1 disables that. With one
+            worker nothing is printed unless GOSSAMER_QUIET=0.
+        log_to: exporters for live metrics, such as ["tensorboard:runs/tensorboard", "prometheus:9400"].
+            GOSSAMER_LOG_TO, separated by commas, overrides it.
+        replace: first close any open session of this model, for example when a notebook cell runs again.
+        global_batch, batch: short for EveryStep(global_batch=..., batch=...). Each optimizer step uses the mean over
+            `global_batch` samples at any number of workers, also when the number changes. `batch` is the number of
+            samples of one backward pass on one worker (the batch_size of the DataLoader). Each worker accumulates its
+            share of the passes; optimizer.step() before the last pass has no gradient and does nothing, and
+            `session.accumulating` is then True.
+        mesh: the dimension of a DeviceMesh along which the model is replicated, such as device_mesh["replicate"]. The
+            recipe runs among its ranks, which hold the same shards; FSDP2 (fully_shard), tensor parallelism or
+            pipelines manage the other dimensions. Every rank of the job calls attach with its own part of the model.
+            Compressors see the local shard of a DTensor. clip_norm applies to all parts together, and all parts skip
+            the same steps.
 
-    record: a file for the run's record, JSON of rank 0's numbers and of all that it logs, which outlives whatever ends
-    the run; GOSSAMER_RECORD=FILE beats it. Without `gossamer run`, which shows more, rank 0 tells of its progress on
-    standard error every ten seconds and at the end; record=False or GOSSAMER_QUIET=1 turns that off, and a world of one
-    is quiet unless GOSSAMER_QUIET=0.
-    log_to: tools that show its numbers meanwhile, such as ["tensorboard:runs/tensorboard", "prometheus:9400"];
-    GOSSAMER_LOG_TO, with commas, beats it.
-    replace: close a session that is open on this model, as where a cell of a notebook runs again.
+    Returns:
+        The open session. Close it with session.close() after the loop.
 
-    global_batch, batch: short for EveryStep(global_batch=..., batch=...): each optimizer step has the mean over
-    global_batch samples, whatever the number of workers, also while it changes. batch: the samples of one backward pass
-    on one worker, the DataLoader's batch_size, which is not known here. Each worker makes its share of the passes;
-    optimizer.step() before the last finds no gradient and does nothing, and `session.accumulating` says so.
+    Raises:
+        AttachError: the model, the optimizer or the combination of arguments is not supported.
+        RecipeError: the recipe is invalid.
+        MismatchError: models, options or versions differ between ranks.
 
-    mesh: the dimension of a DeviceMesh along which the model is replicated, device_mesh["replicate"]; the recipe runs
-    among those ranks, which hold the same part of the model, and FSDP2 (fully_shard), tensor parallelism or a pipeline
-    keeps what lies along other dimensions. Every rank of the job calls attach, each with its own part of the model; a
-    parameter that is a DTensor is taken by its local shard, whose matrix is what compressors see. clip_norm is then of
-    all parts together, and all skip the same steps.
-
-    Raises AttachError for what cannot be served, RecipeError, and MismatchError where ranks are not alike.
+    Example:
+        world = gossamer.init()
+        session = gossamer.attach(model, optimizer, "PowerSGD(rank=4)", clip_norm=1.0)
     """
     refuse_other_kinds(model, optimizer, scaler)
     for session in sessions_of(model) if replace else ():
@@ -107,7 +121,7 @@ def attach(
     ranks = None if mesh is None else _replicas(mesh, model, world, scaler)
     size = world.size if ranks is None else len(ranks)
     check_devices(model, world.device, world.size)
-    # A recipe must not change when workers come and go, so none is chosen for their number there
+    # The recipe must not change when workers join or leave, so an elastic run resolves it without their number
     written = chosen_recipe(recipe, world)
     if (auto := automatic(written)) is not None:  # imported here: most sessions have one recipe, and start sooner
         from gossamer.train.session.auto_recipe import choose_while_training, first_recipe, refuse_fixed_choice
@@ -115,7 +129,7 @@ def attach(
         refuse_fixed_choice(auto, global_batch)
         if ranks is not None:
             raise AttachError(
-                'recipe="auto" looks at whole gradients of all workers, and with mesh= each rank has those of a part '
+                'recipe="auto" measures whole gradients of all workers, but with mesh= each rank holds those of a part '
                 "of the model. Name a recipe: `gossamer explain` and `gossamer advise` compare them."
             )
         written = first_recipe(auto, model, optimizer, size)
@@ -128,7 +142,7 @@ def attach(
         refuse_recipe(model, resolved)
     if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):
         events.notice(caution)
-    missing = missing_kernels()  # on each rank, which warns of them no more
+    missing = missing_kernels()  # called on each rank, since the call marks the warning as given
     if missing and world.size > 1 and world.local_rank == 0:
         events.notice(missing)
     transport = transport_for(world, resolved, ranks)
@@ -155,10 +169,10 @@ def attach(
 
 
 def _replicas(mesh: DeviceMesh, model: nn.Module, world: WorldState, scaler: Scaler | None) -> Sequence[int]:
-    """The ranks of the job that hold the same part of the model. Raises AttachError for what mesh= cannot have."""
+    """Ranks that hold the same part of the model. Raises AttachError if mesh= cannot be used here."""
     if is_elastic():
         raise AttachError(
-            "mesh= names ranks that stay what they are, and in an elastic run workers come and go. Run a fixed number: "
+            "mesh= names a fixed set of ranks, but workers of an elastic run join and leave. Use a fixed number: "
             "gossamer run --workers 4 --max-restarts 1."
         )
     ranks = replica_ranks(mesh, world.size)

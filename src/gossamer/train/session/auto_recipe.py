@@ -1,8 +1,8 @@
-"""Auto recipe: looks at all ranks' measurements every few steps, and switches the recipe as gossamer.train.auto says.
+"""Auto recipe: compares all ranks' measurements every few steps, and switches the recipe by gossamer.train.auto.
 
-A look is one small all-gather between two steps, after one that every rank has made: the step after which the next one
-comes follows from the numbers that all have heard, so all come to it, and all decide alike. Where steps suddenly wait,
-a rank asks for a look in the report that ends the next one, which all hear.
+A look is a small all-gather between two steps, after a step that every rank has made. The step of the next look is
+derived from these measurements, so all ranks look after the same step and make the same decision. If steps suddenly
+wait, a rank requests a look in the report at the end of the next step.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from gossamer.train.session.session_status import SessionStatus
 from gossamer.train.session.validation import refuse_sparse_gradients, refuse_swapping
 from gossamer.train.synchronizers.base import Synchronizer
 
-PART = "recipe_choice"  # its name among a checkpoint's parts
+PART = "recipe_choice"  # its name in a checkpoint
 
 
 class ChosenSession(Protocol):
-    """What a choice reads and changes, of one session."""
+    """The part of a session that a choice reads and changes."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -54,29 +54,28 @@ class ChosenSession(Protocol):
 
 
 def refuse_fixed_choice(auto: Auto, global_batch: int | None) -> None:
-    """Raise AttachError where a recipe could not change."""
+    """Raise AttachError if the recipe could not change."""
     if is_elastic():
         raise AttachError(
-            f"an elastic run cannot have the recipe {auto!r}: newcomers learn the recipe from their script, and would "
-            "not know which one is in force. Write one that stays, such as Int8(); or run a fixed number of workers: "
-            "gossamer run --workers 4."
+            f"an elastic run cannot have the recipe {auto!r}: workers that join later read the recipe from their "
+            "script, which does not name the current one. Write a fixed one, such as Int8(); or run a fixed number of "
+            "workers: gossamer run --workers 4."
         )
     if global_batch is not None:
         raise AttachError(
-            f"{auto!r} takes recipes in turn that have no global batch, so {global_batch} samples would not stay. "
-            "Write "
+            f"{auto!r} uses recipes without a global batch, so a step would not have {global_batch} samples. Write "
             f"EveryStep(global_batch={global_batch}, batch=...) + Int8(), or leave global_batch out."
         )
 
 
 def first_recipe(auto: Auto, model: nn.Module, optimizer: Optimizer, workers: int) -> Recipe:
-    """The one to begin with, of those that serve this model."""
+    """The initial recipe, among those that support this model."""
     rungs = admitted(auto, adaptive=is_adaptive(optimizer))
     return beginning([rung for rung in rungs if _serves(rung.recipe(workers), model, optimizer)]).recipe(workers)
 
 
 def choose_while_training(session: ChosenSession, auto: Auto, rule: Rule | None = None) -> None:
-    """Let a session that has just begun change its recipe from now on. Alone it has nothing to choose."""
+    """Let a new session change its recipe from now on. With one worker it does nothing."""
     if not session._group.alone:
         choice = RecipeChoice(session, auto, rule or Rule())
         session.track(**{PART: choice})
@@ -84,7 +83,7 @@ def choose_while_training(session: ChosenSession, auto: Auto, rule: Rule | None 
 
 
 class RecipeChoice:
-    """One session's choice. Its state goes into checkpoints, so that a resumed run decides as this one would."""
+    """The recipe choice of one session. Its state is in checkpoints, so a resumed run makes the same decisions."""
 
     def __init__(self, session: ChosenSession, auto: Auto, rule: Rule) -> None:
         transport, adaptive = session._group.transport, is_adaptive(session.optimizer)
@@ -99,10 +98,10 @@ class RecipeChoice:
         self._look_seconds: float | None = None
         self._exchange_seconds: float | None = None
         self._looked_at = session.status.clock()
-        self._left = False  # the script has switched to another recipe
+        self._left = False  # whether the script has switched to another recipe
 
     def look(self) -> None:
-        """A step is over. All ranks come to a look after the same one, or none does."""
+        """Called after a step. All ranks look after the same step."""
         session, synchronizer = self._session, self._session._synchronizer
         asked, synchronizer.asked_to_look = synchronizer.look_asked, self._asks()
         due = (asked or synchronizer.step >= self._state.next_look) and synchronizer.all_trained
@@ -112,7 +111,7 @@ class RecipeChoice:
             self._left = True
             return
         begun = session.status.clock()
-        if self._exchange_seconds is None:  # the first decision must tell slow bytes from slow messages
+        if self._exchange_seconds is None:  # the first decision needs the latency, to separate it from the rate
             self._told("")
         heard = [Measurement.from_text(each) for each in self._told(self._measured().to_text())]
         rung = self._recipes.index(session.recipe)
@@ -125,7 +124,7 @@ class RecipeChoice:
             self._switch(change)
 
     def _told(self, text: str) -> list[str]:
-        """What all ranks say; how long that takes is the time of a message there and back."""
+        """Texts of all ranks; the duration is that of a round trip."""
         says = self._session.status.clock()
         heard = self._session._group.all_gather_text(text)
         self._exchange_seconds = self._session.status.clock() - says
@@ -135,7 +134,7 @@ class RecipeChoice:
         self._session.switch(self._recipes[change.after], reason=change.reason)
 
     def _asks(self) -> bool:
-        """Whether this rank wants a look. Local steps send no report, and their looks are at merges."""
+        """Whether this rank requests a look. Local steps send no report; their looks are at merges."""
         status, state = self._session.status, self._state
         rested = status.clock() - self._looked_at >= state.rest_seconds
         return rested and asks_for_look([step for step, _ in status.recent], state.usual_step)
@@ -186,6 +185,6 @@ def _serves(recipe: Recipe, model: nn.Module, optimizer: Optimizer) -> bool:
 
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:
-    """As the optimizer has seen them; none where they were thrown away already."""
+    """Gradients as used by the optimizer; empty if they were cleared already."""
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     return [parameter.grad for parameter in parameters if parameter.grad is not None and not parameter.grad.is_sparse]

@@ -1,4 +1,4 @@
-"""Averaging: gossamer.average_ takes the mean of tensors over all workers in one call, without a session."""
+"""Averaging: gossamer.average_ averages tensors over all workers in one call, without a session."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from gossamer.train.world_state import WorldState, current
 
 
 class AverageState:
-    """A compressor's state about many tensors, kept by name while their layout changes from call to call."""
+    """A compressor's state for many tensors, by name, while their layout changes between calls."""
 
     def __init__(self, compressor: Compressor, transport: Transport) -> None:
         self.compressor, self.transport, self.step = compressor, transport, 0
         self.run: Callable[[Callable[[], Script]], Any] = self._run_here
-        self.kept: KeptInputs | None = None  # where the group may change meanwhile
+        self.kept: KeptInputs | None = None  # if the group may change
         self._states: dict[str, State] = {}  # by the layout's fingerprint
 
     def average_(self, x: FlatTensors) -> None:
-        """Overwrite x with the mean over the group, or with NaN on every rank where one of them is not finite."""
+        """Overwrite x with the mean over the group, or with NaN on every rank if a rank's values are not finite."""
         if self.kept is not None:
             self.kept.clear()
         (staged, agreed), state = self.run(lambda: self._script(x))
@@ -52,10 +52,10 @@ class AverageState:
             self._states[x.layout.fingerprint()] = staged.next_state.after(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the compressor remembers on this rank, by tensor name: copies. Each rank saves its own.
+        """Copies of the compressor's state on this rank, by tensor name. Each rank saves its own.
 
         Returns:
-            Text, numbers, lists and tensors only, so torch.load(..., weights_only=True) reads it.
+            Only text, numbers, lists and tensors, so that torch.load(..., weights_only=True) reads it.
         """
         return {
             "compressor": repr(self.compressor),
@@ -69,7 +69,7 @@ class AverageState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` of the same rank gave; tensors may lie in other buckets, or on another device, now.
+        """Restore the result of `state_dict` of the same rank; buckets and devices of the tensors may differ.
 
         Raises:
             CheckpointError: another compressor, rank or number of workers wrote it, or it is incomplete.
@@ -78,8 +78,8 @@ class AverageState:
         for key, value in mine.items():
             if state.get(key) != value:
                 raise CheckpointError(
-                    f"this state has the {key} {state.get(key)!r}, and this run has {value!r}. Load what the same rank "
-                    "saved with the same compressor and number of workers, or begin without a saved state."
+                    f"this state has the {key} {state.get(key)!r}, but this run has {value!r}. Load a state saved by "
+                    "the same rank with the same compressor and number of workers, or begin without a saved state."
                 )
         try:
             loaded = [State({key: _packed(each) for key, each in saved.items()}) for saved in state["remembered"]]
@@ -89,7 +89,7 @@ class AverageState:
                 f"this state is damaged or incomplete ({type(error).__name__}: {error}). Load a complete one, or begin "
                 "without a saved state."
             ) from error
-        # Keys of no layout: the next call moves each tensor to where it lies then
+        # Temporary keys: the next call moves each tensor to its new layout
         self._states = {f"loaded {number}": each for number, each in enumerate(loaded)}
 
     def _script(self, x: FlatTensors) -> Script:
@@ -103,7 +103,7 @@ class AverageState:
         return run_script(script(), self.transport).result
 
     def _state(self, x: FlatTensors, at: AggregationContext) -> State:
-        """The state for this layout; that of tensors which were in another layout before moves along."""
+        """The state for this layout; state of tensors that were in another layout before is moved."""
         key = x.layout.fingerprint()
         if key not in self._states:
             state = self.compressor.init(x, at)
@@ -126,7 +126,7 @@ def _packed(saved: Mapping[str, Any]) -> FlatTensors:
     slots = tuple(Slot(name, tuple(shape), offset, tuple(stride)) for name, shape, offset, stride in saved["slots"])
     layout, flat = Layout(slots), saved["flat"].clone()
     if len(flat) < layout.numel:
-        raise ValueError(f"{len(flat)} of {layout.numel} entries are there")
+        raise ValueError(f"only {len(flat)} of {layout.numel} entries")
     return FlatTensors(flat, layout)
 
 
@@ -135,7 +135,7 @@ def _names(state: State) -> set[str]:
 
 
 def _without(names: set[str], state: State) -> State:
-    """A settled state without those tensors, so that each has one state only."""
+    """A settled state without these tensors, so that each tensor has one state only."""
     others = _names(state) - names
     return State({key: packed.restrict(others) for key, packed in state.items() if not is_owed(key)})
 
@@ -146,8 +146,8 @@ def _move(old: State, new: State) -> None:
             if key in old and name in old[key].layout.by_name:
                 if old[key][name].shape != view.shape:
                     raise LayoutError(
-                        f'"{name}" was {tuple(old[key][name].shape)} and is {tuple(view.shape)} now, so what is '
-                        "remembered about it no longer means anything. Begin with an empty state."
+                        f'"{name}" was {tuple(old[key][name].shape)} and is {tuple(view.shape)} now, so its '
+                        "compressor state is invalid. Begin with an empty state."
                     )
                 view.copy_(old[key][name])
 
@@ -155,7 +155,7 @@ def _move(old: State, new: State) -> None:
 def _voted(
     compressor: Compressor, x: FlatTensors, state: State, at: AggregationContext
 ) -> Generator[CollectiveOp, Any, tuple[AggregationResult, bool]]:
-    """Aggregate, then all-gather whether every rank's numbers were finite."""
+    """Aggregate, then all-gather whether every rank's values were finite."""
     lost: list[bool] = []
     staged: AggregationResult = yield from aggregate_finite(compressor, x, state, at, x.flat, lambda: lost.append(True))
     flag = torch.tensor([not lost and staged.finite], dtype=torch.uint8, device="cpu")
@@ -173,7 +173,7 @@ def shared_transport() -> Transport:
         if is_elastic():
             raise LoopError(
                 "workers of an elastic run have a group only while a session is open. Call gossamer.attach first, and "
-                "make calls that reach other workers before session.close()."
+                "make collective calls before session.close()."
             )
         events.emit(events.WithoutSession(trains=False))
         _shared[world] = world.own_transport() or group_transport(world, requested_collective())
@@ -182,13 +182,13 @@ def shared_transport() -> Transport:
 
 @dataclass(frozen=True)
 class CallLane:
-    """Where calls of average_, mean and gather travel: among a session's operations, so that a rank that calls alone
-    meets another rank's step, and both are told at once; neither would ever be answered."""
+    """Transport of average_, mean and gather: in sequence with a session's operations, so that a call on one rank only
+    meets another rank's step, and both raise an error instead of waiting forever."""
 
     caller: str
     transport: Transport
     perform: Callable[[Callable[[], Script]], Any]
-    keeps: bool = False  # the group may change meanwhile
+    keeps: bool = False  # if the group may change
 
     @classmethod
     def of_this_process(cls, caller: str) -> CallLane:
@@ -213,16 +213,23 @@ def average_(
     compressor: Compressor | str,
     state: dict[str, Any] | None = None,
 ) -> None:
-    """Overwrite `tensors` with their means over all workers; every rank must call it with the same shapes.
+    """Overwrite `tensors` with their means over all workers. Every rank must call it with the same shapes.
 
-    compressor: one, as it is, or its text, completed as in a recipe; `gossamer run --recipe` does not replace it.
-    state: an empty dict at first, and the same one at every later call, for compressors that remember (Feedback,
-    PowerSGD). Each rank saves its own as {kind: each.state_dict() for kind, each in state.items()}, and passes that as
-    `state` to go on from it. A number that is not finite on one rank makes the tensors of its dtype NaN on all of them
-    and leaves the state as it was. Under a recipe that outlives the loss of a worker (parameter servers of their own,
-    pairwise gossip) the means are over the workers that are left, and the tensors travel whole, without the compressor:
-    it would need answers from all workers. Raises ValueError where a state is needed and missing, and RecipeError for a
-    recipe with a strategy or a topology, which would be dropped.
+    A value that is not finite on one rank makes the tensors of its dtype NaN on all ranks and leaves the state
+    unchanged. With recipes that tolerate the loss of a worker (dedicated parameter servers, pairwise gossip) the means
+    are over the remaining workers and uncompressed, since a compressor would need answers from all workers.
+
+    Args:
+        tensors: tensors of real floating-point numbers, possibly by name.
+        compressor: a Compressor, or its text, completed as in a recipe; `gossamer run --recipe` does not replace it.
+        state: for compressors with state (Feedback, PowerSGD): an empty dict at first, and the same one at every later
+            call. Each rank saves its own as {kind: each.state_dict() for kind, each in state.items()}, and passes that
+            as `state` to resume.
+
+    Raises:
+        ValueError: a state is needed and missing.
+        RecipeError: the text has a strategy or a topology, which would be ignored.
+        TypeError: a value is not a tensor of floating-point numbers.
     """
     named = _by_name(tensors)
     world = current()
@@ -240,7 +247,7 @@ def average_(
         packed = FlatTensors.pack(group)
         if state is None and chosen.init(packed, AggregationContext(world=world.size)):
             raise ValueError(
-                f"{chosen!r} remembers something between calls and has nowhere to keep it. Write `state = {{}}` once, "
+                f"{chosen!r} keeps state between calls and needs a place for it. Write `state = {{}}` once, "
                 "and gossamer.average_(tensors, compressor, state=state) each time."
             )
         if calls is not None:
@@ -267,7 +274,7 @@ def _average_compressed(
 
 
 def _average_whole(calls: RollCall, x: FlatTensors) -> None:
-    """Overwrite x with the exact mean over the ranks that are left, or with NaN where one of them is not finite."""
+    """Overwrite x with the exact mean over the remaining ranks, or with NaN if a rank's values are not finite."""
     found = gathered(calls, "average_", dict(x.items()))
     for name, view in x.items():
         total = torch.zeros(view.shape, dtype=torch.float64, device="cpu")
@@ -287,12 +294,12 @@ def _by_name(tensors: Iterable[Tensor] | Mapping[str, Tensor]) -> dict[str, Tens
         named = {"tensors": tensors}
     if strange := [type(each).__name__ for each in named.values() if not isinstance(each, Tensor)]:
         raise TypeError(
-            f"average_ overwrites tensors with their means, and was given {', '.join(sorted(set(strange)))}. Write "
+            f"average_ overwrites tensors with their means, but got {', '.join(sorted(set(strange)))}. Write "
             "gossamer.average_([tensor], ...), and torch.tensor(value) for a number."
         )
     return named
 
 
 def _adds_up(dtype: torch.dtype) -> bool:
-    """Whether numbers of this dtype are real ones that can be added up, as those of 8 bits cannot."""
+    """Whether the dtype supports addition of real numbers; 8-bit floating-point formats do not."""
     return dtype.is_floating_point and torch.finfo(dtype).bits >= 16

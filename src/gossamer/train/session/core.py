@@ -1,7 +1,7 @@
-"""Session core: the group, the synchronizer and the stages of a session, from its beginning to its end.
+"""Session core: group, synchronizer and stages of a session, from its opening to its close.
 
-`Session` adds a torch model, its optimizer and their hooks. `ArraySession` adds arrays that the loop hands over. Both
-call `_join`, `_lay_out` and `_opened` in their constructors, in this order.
+`Session` adds a torch model, its optimizer and their hooks. `ArraySession` adds arrays that the loop passes in. Their
+constructors call `_join`, `_lay_out` and `_opened` in this order.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ from gossamer.train.synchronizers.base import SoloSynchronizer, Synchronizer
 from gossamer.train.synchronizers.stages import Fragments, StageSequence
 
 SCRIPT_ENDS = (
-    "training was asked to stop, and its loop went on, in no block that it could leave: so the script ends here on "
-    "every rank, with exit code 0, and the lines below the loop do not run. Write `if session.should_stop: break` at "
-    "the loop's end, or `with gossamer.attach(...) as session:` around the loop, to go on there."
+    "a stop was requested, and the training loop continued outside of a block that it could leave. The script ends "
+    "here on every rank with exit code 0; lines below the loop do not run. To continue there, write "
+    "`if session.should_stop: break` at the loop's end, or `with gossamer.attach(...) as session:` around the loop."
 )
 
 
 class StopBlocks(Extension):
-    """Counts the blocks around the loop that can be left when training is over; without one, the script is.
+    """Counts the open blocks around the loop. After a stop, the next step leaves the innermost block or the script.
 
-    end_session: closes the session at the script's end, as its block would. says: whether to tell the user, which one
-    rank does. It acts in steps once training is over.
+    Active in steps only after `end`.
+
+    Args:
+        end_session: closes the session at interpreter exit, as leaving its block would.
+        `says`: whether this rank prints the notice.
     """
 
     order = 1
@@ -55,7 +58,7 @@ class StopBlocks(Extension):
         self.blocks, self.over = 0, False
 
     def end(self) -> None:
-        """Training is over."""
+        """Mark training as over."""
         self.over = True
         self._extensions.add(self)
 
@@ -69,7 +72,7 @@ class StopBlocks(Extension):
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
-        """A block that ends where this session's training was stopped, so that what stands below it runs."""
+        """Block that ends when this session's training is stopped; the lines below it then run."""
         self.blocks += 1
         try:
             yield
@@ -81,7 +84,7 @@ class StopBlocks(Extension):
 
 
 class SessionCore(ABC):
-    """What sessions of models and of arrays have in common."""
+    """Common part of sessions of models and of arrays."""
 
     model: nn.Module | None
     optimizer: Optimizer | None
@@ -91,20 +94,20 @@ class SessionCore(ABC):
         self.recipe, self._transport, self._seed = recipe, transport, seed
         self._extensions, self._nonfinite = Extensions(), NonFiniteMonitor()
         self._between_steps: list[Callable[[], None]] = []  # called after each step, on every rank
-        self._weighs = False  # no weight was given yet
-        self._muted_at = -1  # the pass at which the loop was last in no_sync()
+        self._weighs = False  # whether a batch weight was set
+        self._muted_at = -1  # number of the pass at which the loop was last in no_sync()
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
     def _join(self, transports: Sequence[Transport] = ()) -> CommThread:
-        """Start the communication thread. transports: more of them that are closed with the session's own."""
+        """Start the communication thread. transports: further transports to close together with the session's."""
         transport, devices = self._transport, [each.device for each in self._parameters.values()]
         comm_thread = CommThread(devices, transport.make_progress, elastic(transport))
         self._group = GroupCalls(transport, comm_thread)
         self._leave = weakref.finalize(self, leave, comm_thread, (transport, *transports), self._group.pid)  # at exit
         self.status = SessionStatus(self.recipe, transport, lambda: self._synchronizer.step)
         self._stop = StopBlocks(self.close, self._extensions, says=transport.rank == 0)
-        self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until the ranks are found alike
+        self._synchronizer: Synchronizer = SoloSynchronizer(self.status.step_ended)  # until ranks are compared
         return comm_thread
 
     @abstractmethod
@@ -112,7 +115,7 @@ class SessionCore(ABC):
         """The training loop as synchronizers see it."""
 
     def _lay_out(self, optimizer: Optimizer | None) -> Fragments:
-        """Lay the parameters out in buckets, for the first stage of the recipe."""
+        """Assign the parameters to buckets, for the first stage of the recipe."""
         comm_thread = self._group.comm_thread
         self._stages = StageSequence(
             self.recipe, optimizer, self._transport, comm_thread, self._loop_state(), self._seed
@@ -132,22 +135,23 @@ class SessionCore(ABC):
 
     @property
     def steps(self) -> int:
-        """Steps so far: exchanges that were committed, or steps of this worker while workers train apart."""
+        """Number of committed exchanges; with local training, steps of this worker."""
         return self._synchronizer.step
 
     @property
     def accumulating(self) -> bool:
-        """Whether more backward passes make this step: schedulers and a GradScaler are not to step before the last."""
+        """True if more backward passes follow before this step's gradients are complete. Step schedulers and the
+        GradScaler only when it is False."""
         return self._synchronizer.accumulating
 
     def _weigh(self, weight: float) -> None:
-        """Set how much this rank's batch counts from now on."""
+        """Set the weight of this rank's batches from now on."""
         self._synchronizer.controls.weight, self._weighs = sample_weight(weight), True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients add up on this rank; the next backward pass outside of the block sends the sum.
-        Of arrays, `give` returns None within it."""
+        """Context manager that accumulates gradients locally; the next backward pass outside of it sends the sum.
+        `ArraySession.give` returns None within it."""
         controls, self._muted_at = self._synchronizer.controls, self._synchronizer.passes
         before, controls.muted = controls.muted, True
         try:
@@ -156,21 +160,23 @@ class SessionCore(ABC):
             self._synchronizer.controls.muted = before
 
     def request_stop(self) -> None:
-        """End training on every rank after the same step, once the next exchange has landed: see `should_stop`."""
+        """Request the end of training on every rank after the same step; it takes effect in the next exchange. See
+        `should_stop`."""
         self._synchronizer.asked_to_stop = True
 
     @property
     def should_stop(self) -> bool:
-        """Whether training is over, on every rank after the same step: `if session.should_stop: break`. Otherwise the
-        loop's next step leaves the block of its epoch, or else `with gossamer.attach(...)`, or else the script, with
-        exit code 0.
+        """True on every rank after the same step, once training is to end: `if session.should_stop: break`.
+
+        If the loop continues anyway, its next step leaves the epoch() block; else the `with gossamer.attach(...)`
+        block; else the script, with exit code 0.
         """
         return self._stop.over
 
     # -- between steps and stages ------------------------------------------------------------------------------------
 
     def _step_over(self) -> None:
-        """The loop has made its step, and the synchronizer's `after_step` has returned."""
+        """Called after the optimizer step, after `after_step` of the synchronizer."""
         for act in self._extensions.after_step:
             act()
         synchronizer = self._synchronizer
@@ -182,7 +188,7 @@ class SessionCore(ABC):
             act()
 
     def _end_epoch(self) -> None:
-        """Wait until every rank is out of data. Ranks that missed steps take over from one that made all of them."""
+        """Wait until every rank is out of data. Ranks that missed steps copy the state of a rank that made all."""
         missed = 0 if self.should_stop else self._synchronizer.end_epoch()
         while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
             self._enter_next_stage(missed)
@@ -193,7 +199,7 @@ class SessionCore(ABC):
             self._catch_up(missed)
 
     def _enter_next_stage(self, missed: int = 0) -> None:
-        self._catch_up(missed)  # so that all ranks enter it with the same parameters
+        self._catch_up(missed)  # all ranks enter the stage with equal parameters
         self._enter_stage(self._synchronizer.passes)
 
     def _enter_stage(self, passes: int) -> None:
@@ -201,12 +207,12 @@ class SessionCore(ABC):
 
     @abstractmethod
     def _catch_up(self, missed: int) -> None:
-        """Give ranks that missed steps what a rank has that missed none. missed: by this rank."""
+        """Copy the state of a rank that made every step to the ranks that missed steps. missed: by this rank."""
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the loop as it was found. Parameters stay as they are. Every rank calls it."""
+        """Detach: remove all hooks and leave the group. Model and optimizer keep their state. Every rank calls it."""
         self._end("finished")
 
     def _end(self, how: events.Ended) -> None:
@@ -222,15 +228,15 @@ class SessionCore(ABC):
         self._leave()
 
     def _end_run(self) -> None:
-        """All steps were made, on all ranks that are left."""
+        """Called on all remaining ranks after the last step."""
         self._synchronizer.end_run()
 
     @abstractmethod
     def _held(self) -> Mapping[str, Tensor]:
-        """All tensors on this rank that ranks compare at the end."""
+        """Tensors on this rank that the ranks compare at the end."""
 
     def _compared(self, closed: events.Closed) -> events.Closed:
-        """With whether the ranks of other machines ended alike."""
+        """Add to `closed` whether all machines ended with equal tensors."""
         return lifecycle_events.compared(closed, self._transport)
 
     def __enter__(self) -> Self:
@@ -238,7 +244,7 @@ class SessionCore(ABC):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        """Where this session was asked to stop, the script goes on after the block, on every rank."""
+        """Close the session. After a stop request, Stopped ends here, and the script continues below the block."""
         self._stop.blocks -= 1
         self._end(events.ended_by(kind))
         return kind is not None and issubclass(kind, Stopped) and self.should_stop

@@ -1,7 +1,7 @@
 """DDP guard: refuses DistributedDataParallel around parameters that a session averages.
 
-It would average every gradient as well, uncompressed, and overwrite what the recipe averaged. One that is made around
-an attached model is seen at once; one that was there before, in the first forward pass through it.
+DDP would average every gradient as well, uncompressed, and overwrite the session's averages. One that is created around
+an attached model is detected at once; one that existed before, in the first forward pass through it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError
 
 KEEP_DDP = (
-    "Where DDP has to stay, as inside Lightning, Accelerate or a Trainer, leave gossamer.attach out and let DDP send "
-    "what a compressor makes: ddp.register_comm_hook(*gossamer.ddp_hook(ddp, 'TopK(0.01)'))."
+    "If DDP must stay, for example inside Lightning, Accelerate or a Trainer, leave gossamer.attach out and compress "
+    "DDP's gradients: ddp.register_comm_hook(*gossamer.ddp_hook(ddp, 'TopK(0.01)'))."
 )
 
 
 class DdpGuard:
-    """Looks at the first forward pass of every module of a model that holds parameters; not into compiled ones."""
+    """Checks the first forward pass of every module of a model that holds parameters, except compiled ones."""
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         self._model, self._recipe = model, recipe
@@ -46,14 +46,14 @@ class DdpGuard:
             hook.remove()
 
     def refuse(self, wrapped: nn.Module, what: str) -> None:
-        """Raise AttachError where DDP wraps parameters of the model, while that is attached and no mere copy."""
+        """Raise AttachError if DDP wraps parameters of the model while it is attached, and not only a copy."""
         attached = any(session.model is self._model for session in open_sessions())
         mine = {id(parameter) for parameter in self._model.parameters()}
         if attached and any(id(parameter) in mine for parameter in wrapped.parameters()):
             raise AttachError(
-                f"DistributedDataParallel {what}, and would average every gradient itself, uncompressed, and overwrite "
-                f"what {self._recipe} averaged: paid for twice, to train as with DDP alone. Leave DDP out and call the "
-                f"attached model, which is ddp.module where it was wrapped before: loss = model(x). {KEEP_DDP}"
+                f"DistributedDataParallel {what}. It would average every gradient itself, uncompressed, and overwrite "
+                f"the averages of {self._recipe}, so both would be sent. Leave DDP out and call the attached model, "
+                f"which is ddp.module if it was wrapped before: loss = model(x). {KEEP_DDP}"
             )
 
     def remove(self) -> None:
@@ -63,12 +63,12 @@ class DdpGuard:
 
 
 def _is_called(module: nn.Module) -> bool:
-    """Whether forward passes come to it in Python."""
+    """Whether its forward pass runs in Python."""
     return not isinstance(module, torch.jit.ScriptModule)
 
 
 def guard_against_ddp(model: nn.Module, recipe: Recipe, world: int) -> tuple[DdpGuard | RemovableHandle, ...]:
-    """What watches until it is removed; alone nothing does, since DDP does no harm there."""
+    """Install the guard; its hooks are to be removed. With one worker nothing is installed, since DDP is harmless."""
     if world == 1:
         return ()
     guard = DdpGuard(model, recipe)
@@ -79,5 +79,5 @@ def guard_against_ddp(model: nn.Module, recipe: Recipe, world: int) -> tuple[Ddp
             found.refuse(child, "was made around this attached model")
 
     registration = register_module_module_registration_hook(registered)
-    weakref.finalize(guard, registration.remove)  # of a session that nobody closed
+    weakref.finalize(guard, registration.remove)  # of a session that was not closed
     return guard, registration

@@ -46,12 +46,12 @@ class DdpState:
         self.comm_thread = CommThread([parameter.device for parameter in parameters.values()])
 
     def state_dict(self) -> dict[str, Any]:
-        """What the compressor remembers on this rank, such as residuals, and the step. Call it between two steps."""
+        """State of the compressor on this rank, such as residuals, and the step. Call it between two steps."""
         return self.memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` of the same rank gave. Raises CheckpointError where another compressor, rank or
-        number of workers wrote it."""
+        """Restore the result of `state_dict` of the same rank. Raises CheckpointError for another compressor, rank or
+        number of workers."""
         self.memory.load_state_dict(state)
 
 

@@ -1,4 +1,4 @@
-"""First batch: a hash of what each rank trains on first, so that ranks with the same data are noticed."""
+"""First batch: compares hashes of the ranks' first batches, to detect ranks with the same data."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from gossamer.events import notice
 from gossamer.train.checkpoint import digest
 
 NOT_SEEN, NO_BATCH = 0, -1
-MOST_OBJECTS = 10_000  # of a batch are looked at: one may lead to all that a program has
+MOST_OBJECTS = 10_000  # of a batch that are searched, since one may reference everything in a program
 
 
 class FirstBatch:
-    """A hash of the first batch: ranks that train on the same data learn nothing from each other."""
+    """A hash of the first batch. Ranks that train on the same data compute the same gradient."""
 
     def __init__(self) -> None:
         self.hash, self._pid = NOT_SEEN, os.getpid()
         self.hook: RemovableHandle | None = None
 
     def watch(self, model: nn.Module) -> RemovableHandle:
-        """Look at the first batch that `model` is given."""
+        """Hash the first batch that is passed to `model`."""
         self.hook = model.register_forward_pre_hook(self.see, with_kwargs=True)
         return self.hook
 
     def see(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A forward pre-hook that looks at the first batch only.
+        """A forward pre-hook that hashes the first batch only.
 
-        A compiler that follows the model in here finds nothing: reading bytes would break its graph in two.
+        During compilation it does nothing: reading bytes would cause a graph break.
         """
         if torch.compiler.is_compiling():
             return
@@ -48,21 +48,21 @@ class FirstBatch:
 
     @staticmethod
     def compare(batches: Sequence[tuple[int, float]]) -> None:
-        """Notice equal hashes among all ranks' (hash, weight)."""
+        """Print a notice about equal hashes among all ranks' (hash, weight)."""
         hashes = [batch for batch, weight in batches if weight > 0 and batch not in (NOT_SEEN, NO_BATCH)]
         if len(set(hashes)) < len(hashes):
             notice(
-                "several workers gave the model equal inputs in their first pass. If their losses are of the same "
+                "several workers passed equal inputs to the model in their first pass. If their losses are of the same "
                 "samples, they compute one gradient several times: give each worker its own part of the data, "
-                "DataLoader(dataset, sampler=world.shard(dataset), ...). If each loss takes other parts of equal "
-                "inputs, as other nodes of one graph, nothing is to be changed."
+                "DataLoader(dataset, sampler=world.shard(dataset), ...). If each loss uses another part of equal "
+                "inputs, such as other nodes of one graph, nothing needs to change."
             )
 
 
 def tensors_in(*batch: object) -> list[Tensor]:
-    """All tensors of a batch: also those in mappings, lists, tuples, dataclasses, and attributes of other objects."""
+    """All tensors of a batch, including those in mappings, lists, tuples, dataclasses, and attributes of objects."""
     found: list[Tensor] = []
-    seen: dict[int, object] = {}  # held, so that no other object gets an identity that was seen
+    seen: dict[int, object] = {}  # references, so that no other object can get a known id
     waiting = deque(batch)
     while waiting and len(seen) < MOST_OBJECTS:
         value = waiting.popleft()
@@ -77,12 +77,12 @@ def tensors_in(*batch: object) -> list[Tensor]:
 
 
 def _parts(value: object) -> Iterable[object]:
-    """What is kept in an object. Computes nothing: what properties and generators would give is not looked at."""
+    """Values stored in an object. Properties and generators are not evaluated."""
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, (nn.Module, type, ModuleType)):
-        return ()  # no data, and they lead far
+        return ()  # no data, and they reference many objects
     slots = (name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()))
     return chain(getattr(value, "__dict__", {}).values(), (getattr(value, name, None) for name in slots))

@@ -1,6 +1,6 @@
-"""Foreign optimizers: refuses optimizers' steps in parameters whose gradients would differ between ranks.
+"""Foreign optimizers: refuses steps of other optimizers on parameters if gradients would differ between ranks.
 
-One global hook runs before every optimizer's step in this process while sessions are open.
+One global hook is called before every optimizer's step in this process while sessions are open.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from gossamer.train.session.model_watch import ModelWatch
 
 NAMED = 3  # names in a message
 ADD = (
-    "Call session.add_parameters() on every rank, between two steps, once the optimizer has them: "
+    "Call session.add_parameters() on every rank, between two steps, after adding them to the optimizer: "
     'optimizer.add_param_group({"params": new_parameters}).'
 )
-LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with gradients of its own"
+LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with its own gradients"
 
-Watcher = Callable[[Optimizer, bool], None]  # whether its step has a closure
-_Watching = tuple[WorkerScope, weakref.WeakMethod[Watcher], weakref.ref[Optimizer]]  # whose; all but the attached one
+Watcher = Callable[[Optimizer, bool], None]  # (optimizer, whether its step has a closure)
+_Watching = tuple[WorkerScope, weakref.WeakMethod[Watcher], weakref.ref[Optimizer]]  # worker, callback, attached one
 
 _lock = threading.Lock()
-_watchers: tuple[_Watching, ...] = ()  # replaced, never changed: steps read it in other threads
+_watchers: tuple[_Watching, ...] = ()  # replaced, never modified, since steps on other threads read it
 _hook: RemovableHandle | None = None
 _told: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers of parameters that belong to no session
 
 
 class ForeignStepHook:
-    """Calls `watcher`, a bound method that is held weakly, before every step of this worker's optimizers other than
+    """Calls `watcher`, a weakly referenced bound method, before every step of this worker's optimizers other than
     `attached`."""
 
     def __init__(self, watcher: Watcher, attached: Optimizer) -> None:
@@ -69,7 +69,7 @@ def _keep(*more: _Watching, without: _Watching | None = None) -> None:
 
 
 def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's step is called with a closure; args: the optimizer first, as hooks are given them."""
+    """Whether an optimizer's step was called with a closure. args: as passed to hooks, the optimizer first."""
     if len(args) == 1 and not kwargs:
         return False
     return any(value is not None for value in (*args[1:], *kwargs.values()))
@@ -85,13 +85,15 @@ def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[A
 
 
 class ForeignOptimizerGuard:
-    """Guards the parameters of one session against other optimizers' steps.
+    """Guards the parameters of one session against steps of other optimizers.
 
-    Gradients that are averaged in every backward pass are so for any optimizer. Averaging around the attached
-    optimizer's steps does not happen around another's, and momentum that a compressor applies is the attached one's.
+    Gradients that are averaged in every backward pass may be used by any optimizer. Averaging at steps of the attached
+    optimizer does not happen at other optimizers' steps, and momentum in a compressor belongs to the attached one.
 
-    watch: knows what the model had at attach. before: parameters that were attached at some time, and may have left the
-    model. says: whether this rank tells the user of what is no error.
+    Args:
+        watch: the model's parameters at attach.
+        before: parameters that were attached earlier, and may have left the model.
+        `says`: whether this rank prints notices.
     """
 
     def __init__(
@@ -108,19 +110,19 @@ class ForeignOptimizerGuard:
         self._model, self._attached, self._says = model, attached, says
         self._watch, self._thread = watch or ModelWatch(model), threading.get_ident()
         self._before = before or WeakParameters()
-        self._strangers = WeakParameters()  # other optimizers' that are not this model's
+        self._strangers = WeakParameters()  # parameters of other optimizers that are not in this model
         self._averaged = {id(parameter) for parameter in parameters.values()}
         around = any(acts_around_steps(stage) for stage in recipe.strategy.stages)
         reserved = parameters if around else ownership(recipe.compressor, parameters)
         self._reserved = {id(parameters[name]) for name in reserved}
         self._why = (
-            f"{recipe} acts around that one's steps: what this one changes would never reach the other workers"
+            f"{recipe} acts at that one's steps: changes by this one would never reach the other workers"
             if around
-            else f"{recipe} has put the momentum of the attached one into gradients: another's would come on top of it"
+            else f"{recipe} has added the attached one's momentum to gradients: this one would apply momentum again"
         )
 
     def refuse_gained(self) -> None:
-        """Raise LoopError where the model has gained trainable parameters since attach. Searches the model."""
+        """Raise LoopError if the model has gained trainable parameters since attach. Searches the model."""
         if names := self._watch.gained():
             raise LoopError(
                 f"the model has trainable parameters that it did not have at attach: {listed(names)}. Their gradients "
@@ -128,7 +130,7 @@ class ForeignOptimizerGuard:
             )
 
     def refuse_unaveraged(self, attached: Optimizer) -> None:
-        """Raise LoopError where the attached optimizer trains a parameter that is not averaged."""
+        """Raise LoopError if the attached optimizer trains a parameter that is not averaged."""
         held = [p for group in attached.param_groups for p in group["params"] if p.requires_grad]
         unknown = [p for p in held if id(p) not in self._averaged and (self._watch.knows(p) or p not in self._before)]
         if not unknown:
@@ -136,19 +138,19 @@ class ForeignOptimizerGuard:
         names = _names(self._model, unknown)
         if len(names) < len(unknown):
             raise LoopError(
-                f"the optimizer was given a parameter of shape {tuple(unknown[0].shape)} that is not in the model, and "
-                "its gradient is not averaged. Let the model hold it, model.register_parameter(name, parameter), and "
+                f"the optimizer has a parameter of shape {tuple(unknown[0].shape)} that is not in the model, so its "
+                "gradient is not averaged. Register it, model.register_parameter(name, parameter), and "
                 "call session.add_parameters() on every rank, between two steps."
             )
         raise LoopError(
-            f"the optimizer trains parameters that were frozen at attach, or not there: {listed(names)}. Their "
+            f"the optimizer trains parameters that were frozen or missing at attach: {listed(names)}. Their "
             f"gradients are not averaged, so each rank would train its own. {ADD}"
         )
 
     def check(self, other: Optimizer, *, local: bool) -> None:
-        """Raise LoopError where `other` is about to make a step that would not reach the other ranks, or not rightly.
+        """Raise LoopError before a step of `other` that would not reach the other ranks, or with wrong gradients.
 
-        local: the gradients are those of this rank, since nothing was averaged after a backward pass in no_sync().
+        local: gradients are this rank's own, since nothing was averaged after a backward pass in no_sync().
         """
         if other is self._attached:
             return
@@ -161,12 +163,12 @@ class ForeignOptimizerGuard:
             self._refuse_unknown(other, unknown)
 
     def _is_news(self, parameter: Parameter) -> bool:
-        """Whether this is trained, not averaged, and was not looked at yet."""
+        """Whether it is trained, not averaged, and was not examined yet."""
         trained = parameter.requires_grad and parameter.grad is not None and id(parameter) not in self._averaged
         return trained and parameter not in self._strangers
 
     def shares(self, other: Optimizer) -> bool:
-        """Whether `other` itself changes parameters that are averaged, and not through the attached one."""
+        """Whether `other` changes averaged parameters itself, and not through the attached optimizer."""
         held = (parameter for group in other.param_groups for parameter in group["params"])
         return any(id(parameter) in self._averaged for parameter in held) and not steps_through(other, self._attached)
 
@@ -176,22 +178,22 @@ class ForeignOptimizerGuard:
         raise LoopError(
             f"{type(other).__name__} is about to change parameters that are attached with another optimizer, "
             f"{type(self._attached).__name__}, and {why}. "
-            "Call session.close() and gossamer.attach(model, new_optimizer, ...) before training goes on with a new "
+            "Call session.close() and gossamer.attach(model, new_optimizer, ...) before training continues with a new "
             "one. Two at a time, such as Muon for matrices and AdamW for the rest, can share gradients that are "
-            "averaged in backward(), as by EveryStep() + Dense(); else make one of both, whose step() makes theirs, "
-            "and attach it: class Both in examples/muon.py."
+            "averaged in backward(), as by EveryStep() + Dense(); otherwise write one class whose step() makes both "
+            "steps, and attach it: class Both in examples/muon.py."
         )
 
     def _refuse_unknown(self, other: Optimizer, unknown: Sequence[Parameter]) -> None:
         if names := _names(self._model, unknown):
             raise LoopError(
-                f"{type(other).__name__} trains parameters that were frozen at attach, or not there: {listed(names)}. "
+                f"{type(other).__name__} trains parameters that were frozen or missing at attach: {listed(names)}. "
                 f"Their gradients are not averaged, so each rank would train its own. {ADD}"
             )
         self._strangers.add(*unknown)
         models = [session.model for session in open_sessions() if session.model is not None]
         nowhere = [p for p in unknown if not any(_names(model, [p]) for model in models)]
-        here = self._says and threading.get_ident() == self._thread  # other threads step other ranks' modules
+        here = self._says and threading.get_ident() == self._thread  # other threads step modules of other ranks
         if nowhere and here and other not in _told:
             _told.add(other)
             several = len(nowhere) > 1
@@ -199,13 +201,13 @@ class ForeignOptimizerGuard:
             notice(
                 f"{type(other).__name__} trains {len(nowhere)} parameter{'s' * several} of shape {shapes} that "
                 f"belong{'s' * (not several)} to no session: {'their gradients are' if several else 'its gradient is'} "
-                "not averaged, and each rank trains its own. To average, attach a model that holds all parameters, "
+                "not averaged, and each rank trains its own. To average, attach a model with all parameters, "
                 "model.register_parameter(name, parameter) before gossamer.attach, with an optimizer of all of them."
             )
 
 
 class WeakParameters:
-    """A set of parameters by identity, which keeps none of them alive."""
+    """A set of parameters by identity, with weak references."""
 
     def __init__(self) -> None:
         self._held: dict[int, weakref.ref[Parameter]] = {}
@@ -225,18 +227,18 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _names(model: nn.Module, parameters: Sequence[Parameter]) -> list[str]:
-    """The names of those of `parameters` that are the model's."""
+    """Names of those `parameters` that are in the model."""
     wanted = {id(parameter) for parameter in parameters}
     return [name.replace("_orig_mod.", "") for name, each in model.named_parameters() if id(each) in wanted]
 
 
 def acts_around_steps(stage: Stage) -> bool:
-    """Whether something other than gradients is agreed upon."""
+    """Whether the stage averages something other than gradients."""
     return not isinstance(stage, GradientStage)
 
 
 def steps_through(outer: Optimizer, inner: Optimizer, depth: int = 3) -> bool:
-    """Whether `outer` wraps `inner`, as SAM or Lookahead do: its steps are the inner one's."""
+    """Whether `outer` wraps `inner`, as SAM or Lookahead do, so that its steps are the inner one's."""
     return any(part is inner or (depth > 0 and steps_through(part, inner, depth - 1)) for part in _parts(outer))
 
 

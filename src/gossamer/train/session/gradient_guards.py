@@ -1,4 +1,4 @@
-"""Gradient guards: clips averaged gradients, and ends a run whose numbers stay non-finite."""
+"""Gradient guards: clips averaged gradients, and ends a run if its gradients stay non-finite."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from gossamer.train.engine.sparse_gradients import entries
 from gossamer.train.session.loop_scaler import Scaler
 from gossamer.train.session.scalars import number_in
 
-MAX_SKIPPED_STEPS = 5  # in a row, without a GradScaler, which needs more to find its scale
+MAX_SKIPPED_STEPS = 5  # in a row, without a GradScaler, which may skip more steps to find its scale
 
 
 TotalNorm = Callable[[Sequence[Parameter]], Tensor]
 
 
 class StepGuards(NamedTuple):
-    """What attach was given to guard steps with."""
+    """Arguments of attach that guard steps."""
 
     scaler: Scaler | None = None
     clip_norm: float | None = None
-    total_norm: TotalNorm | None = None  # of all gradients, where other ranks hold other parts of the model
+    total_norm: TotalNorm | None = None  # of all gradients, if other ranks hold other parts of the model
 
 
 class GradientClip(Extension):
-    """Scales all gradients together to a norm of at most `norm`, before the first optimizer uses them, whichever it is.
+    """Scales all gradients together to a norm of at most `norm`, before the first optimizer uses them.
 
-    norm: None leaves them as they are. scale: of a GradScaler, if any, in the gradients. total: of gradients, the norm
-    of all together, where other ranks hold other parts of the model.
+    Args:
+        norm: None disables clipping.
+        scale: returns the loss scale of the GradScaler, or None.
+        total: computes the norm of all gradients together, if other ranks hold other parts of the model.
     """
 
     order = 2
@@ -45,19 +47,19 @@ class GradientClip(Extension):
     ) -> None:
         require(
             norm is None or (number_in(norm) or 0) > 0,
-            f"clip_norm is a positive norm, not {norm!r}: attach(..., clip_norm=1.0), or leave it out",
+            f"clip_norm must be positive, got {norm!r}. Example: attach(..., clip_norm=1.0)",
         )
         self.norm, self._scale, self._total = norm, scale, total or _total_norm
-        self._clipped: list[tuple[weakref.ref[Tensor], int]] = []  # gradients and their versions as they were left
+        self._clipped: list[tuple[weakref.ref[Tensor], int]] = []  # clipped gradients and their versions
 
     def before_step(self, use: GradientUse) -> None:
-        """Gradients that were clipped for one optimizer are not clipped again for another, also where zero_grad() of
-        the first one has removed some of them. Raises LoopError where gradients are not to be had, or in two scales.
+        """Clip gradients, once: those clipped for one optimizer are not clipped again for another, even if zero_grad()
+        of the first one has removed some of them. Raises LoopError with a closure, or for gradients in two scales.
         """
         assert self.norm is not None
         if use.closure:
             raise LoopError(
-                "clip_norm is applied before the optimizer's step, and a closure computes gradients within it. Clip in "
+                "clip_norm is applied before the optimizer's step, but a closure computes gradients within it. Clip in "
                 "the closure: torch.nn.utils.clip_grad_norm_(model.parameters(), ...)."
             )
         graded = [parameter for parameter in use.parameters.values() if parameter.grad is not None]
@@ -65,24 +67,24 @@ class GradientClip(Extension):
             return
         if self._scale() not in (None, 1.0):
             _refuse_two_scales(use.optimizer, graded)
-        left_in = getattr(use.optimizer, "grad_scale", None)  # by a GradScaler, for fused optimizers to take out
+        left_in = getattr(use.optimizer, "grad_scale", None)  # set by a GradScaler for fused optimizers to divide by
         _clip(graded, self.norm, self._total if left_in is None else lambda each: self._total(each) / left_in)
         self._clipped = [(weakref.ref(p.grad), p.grad._version) for p in graded if p.grad is not None]
 
     def _has_clipped(self, graded: Iterable[Parameter]) -> bool:
-        """Whether all gradients are there as clipping left them. A new pass writes to them, or makes others."""
+        """Whether all gradients are unchanged since clipping. A new pass modifies or replaces them."""
         known = {id(gradient): version for reference, version in self._clipped if (gradient := reference()) is not None}
         return bool(known) and all(p.grad is not None and known.get(id(p.grad)) == p.grad._version for p in graded)
 
 
 class _Graded(NamedTuple):
-    """What torch's clipping needs of a parameter."""
+    """A gradient in the form that torch's clipping accepts."""
 
     grad: Tensor
 
 
 def _clip(graded: Sequence[Parameter], norm: float, total: TotalNorm) -> None:
-    """As nn.utils.clip_grad_norm_, which knows no sparse gradients: theirs are clipped in their rows, once summed."""
+    """As nn.utils.clip_grad_norm_, with support for sparse gradients: their coalesced rows are clipped."""
     for parameter in graded:
         assert parameter.grad is not None
         if parameter.grad.is_sparse and not parameter.grad.is_coalesced():
@@ -99,29 +101,34 @@ def _total_norm(graded: Iterable[Parameter]) -> Tensor:
 
 
 def _refuse_two_scales(optimizer: Optimizer, graded: Iterable[Parameter]) -> None:
-    """A GradScaler takes the scale out of one optimizer's gradients at a time, right before its step."""
+    """Refuse gradients in two scales: a GradScaler unscales those of one optimizer, right before its step."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if not {id(parameter) for parameter in graded} <= held:
         raise LoopError(
-            f"clip_norm clips all gradients together, and those that {type(optimizer).__name__} does not hold may have "
-            "the loss scale in them still, so their norm would mean nothing. Leave clip_norm out and write, for every "
+            f"clip_norm clips all gradients together, but those that {type(optimizer).__name__} does not hold may "
+            "still be scaled, so their norm would be wrong. Leave clip_norm out and write, for every "
             "optimizer, scaler.unscale_(optimizer), then torch.nn.utils.clip_grad_norm_(model.parameters(), "
             "...), before the first scaler.step(...)."
         )
 
 
 class NonFiniteMonitor:
-    """Reports the rank and tensor of non-finite numbers, and ends the run where they stay. Counts by kind of event."""
+    """Reports the rank and tensor of non-finite values, and ends the run if they persist. Counts by kind of event."""
 
     def __init__(self) -> None:
         self._in_a_row: dict[str, int] = {}  # by "exchange" or "pass"
-        self.is_clear = True  # all were finite the last time
+        self.is_clear = True  # whether all values were finite last time
 
     def judge(
         self, what: str, blame: tuple[int | None, str] | None, step: int, *, scaled: bool, batch: int | None = None
     ) -> None:
-        """blame: (rank, tensor) where it was not; no rank where only the mean was not. scaled: a GradScaler may still
-        find its scale. batch: the number of the batch that it came from, where this rank knows it."""
+        """Record the result of an exchange or pass.
+
+        Args:
+            blame: (rank, tensor) with a non-finite value; no rank if only the mean was not finite; None if all were.
+            scaled: whether a GradScaler may still find its scale.
+            batch: number of the batch, if this rank knows it.
+        """
         self._in_a_row[what] = 0 if blame is None else self._in_a_row.get(what, 0) + 1
         self.is_clear = not any(self._in_a_row.values())
         if blame is None:
@@ -136,7 +143,7 @@ def never_finite(steps: int, rank: int | None, tensor: str, batch: int | None = 
     where = "after averaging" if rank is None else f"on rank {rank}"
     where += "" if batch is None else f" in batch {batch} of its epoch"
     return NonFiniteError(
-        f'numbers were not finite {steps} steps in a row, the last time those of "{tensor}" {where}. They were used by '
-        "nobody, so nothing was learnt there meanwhile. Lower the learning rate, clip gradients, for instance with "
+        f'values were not finite {steps} steps in a row, the last time those of "{tensor}" {where}. They were not '
+        "used, so no step was made in the meantime. Lower the learning rate, clip gradients, for instance with "
         "attach(..., clip_norm=1.0), or, with float16, train with a GradScaler and attach(..., scaler=scaler)."
     )

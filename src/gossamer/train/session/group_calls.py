@@ -29,7 +29,7 @@ _open: list[weakref.ref[GroupCalls]] = []  # of the sessions of this process, in
 
 
 class GroupCalls:
-    """The group as one session sees it. Every rank makes the same calls in the same order."""
+    """The group as used by one session. Every rank makes the same calls in the same order."""
 
     def __init__(self, transport: Transport, comm_thread: CommThread) -> None:
         self.transport, self.comm_thread, self.pid = transport, comm_thread, os.getpid()
@@ -38,29 +38,29 @@ class GroupCalls:
         self.roll_call: Callable[[], RollCall | None] = lambda: None
 
     def publish(self, roll_call: Callable[[], RollCall | None]) -> None:
-        """The session is open: from now on calls without one travel here, too, or by `roll_call` where there is one,
-        since the recipe outlives the loss of a rank."""
+        """Publish the group of an open session: calls without a session use it as well; or `roll_call` if there is one,
+        since the recipe tolerates the loss of a rank."""
         self.roll_call = roll_call
         _open.append(weakref.ref(self))
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child of the process that attached, which has no part in the group."""
+        """Whether this is a forked child of the process that attached, which is not a member of the group."""
         return os.getpid() != self.pid
 
     def run(self, script: Callable[[], Script]) -> Any:
-        """The result of one worker's script. Where another rank makes a step meanwhile, both are told at once, since
-        its operations come to the same place."""
+        """The result of one worker's script. If another rank makes a step instead, both raise an error, since their
+        operations do not match."""
         return self.together(lambda: run_script(script(), self.transport)).result
 
     @property
     def is_detached(self) -> bool:
-        """Whether this worker was lost and came back alone: the group has gone on without it."""
+        """Whether this worker was lost and returned alone, while the group continued without it."""
         return isinstance(self.transport, DetachedTransport)
 
     def lacks_ranks(self, caller: str) -> bool:
-        """Whether some rank is lost, or came back alone, so that what needs all ranks cannot be done: the same on every
-        rank that is left, which all call it. False under recipes that do not outlive losses."""
+        """Whether some rank is lost, or has returned alone, so that calls for all ranks are impossible: the same on all
+        remaining ranks, which all call it. False for recipes that do not tolerate losses."""
         calls = self.roll_call()
         if calls is None or self.alone:
             return False
@@ -69,8 +69,8 @@ class GroupCalls:
         missing = [rank for rank in range(self.transport.world) if rank not in there]
         if missing and missing != self._missing and self.transport.rank == min(here):
             events.notice(
-                f"{caller} saves nothing from now on: a checkpoint needs the parts of all ranks. Lost, or back from a "
-                f"restart: {named_ranks(missing)}. Training goes on"
+                f"{caller} saves nothing from now on: a checkpoint needs the parts of all ranks. Lost, or restarted: "
+                f"{named_ranks(missing)}. Training continues"
             )
         self._missing = missing
         return bool(missing)
@@ -90,15 +90,15 @@ class GroupCalls:
             return self.transport.all_gather_text(text)
 
     def together(self, calls: Callable[[], T]) -> T:
-        """The result of several calls, which are made again from the first one where ranks change in between."""
+        """The result of several calls; they are repeated from the first one if ranks change in between."""
         self._refuse_fork()
         if self.comm_thread.is_here:
             return calls()
         return self.comm_thread.exchange(calls).wait()
 
     def whole(self, calls: Callable[[], T]) -> T:
-        """As `together` where ranks may change; in a fixed group, in this thread. A CheckpointError is raised in this
-        thread either way, since the communication thread has more to do."""
+        """As `together` in an elastic run; in a fixed group, on this thread. A CheckpointError is raised on this thread
+        in both cases, since the communication thread continues."""
 
         def attempt() -> tuple[T | None, CheckpointError | None]:
             try:
@@ -115,16 +115,18 @@ class GroupCalls:
 
     @property
     def alone(self) -> bool:
-        """Whether no other worker is here, nor will come."""
+        """Whether there is no other worker, and none can join."""
         return self.comm_thread.is_alone(self.transport.world)
 
     def _refuse_fork(self) -> None:
         if self.forked:
-            raise LoopError("a forked process has no part in the group. Save, load and train where attach was called.")
+            raise LoopError(
+                "a forked process is not a member of the group. Save, load and train in the process that called attach."
+            )
 
 
 def newest_group() -> GroupCalls | None:
-    """The group of this worker's session that was attached last and is open, the same on every rank; None without."""
+    """The group of this worker's newest open session, the same on every rank; None without a session."""
     alive = [group for each in tuple(_open) if (group := each()) is not None and not group.forked]
     mine = [group for group in alive if group.worker is current_worker()]
     return mine[-1] if mine else None
@@ -135,7 +137,7 @@ def leave(comm_thread: CommThread, transports: Sequence[Transport], process: int
     if os.getpid() != process:
         return
     _open[:] = [each for each in _open if (group := each()) is not None and group.comm_thread is not comm_thread]
-    if comm_thread.is_here:  # garbage is collected anywhere, also amid what this would close
+    if comm_thread.is_here:  # garbage is collected on any thread, also during an operation of this one
         threading.Thread(target=leave, args=(comm_thread, transports, process), daemon=True).start()
     else:
         comm_thread.close()

@@ -1,7 +1,7 @@
-"""Group changes: move one session along when workers of an elastic run are lost, and when newcomers are let in.
+"""Group changes: updates one session when workers of an elastic run are lost or new workers are admitted.
 
-All of it happens on the communication thread, while the training thread waits for an exchange; the loop hears of it
-after its step, by `session.on_change`.
+This happens on the communication thread, while the training thread waits for an exchange; callbacks of
+`session.on_change` are called after its step.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from gossamer.train.session.tracked_parts import TrackedParts, explained
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.stages import StageSequence
 
-PATIENCE_SECONDS = 1.0  # for the step under way; then the others make its exchange again without this worker
+PATIENCE_SECONDS = 1.0  # for the current step; afterwards the others repeat its exchange without this worker
 
 
 class PreemptionHandler:
-    """Handler of SIGTERM where nothing else handles it. At the next step this worker leaves, and its script ends with
-    exit code 0; where all workers of the run are asked, they end training together instead.
+    """Handler of SIGTERM if there is no other handler. At the next step this worker leaves, and its script ends with
+    exit code 0; if all workers of the run received the signal, they end training together instead.
 
-    leave: leaves the run; stop: asks all workers to end after the same step.
+    leave: leaves the run; stop: requests the end of training on all workers after the same step.
     """
 
     def __init__(self, leave: Callable[[], object], stop: Callable[[], object]) -> None:
@@ -61,7 +61,7 @@ class PreemptionHandler:
             signal.signal(signal.SIGTERM, self._on_signal)
 
     def look(self) -> None:
-        """Between two steps: leave by raising Stopped, if that was asked for."""
+        """Between two steps: leave by raising Stopped, if requested."""
         if not self._pending:
             return
         self._pending = False
@@ -100,19 +100,19 @@ REPORT_SHARE = 0.001  # of the communication thread's time, at most: residuals a
 
 
 def norm_of(tensors: Iterable[Tensor]) -> float:
-    """|x| of all tensors side by side, in float64 on the host, summed in accumulation_dtype. 0 of none."""
+    """|x| of all tensors together, in float64 on the host, summed in accumulation_dtype; 0 without tensors."""
     return hypot(*(float(torch.linalg.vector_norm(each, dtype=accumulation_dtype(each.dtype))) for each in tensors))
 
 
 class ResidualReport:
-    """Emits events.ResidualTold while something listens. The communication thread measures, since it alone knows when
-    no exchange writes to what is measured."""
+    """Emits events.ResidualTold while an exporter subscribes. It measures on the communication thread, where no
+    exchange modifies the residuals."""
 
     def __init__(self, comm_thread: CommThread, clock: Callable[[], float] = time.perf_counter) -> None:
         self._comm_thread, self._clock, self._due = comm_thread, clock, -inf
 
     def look(self, synchronizer: Synchronizer) -> None:
-        """A step is over."""
+        """Called after a step."""
         if self._clock() >= self._due and events.observed():
             self._due = inf  # one at a time
             self._comm_thread.submit(partial(self._measure, synchronizer, synchronizer.step))
@@ -127,7 +127,7 @@ class ResidualReport:
 
 
 class ShardedWorld(Stateful, Protocol):
-    """The world, whose shards follow the number of workers."""
+    """The world, with shards that follow the number of workers."""
 
     def move(
         self,
@@ -139,19 +139,19 @@ class ShardedWorld(Stateful, Protocol):
     ) -> None: ...
 
     def note_trained(self) -> None:
-        """What was drawn so far was trained on."""
+        """Record that all samples drawn so far were trained on."""
 
     def watch(self, progress: Callable[[], object], /) -> None:
-        """progress: returns another value after each step of the session."""
+        """progress: returns a value that changes with each step of the session."""
 
     def enter_epoch(self) -> None:
-        """session.epoch() begins."""
+        """Called when session.epoch() begins."""
 
     def entered_epochs(self) -> list[int]:
-        """For each shard the newest epoch of which this rank has drawn."""
+        """The newest epoch with draws of this rank, for each shard."""
 
     def leave_epoch(self, entered: Sequence[Sequence[int]], /) -> None:
-        """session.epoch() ends. entered: entered_epochs() of all ranks that come to an epoch's end together."""
+        """Called when session.epoch() ends. entered: entered_epochs() of all ranks at the end of the epoch."""
 
     @property
     def lap(self) -> int:
@@ -160,18 +160,18 @@ class ShardedWorld(Stateful, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WorldChange:
-    """Another set of workers, as a training loop is told of it: session.on_change(callback)."""
+    """A change of the workers, as passed to callbacks of session.on_change(callback)."""
 
-    size: int  # workers, now
+    size: int  # current number of workers
     size_before: int
-    rank: int  # this worker's, now
-    lost: tuple[int, ...]  # ranks before of the workers that are gone
-    joined: int  # workers that are new
-    step: int  # the last step that all have made
+    rank: int  # current rank of this worker
+    lost: tuple[int, ...]  # former ranks of lost workers
+    joined: int  # number of new workers
+    step: int  # the last step that all workers have made
 
 
 class ChangingSession(Protocol):
-    """What follows the group, of one session."""
+    """The part of a session that changes with the group."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -186,9 +186,9 @@ class ChangingSession(Protocol):
 
 
 class GroupChanges(Extension):
-    """One session's part in changes of its group: a Trainee of gossamer.comm.elastic.
+    """Changes of one session's group: a Trainee of gossamer.comm.elastic.
 
-    group: None for a fixed one, in which nothing changes. session: a proxy, or it would never be collected.
+    group: None for a fixed group, in which nothing changes. session: a weak proxy, so that it can be collected.
     """
 
     def __init__(
@@ -201,8 +201,8 @@ class GroupChanges(Extension):
         self._group, self._session, self._comm_thread = group, session, comm_thread
         self._untold: list[WorldChange] = []
         self._listeners: list[Callable[[WorldChange], None]] = []
-        self.mine: Mapping[str, Any] = {}  # what the loop saved or loaded of its own, for the loops of newcomers
-        self.handed_over = False  # whether this newcomer was given everything, and has made no step since
+        self.mine: Mapping[str, Any] = {}  # values that the loop saved or loaded, for the loops of new workers
+        self.handed_over = False  # whether this new worker has received the state, and made no step since
         self._residual = ResidualReport(comm_thread)
         self._preemption = PreemptionHandler(self._leave, lambda: session.request_stop())
         if group is not None:
@@ -212,11 +212,11 @@ class GroupChanges(Extension):
 
     @property
     def joins(self) -> bool:
-        """Whether the others train already, and this worker is to be let in by them."""
+        """Whether the others train already, and must admit this worker."""
         return self._group is not None and self._group.is_newcomer
 
     def begin(self, fingerprint: Mapping[str, str]) -> None:
-        """The synchronizer is there: be let in where others train already, else tell what newcomers must be like."""
+        """Called with the synchronizer ready: join the workers that train already, or publish the expected settings."""
         self._session._world.watch(_progress_of(self._session))
         if self._group is None:
             return
@@ -226,7 +226,7 @@ class GroupChanges(Extension):
         if self.joins:
             with explained():
                 self._group.join(text)
-            self._untold.clear()  # the loop has not begun
+            self._untold.clear()  # the loop has not started
         else:
             self._group.attached(text)
         self._preemption.install()
@@ -239,22 +239,22 @@ class GroupChanges(Extension):
             self._group.leave()
 
     def pass_began(self) -> None:
-        """Between two steps: raise Stopped where this worker was asked to leave."""
+        """Between two steps: raise Stopped if this worker was asked to leave."""
         self._preemption.look()
 
     def ended(self, how: events.Ended) -> events.Ended:
-        """How the run ended here: with all others where it has finished, and not where this worker has left them."""
+        """How the run ended on this worker: "interrupted" if it has left the others."""
         released = self._group is not None and self._group.released
         return "interrupted" if self._preemption.left or released else how
 
     def farewell(self) -> None:
-        """All is done here: leave once it is for all."""
+        """Leave once all workers are done."""
         if self._group is not None:
-            with suppress(GossamerError):  # who goes on hears that this worker has left
+            with suppress(GossamerError):  # workers that continue detect that this one has left
                 self._comm_thread.exchange(self._group.farewell).wait()
 
     def after_step(self) -> None:
-        """Tell the loop's callbacks of changes since the last call, on the training thread."""
+        """Call the loop's callbacks for changes since the last call, on the training thread."""
         self._session._world.note_trained()
         self._residual.look(self._session._synchronizer)
         if self.handed_over:
@@ -274,7 +274,7 @@ class GroupChanges(Extension):
 
     @property
     def _parts(self) -> Mapping[str, Stateful]:
-        """Model, optimizer and scaler: all but the world."""
+        """Model, optimizer and scaler: all parts except the world."""
         return {name: part for name, part in self._session._saved().items() if name != "world"}
 
     @property
@@ -343,12 +343,12 @@ class GroupChanges(Extension):
         return _packed(self._alike()), _packed(own)
 
     def _buffers(self) -> dict[str, Any]:
-        """Those that are saved. Within a step each worker has its own, until it ends with those of one."""
+        """Saved buffers. Within a step each worker has its own; at its end all have those of one worker."""
         names = {name for name, _ in self._session.model.named_buffers(remove_duplicate=False)}
         return {name: tensor for name, tensor in self._session.model.state_dict().items() if name in names}
 
     def _alike(self) -> dict[str, Any]:
-        """What all workers in lock step have the same of, also within a step."""
+        """State that is equal on all workers in lock step, also within a step."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         moving = self._buffers()
         return {**parts, "model": {name: each for name, each in parts["model"].items() if name not in moving}}
@@ -405,8 +405,8 @@ def _told(change: Change, step: int) -> str:
     if not change.lost:
         return f"the workers' connections broke after step {step} and were made again in {change.seconds:.2f} s"
     who = f"rank{'s' * (len(change.lost) > 1)} {', '.join(map(str, change.lost))} of {len(change.before)}"
-    how = "the exchange under way was finished" if change.finished else "the exchange under way was made again"
+    how = "the current exchange was completed" if change.finished else "the current exchange was repeated"
     return (
-        f"{who} {'were' if len(change.lost) > 1 else 'was'} lost after step {step}; {how} by the {size} that are left, "
-        f"{change.seconds:.2f} s later. What a lost worker had still to send is lost with it"
+        f"{who} {'were' if len(change.lost) > 1 else 'was'} lost after step {step}; {how} by the remaining {size}, "
+        f"{change.seconds:.2f} s later. Unsent residuals of lost workers are lost"
     )

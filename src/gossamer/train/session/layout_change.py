@@ -1,7 +1,6 @@
-"""Layout change: makes a synchronizer again for other parameters, which remembers what it can.
+"""Layout change: rebuilds the synchronizer for other parameters and keeps the compressor state that still applies.
 
-LayoutChanges has the calls of a session that lead here: `reset_compressor_state` after parameters were resized, and
-`add_parameters` for new ones.
+LayoutChanges implements `reset_compressor_state` (after parameters were resized) and `add_parameters` of a session.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from gossamer.train.synchronizers.stages import StageSequence
 
 
 class LayoutChanges(SessionCore):
-    """A session's calls that change which parameters it averages, or in what shapes."""
+    """Session methods that change which parameters are averaged, or their shapes."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -57,23 +56,26 @@ class LayoutChanges(SessionCore):
     def _adopt(self, views: WholeParameters) -> None:
         raise NotImplementedError
 
-    @torch.inference_mode(False)  # what is made here is trained with
+    @torch.inference_mode(False)  # the new buffers are trained with
     def reset_compressor_state(self, *names: str) -> None:
         """Clear the compressor state (residuals, momentum) of the named parameters.
 
         Call it after resizing parameters, with all of them at once, on every rank.
+
+        Args:
+            names: parameter names, as in model.named_parameters().
         """
         self._parts.refuse("session.reset_compressor_state()")
         self._form.refuse_unnamed(names, now := trainable(self.model))
         self._lay_out_anew(names, now)
 
-    @torch.inference_mode(False)
+    @torch.inference_mode(False)  # the new buffers are trained with
     def add_parameters(self) -> tuple[str, ...]:
         """Average the trainable parameters that the model has gained since attach, too: a new head, an adapter, layers
         that were frozen, parameters that were replaced.
 
         Call it on every rank after the same step, right after optimizer.step(), once the model is the same everywhere.
-        Each new parameter and the buffers of each new module get rank 0's values. What the recipe remembers of the
+        Each new parameter and the buffers of each new module get rank 0's values. The compressor state of the
         other parameters stays; parameters that are frozen now, or not in the model, are left out from now on. With
         Gossip all workers continue from the mean of their parameters. Give new parameters to the attached optimizer,
         or, under recipes that average gradients in every backward pass, to another one:
@@ -88,10 +90,10 @@ class LayoutChanges(SessionCore):
             The names of the parameters that are averaged from now on and were not before.
 
         Raises:
-            LoopError: with servers, `Gossip('pairwise')` and elastic runs; within a step; and where other ranks train
-                on or make another call.
+            LoopError: for parameter servers, `Gossip('pairwise')` and elastic runs; within a step; and if other ranks
+                continue training or make another call.
             AttachError: for a session with `mesh=`, and for parameters that attach would refuse.
-            MismatchError: where the ranks' models have gained different parameters. Nothing was changed then.
+            MismatchError: models of the ranks gained different parameters. Nothing was changed then.
         """
         self._parts.refuse("session.add_parameters()")
         added = agreed_on_all_ranks(self)
@@ -134,19 +136,24 @@ def laid_out_anew(
     at: AggregationContext,
     adopt: Callable[[], None],
 ) -> tuple[Synchronizer, str]:
-    """The synchronizer that goes on where `before` ends, and its layout's fingerprint. All ranks call it.
+    """Build the synchronizer that replaces `before`, for another layout. All ranks call it.
 
-    names: parameters about which nothing is remembered any more; now: all of them, as they are; adopt: called once what
-    `before` remembers is safe.
+    Args:
+        names: parameters with compressor state to discard.
+        now: all current parameters.
+        adopt: called once the state of `before` is copied.
+
+    Returns:
+        The new synchronizer and the fingerprint of its layout.
     """
     if group.alone and not before.buckets:
         adopt()
         return before, stages.layout_text(now, stages.fragments(now))
     before.flush()
     if names and not group.alone:
-        group.broadcast_([now[name].detach() for name in names], 0)  # where they were trained apart, or made anew
+        group.broadcast_([now[name].detach() for name in names], 0)  # locally trained or newly created ones may differ
     for bucket in before.buckets:
-        settle(bucket.state, at)  # parts will lie elsewhere
+        settle(bucket.state, at)  # shards move to other ranks
     old = before.remembered()
     adopt()
     before.close()
@@ -158,14 +165,14 @@ def laid_out_anew(
 
 # -- parameters that the model has gained ------------------------------------------------------------------------------
 
-# All ranks compare what they are about to add before anything changes, so a refusal leaves every rank as it was.
+# All ranks compare their additions before anything changes, so that a refusal leaves every rank as it was.
 
 CALL = "session.add_parameters()"
 
 
 @dataclass(frozen=True)
 class AddedParameters:
-    """What a session is to average from now on: all of it by name, and the names that it did not."""
+    """All parameters to average by name, and how they differ from those averaged so far."""
 
     now: Mapping[str, Parameter]
     names: tuple[str, ...]
@@ -177,7 +184,7 @@ class AddedParameters:
 
 
 def agreed_on_all_ranks(session: LayoutChanges) -> AddedParameters:
-    """What the model has gained, the same on every rank, with rank 0's values of it and of its modules' buffers.
+    """Parameters that the model has gained or lost, equal on every rank; new ones get rank 0's values and buffers.
 
     Raises LoopError, AttachError, RecipeError or MismatchError; nothing has changed then.
     """
@@ -206,11 +213,11 @@ def _added(model: nn.Module, attached: Mapping[str, Parameter]) -> AddedParamete
     return AddedParameters(now, names, tuple(name for name in attached if name not in now))
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 def _refuse_unable(session: LayoutChanges) -> None:
-    """Raise LoopError for sessions whose parameters stay what they are, the same on every rank."""
+    """Raise LoopError for sessions that cannot change their parameters."""
     again = "Call session.close() on every rank and gossamer.attach(model, optimizer, recipe) again"
     if not session._group.comm_thread.is_fixed:
         raise LoopError(
@@ -249,12 +256,12 @@ def _refuse_unserved(session: LayoutChanges, found: AddedParameters) -> None:
         raise AttachError(
             f"{session.recipe.compressor!r} has frozen Adam's variance after its warm-up of {momentum.owner.start} "
             f"steps, and {listed(list(owned))} would have none and never move. Call session.close() and "
-            "gossamer.attach(...) again, which begins another warm-up, or use CompressedAdam(), whose variance moves."
+            "gossamer.attach(...) again, which begins another warm-up, or CompressedAdam(), which keeps updating it."
         )
 
 
 def _compare(session: LayoutChanges, found: AddedParameters, refusal: GossamerError | None) -> None:
-    """Raise MismatchError on every rank where not all add the same parameters after the same step."""
+    """Raise MismatchError on every rank unless all ranks add the same parameters after the same step."""
     mine: dict[str, Any] = {
         "what": f"no parameter, {refusal}" if refusal is not None else found.text(),
         "step": session._synchronizer.step,

@@ -1,4 +1,4 @@
-"""Lifecycle events: builds Attached, StepEnded and Closed, of which a run's record is made."""
+"""Lifecycle events: builds Attached, StepEnded and Closed, from which the record of a run is made."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def begun_with(
     buffer_groups: int = 0,
     frozen: int = 0,
 ) -> events.Attached:
-    """The event of a session whose parameters lie in `fragments`, without a model. place: rank and world."""
+    """The event of a session with parameters in `fragments`, without a model. place: rank and world."""
     stage, (rank, world) = recipe.strategy.steady_stage, place
     buckets = [bucket for each in fragments for bucket in each]
     return events.Attached(
@@ -98,8 +98,8 @@ def begun_with(
 
 
 def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int, frozen: int = 0) -> int:
-    """Payload bytes of the report that ends a round; a merge reports neither gradients nor buffers, and its poll tells
-    which of the model's `frozen` parameters have moved."""
+    """Payload bytes of the report that ends a round. A merge reports neither gradients nor buffers; its poll has flags
+    for the model's `frozen` parameters."""
     match stage:
         case GradientStage():
             return control_bytes(parameter_tensors, 0 if stage.scheduled else buffer_groups)
@@ -118,7 +118,7 @@ def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int
 def _rider_bytes(
     model: nn.Module, optimizer: Optimizer | None, stage: Stage, fragments: Sequence[Sequence[Bucket]]
 ) -> tuple[float, ...]:
-    """Bytes of the state averaged with each fragment, in float32 or wider: in a round, on average."""
+    """Bytes of the state averaged with each fragment, in float32 or wider: per round, on average."""
     buffers = list(ModelBuffers(model).averaged().values())
     moments = stage.strategy.moments if isinstance(stage, AveragingStage) and optimizer is not None else NEVER
     rounds = averaged_keys(optimizer, moments) if optimizer is not None else {}
@@ -134,7 +134,7 @@ def _rider_bytes(
 
 
 def held(model: nn.Module) -> dict[str, Tensor]:
-    """All tensors that model.state_dict() has, or this rank's shards of them."""
+    """All tensors of model.state_dict(), or this rank's shards of them."""
     return {name: local_part(tensor) for name, tensor in state_of(model, saved=True).items()}
 
 
@@ -144,7 +144,7 @@ def ended(
     synchronizer: Synchronizer,
     how: events.Ended = "finished",
 ) -> events.Closed:
-    """The digest is of all tensors in `held`, as the recipe merges them."""
+    """The event of a session's end. Its digest is of all tensors in `held`, as the recipe merges them."""
     agreed, buckets = synchronizer.agreed or {}, synchronizer.buckets
     merged = {name: agreed.get(name, own) for name, own in held.items()}
     return events.Closed(
@@ -159,22 +159,21 @@ def ended(
 
 
 def _holds(own: Mapping[str, Tensor], agreed: Mapping[str, Tensor]) -> bool:
-    """Whether the model's own tensors are those that were agreed on, as it would hold them."""
+    """Whether the model's own tensors are equal to the agreed ones, in its dtypes."""
     return all(torch.equal(own[name], merged.to(own[name].dtype)) for name, merged in agreed.items() if name in own)
 
 
 # -- whether ranks on all machines end with the same model -------------------------------------------------------------
 
-_endings = count()  # of sessions that were compared in this process, in the same order on every rank
+_endings = count()  # number of compared sessions in this process, in the same order on every rank
 
 
 def compared(closed: events.Closed, transport: Transport) -> events.Closed:
-    """`closed`, with whether the ranks on other machines ended alike, where they told it within a few seconds.
-
-    A launcher compares the ranks of its own machine.
+    """Add to `closed` whether the ranks on other machines ended with equal tensors, if they answer within a few
+    seconds. A launcher compares the ranks of its own machine.
     """
     store = group_store()
-    if store is None:  # of an elastic run, whose workers do not know a place in a job
+    if store is None:  # of an elastic run, where workers have no fixed rank in a job
         return closed
     job = here()
     if job.local_world >= job.world or transport.world != job.world or closed.ended != "finished":

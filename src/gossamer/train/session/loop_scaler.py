@@ -1,11 +1,11 @@
-"""Loop scaler: finds the training loop's GradScaler, given to attach or as it first acts on averaged gradients.
+"""Loop scaler: finds the training loop's GradScaler, passed to attach or detected when it acts on averaged gradients.
 
-A GradScaler has no hooks, and it calls the optimizer only if all gradients are finite. So the method `step` of a known
-scaler is wrapped on this one object, as torch's schedulers wrap an optimizer's, and unwrapped at the end.
+A GradScaler has no hooks, and it calls the optimizer only if all gradients are finite. Therefore, the method `step` of
+a known scaler object is wrapped, as torch's schedulers wrap an optimizer's, and restored at the end.
 
-The first step of nearly every float16 run overflows. Where ranks skip a step there is no gradient, so that optimizers
-do nothing; but a GradScaler refuses to find none, and learns from infinite ones that the scale is too large. So
-`unscale_` and `step` of torch's class are wrapped while a session does not know of a scaler.
+The first step of nearly every float16 run overflows. When ranks skip a step, there are no gradients, so that optimizers
+do nothing; but a GradScaler raises an error without gradients, and needs infinite ones to reduce its scale. Therefore,
+`unscale_` and `step` of torch's class are wrapped while a session does not have a scaler.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Scaler(Stateful, Protocol):
 
 
 def within_wrapper(optimizer: object) -> Scaler | None:
-    """The GradScaler by which a wrapper makes its optimizer's steps, as AcceleratedOptimizer does; None without one."""
+    """The GradScaler of an optimizer wrapper, such as AcceleratedOptimizer; None without one."""
     found = getattr(optimizer, "scaler", None)
     return found if isinstance(found, torch.amp.GradScaler) else None
 
 
 class LoopScaler:
-    """Knows the scale in the gradients, and calls `skipped` after steps of `optimizer` that the scaler leaves out.
+    """Provides the scale of the gradients, and calls `skipped` after steps of `optimizer` that the scaler skips.
 
-    take_up: called with an optimizer whose gradients another scaler is about to act on; returns whether these are
-    averaged, so that it is the loop's.
+    take_up: called with an optimizer before another scaler acts on its gradients. Returns whether these are averaged,
+        so that it is the loop's scaler.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LoopScaler:
         self._hook: SkippedStepHook | ScalerWatch | None = None
 
     def install(self, *, watches: bool) -> Self:
-        """watches: also for a scaler that attach was not given."""
+        """Install hooks. watches: also detect a scaler that was not passed to attach."""
         if self.scaler is not None:
             self._hook = SkippedStepHook(self.scaler, self._optimizer, self._skipped)
         elif watches:
@@ -77,12 +77,12 @@ class LoopScaler:
         return True
 
     def scale(self) -> float | None:
-        """The factor in the gradients; None without a scaler, or with one that is switched off."""
+        """The loss scale; None without a scaler, or with a disabled one."""
         return None if self.scaler is None or not self.scaler.is_enabled() else self.scaler.get_scale()
 
     @property
     def parts(self) -> Mapping[str, Stateful]:
-        """What checkpoints hold of it, by name."""
+        """Its parts in checkpoints, by name."""
         return {} if self.scaler is None else {"scaler": self.scaler}
 
     def remove(self) -> None:
@@ -91,11 +91,11 @@ class LoopScaler:
             self._hook = None
 
 
-# -- steps that the scaler leaves out ----------------------------------------------------------------------------------
+# -- steps that the scaler skips ---------------------------------------------------------------------------------------
 
 
 class SkippedStepHook:
-    """Calls `skipped`, a bound method that is held weakly, after scaler.step(optimizer) has not stepped `optimizer`."""
+    """Calls `skipped`, a weakly referenced bound method, if scaler.step(optimizer) has not stepped `optimizer`."""
 
     def __init__(self, scaler: Scaler, optimizer: Optimizer, skipped: Callable[[], None]) -> None:
         self._scaler, self._stepped, self._removed = scaler, False, False
@@ -117,26 +117,26 @@ class SkippedStepHook:
         self._stepped = True
 
     def remove(self) -> None:
-        """Give the scaler its own method back, unless somebody else has wrapped it meanwhile."""
+        """Restore the scaler's own method, unless it was wrapped again in the meantime."""
         self._removed = True
         self._handle.remove()
         if vars(self._scaler).get("step") is self._step:
             self._scaler.step = self._inner  # type: ignore[method-assign]
 
 
-# -- a scaler that attach was not given --------------------------------------------------------------------------------
+# -- a scaler that was not passed to attach ----------------------------------------------------------------------------
 
 Watcher = Callable[[Any, Optimizer], bool]
 
 _lock = threading.Lock()
-_watchers: tuple[weakref.WeakMethod[Watcher], ...] = ()  # replaced, never changed: other threads' scalers read it
+_watchers: tuple[weakref.WeakMethod[Watcher], ...] = ()  # replaced, never modified: scalers on other threads read it
 _plain: Mapping[str, Any] = {name: vars(GradScaler)[name] for name in ("unscale_", "step")}
 
 
 class ScalerWatch:
-    """Calls `found`, a bound method that is held weakly, before a GradScaler in use acts on any optimizer's gradients.
+    """Calls `found`, a weakly referenced bound method, before a GradScaler in use acts on any optimizer's gradients.
 
-    Where it returns true, the scaler's method is looked up anew, since it may be wrapped by now.
+    If it returns True, the scaler's method is looked up again, since it may be wrapped now.
     """
 
     def __init__(self, found: Watcher) -> None:
@@ -171,14 +171,14 @@ def _watched(name: str) -> Any:
 
 def scaler_of_parts() -> AttachError:
     return AttachError(
-        "a GradScaler decides by the gradients on this rank whether to skip the step, and with mesh= other ranks hold "
-        "other parts of the model: some would skip it and others not. Train in bfloat16 without one: fully_shard(..., "
+        "a GradScaler skips a step according to the gradients on this rank, but with mesh= other ranks hold other "
+        "parts of the model, so only some would skip it. Train in bfloat16 without one: fully_shard(..., "
         "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), or torch.autocast."
     )
 
 
 def refuse_late(recipe: Recipe, stage: Stage, buckets: Iterable[Bucket]) -> None:
-    """Raise LoopError where something is remembered, or under way, with the loss scale in it."""
+    """Raise LoopError if compressor state, or gradients in flight, include the loss scale."""
     match stage:
         case GradientStage(delay=0, accumulates=False) if not any(bucket.state for bucket in buckets):
             return
@@ -187,14 +187,14 @@ def refuse_late(recipe: Recipe, stage: Stage, buckets: Iterable[Bucket]) -> None
         case GossipStage(strategy=strategy) if strategy.in_lock_step:
             return
     raise LoopError(
-        f"a GradScaler scales the loss, and gossamer.attach was not told: what {recipe} keeps of gradients has a scale "
-        "in it that changes, and would be added to gradients of another one. Write "
+        f"a GradScaler scales the loss, but was not passed to gossamer.attach: the state of {recipe} includes a scale "
+        "that changes, and would be added to gradients with another scale. Write "
         "gossamer.attach(model, optimizer, recipe, scaler=scaler)."
     )
 
 
 def show_overflow(parameters: Iterable[Parameter]) -> None:
-    """Where a skipped step has left no gradient, make all infinite: a GradScaler then skips it on every rank alike."""
+    """After a skipped step without gradients, set infinite ones, so that a GradScaler skips it on every rank."""
     shown = list(parameters)
     if all(parameter.grad is None for parameter in shown):
         for parameter in shown:

@@ -1,9 +1,9 @@
-"""Manual updates: finds loops that write to parameters by hand instead of by an optimizer's step.
+"""Manual updates: detects loops that write to parameters by hand instead of by an optimizer's step.
 
-Strategies that act around the optimizer's steps see none in such a loop and would never communicate. Gradients that are
-averaged in backward() serve it, except inside backward(), where a gradient is still this rank's own. A write through
-`parameter.data` leaves no trace in torch's counters, so checksums of the parameters are compared around each backward
-pass; this ends with the first step of an optimizer, and with the first passes that change nothing.
+Strategies that act at the optimizer's steps see none in such a loop and would never communicate. Gradients averaged in
+backward() work for it, except inside backward(), where a gradient is not averaged yet. A write through `parameter.data`
+does not change torch's version counters, so checksums of the parameters are compared around each backward pass. This
+ends with the first optimizer step, and after the first passes without a change.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gossamer.train.engine.torch_hooks import BackwardMonitor
 from gossamer.train.session.foreign_optimizers import acts_around_steps
 from gossamer.train.session.startup_checks import tensor_hashes
 
-MOST_PASSES = 16  # without an optimizer's step or a change; a loop that updates by hand changes something sooner
-CHANGES = 2  # between passes, before they are told: one may be a checkpoint that is loaded after a first dry pass
+MOST_PASSES = 16  # without an optimizer step or a change; a loop that updates by hand changes parameters sooner
+CHANGES = 2  # between passes, before an error: a single one may be a checkpoint loaded after a first dry pass
 
 
 class ManualUpdates(Extension):
     """Watches the parameters of one session until an optimizer makes a step.
 
-    recipe: the one in force. use: called where gradients that were averaged have been used by hand.
+    recipe: returns the current one. use: called when averaged gradients were used by hand.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class ManualUpdates(Extension):
         self._parameters: Sequence[Parameter] = ()
         self._monitor: BackwardMonitor | None = None
         self._passes, self._changes = 0, 0
-        self._begun: list[str] | None = None  # checksums as a backward pass began
-        self._after: list[str] | None = None  # and as one was over
+        self._begun: list[str] | None = None  # checksums at the beginning of a backward pass
+        self._after: list[str] | None = None  # and at its end
 
     def install(self, parameters: Mapping[str, Parameter]) -> None:
-        """Watch `parameters`; before others hook them, so that what is found is known to them."""
+        """Watch `parameters`. Called before other hooks are installed, so that they see its results."""
         self._parameters = [*parameters.values()]
         self._monitor = BackwardMonitor(parameters, self._pass_over, self._pass_began)
         self._extensions.add(self)
@@ -50,7 +50,7 @@ class ManualUpdates(Extension):
         self.remove()
 
     def remove(self) -> None:
-        """An optimizer has made a step, or the session ends: look at nothing any more."""
+        """Stop watching, after an optimizer step or at the end of the session."""
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None
@@ -58,11 +58,11 @@ class ManualUpdates(Extension):
         self.forget()
 
     def forget(self) -> None:
-        """The parameters are about to be written by the session: what follows is no update by hand."""
+        """Called before the session writes parameters: this change is not an update by hand."""
         self._begun = self._after = None
 
     def settle(self) -> None:
-        """Look at what the loop has written so far, before the session writes parameters."""
+        """Check for updates by hand, before the session writes parameters."""
         self._look()
         self.forget()
 
@@ -78,15 +78,15 @@ class ManualUpdates(Extension):
         self._after = tensor_hashes(self._parameters)
         if self._after != begun:
             raise LoopError(
-                "parameters were written within backward(), by a hook, where gradients are those of this rank alone: "
-                "the ranks would part. Make the update after loss.backward() has returned, by one optimizer of all "
+                "parameters were modified within backward(), by a hook, before gradients were averaged, so the ranks "
+                "would diverge. Make the update after loss.backward() has returned, by one optimizer of all "
                 "parameters: optimizer.step()."
             )
         if self._passes >= MOST_PASSES and not self._changes:
             self.remove()
 
     def _look(self) -> list[str] | None:
-        """Checksums as they are now. Raises LoopError where updates by hand never reach the other ranks."""
+        """Current checksums. Raises LoopError if updates by hand would never reach the other ranks."""
         if self._monitor is None:
             return None
         before, now = self._after, tensor_hashes(self._parameters)
@@ -102,10 +102,10 @@ class ManualUpdates(Extension):
             self._use()
         elif self._changes >= CHANGES:
             raise LoopError(
-                f"parameters change between backward passes and {type(self._attached).__name__}, the attached "
-                "optimizer, makes no step: the loop updates them by hand, as by parameter.data.add_(...). "
-                f"{recipe} acts around the attached optimizer's steps, so nothing would ever be sent. Call "
+                f"parameters change between backward passes, but {type(self._attached).__name__}, the attached "
+                "optimizer, makes no step: the loop updates them by hand, for example by parameter.data.add_(...). "
+                f"{recipe} communicates at the attached optimizer's steps, so nothing would ever be sent. Call "
                 "optimizer.step(), with optimizer = torch.optim.SGD(model.parameters(), lr=lr) for plain gradient "
-                "descent, or with a subclass of torch.optim.Optimizer whose step() makes your update; or write "
+                "descent, or with a subclass of torch.optim.Optimizer that makes your update in step(); or write "
                 "EveryStep(), which averages gradients in backward()."
             )

@@ -1,5 +1,5 @@
 """Metrics over all workers: gossamer.mean and gossamer.gather for numbers, texts and small tensors, with or without a
-session. They travel as JSON and as bytes of tensors; nothing is unpickled."""
+session. Values are sent as JSON and as bytes of tensors; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -37,12 +37,18 @@ T = TypeVar("T", bound=Scalar | Tensor | Named)
 
 
 def gather(value: T) -> list[T]:
-    """`value` of every worker, by rank: a number, a text, a tensor, or a dict of these by name.
+    """Return `value` of every worker, by rank. Every rank must call it at the same place.
 
-    Every rank must call it at the same place. Tensors have the same shape and dtype on every rank; they come back on
-    the device of this rank's own. Under a recipe that outlives the loss of a worker (parameter servers of their own,
-    pairwise gossip) the list is of the workers that are left, without those that are lost: gossamer.gather(world.rank)
-    names them. Raises MismatchError on every rank where they differ, TypeError for other types.
+    With recipes that tolerate the loss of a worker (dedicated parameter servers, pairwise gossip) the list has only the
+    remaining workers: gossamer.gather(world.rank) returns their ranks.
+
+    Args:
+        value: a number, a text, a tensor, or a dict of these by name. Tensors must have the same shape and dtype on
+            every rank; results are on the device of this rank's tensor.
+
+    Raises:
+        MismatchError: on every rank, if names, shapes or dtypes differ.
+        TypeError: another type.
     """
     return _everyones(value, "gather")
 
@@ -54,18 +60,27 @@ def mean(value: Tensor) -> Tensor: ...
 @overload
 def mean(value: Mapping[str, float | Tensor]) -> dict[str, Any]: ...
 def mean(value: float | Tensor | Mapping[str, float | Tensor]) -> float | Tensor | dict[str, Any]:
-    """The mean over all workers of a number, a tensor elementwise, or each entry of a dict; all workers count alike.
+    """Return the mean over all workers, with equal weights and the same bits on all ranks. Every rank must call it at
+    the same place.
 
-    Numbers give a float, tensors one of their shape: of their dtype, or the default one where they hold integers. All
-    ranks get the same bits. Where ranks saw different numbers of samples, take the mean of sums and of counts:
+    If ranks have different numbers of samples, average sums and counts:
 
         found = gossamer.mean({"correct": correct, "seen": seen})
         accuracy = found["correct"] / found["seen"]
 
-    Every rank must call it at the same place. Under a recipe that outlives the loss of a worker (parameter servers of
-    their own, pairwise gossip) the mean is over the workers that are left, and a notice names the missing ranks once.
-    For large tensors there is `average_`. Raises MismatchError on every rank where names, shapes or dtypes differ,
-    TypeError for what has no mean, ValueError for an integer beyond float64.
+    With recipes that tolerate the loss of a worker (dedicated parameter servers, pairwise gossip) the mean is over the
+    remaining workers, and a notice names the missing ranks once. For large tensors use `average_`.
+
+    Args:
+        value: a number, a tensor, or a dict of these by name.
+
+    Returns:
+        A float for numbers; for tensors the elementwise mean, with their dtype, or the default dtype for integers.
+
+    Raises:
+        MismatchError: on every rank, if names, shapes or dtypes differ.
+        TypeError: a text or another type without a mean.
+        ValueError: an integer is too large for float64.
     """
     for name, each in _named(value).items():
         if isinstance(each, str):
@@ -111,7 +126,7 @@ def _named(value: Any) -> Mapping[str, Any]:
 
 
 def _checked(name: str, value: Any, caller: str) -> Scalar | Tensor:
-    """A detached tensor or a scalar of Python's own. Raises TypeError."""
+    """A detached tensor or a Python scalar. Raises TypeError."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, np.generic):
@@ -119,8 +134,7 @@ def _checked(name: str, value: Any, caller: str) -> Scalar | Tensor:
     if type(value) not in (bool, int, float, str) or type(name) is not str:
         raise TypeError(
             f"gossamer.{caller} takes numbers, tensors{', texts' * (caller == 'gather')} and dicts of them by name, "
-            f"and {shown(name)}{type(value).__name__} is none: other objects would have to be unpickled where they "
-            "arrive. Pass what they consist of."
+            f"got {shown(name)}{type(value).__name__}: other objects would have to be pickled. Pass their parts."
         )
     return value  # type: ignore[no-any-return]
 
@@ -128,7 +142,7 @@ def _checked(name: str, value: Any, caller: str) -> Scalar | Tensor:
 def exchange(
     named: Mapping[str, Scalar | Tensor],
 ) -> Generator[CollectiveOp, Any, tuple[list[Header], list[Tensor]]]:
-    """Every rank's scalars and forms of tensors, and the bytes of its tensors, if all have the same forms."""
+    """Exchange scalars and forms of tensors, and the bytes of tensors if all ranks have the same forms."""
     said = described(named)
     lengths = [int(length) for (length,) in (yield AllGather((torch.tensor([len(said)], device="cpu"),)))]
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")

@@ -1,4 +1,4 @@
-"""Model parts: what of a session's model lies on this rank, and what it decides with the ranks that hold the rest."""
+"""Model parts: the part of a session's model on this rank, and common decisions with the ranks that hold the rest."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from gossamer.train.sharding.local_state import LocalModelState, LocalOptimizerS
 from gossamer.train.sharding.model_group import ModelGroup
 
 BETWEEN_MEANS = (
-    "the session has ended between two means, so each rank's model is its own, and what rank 0 saves now is not the "
-    "merged one. To keep that, write before session.close(), on every rank: `with session.averaged_parameters(model): "
-    "torch.save(model.state_dict(), path)`"
+    "the session has ended between two averages, so each rank has its own parameters, and a model saved by rank 0 is "
+    "not the averaged one. To keep that, write before session.close(), on every rank: `with "
+    "session.averaged_parameters(model): torch.save(model.state_dict(), path)`"
 )
 
 
 class ModelParts:
-    """A model that is whole on this rank; or, where `group` is given, of which other ranks may hold other parts."""
+    """A model that is whole on this rank; or, with `group`, divided among ranks."""
 
     def __init__(self, model: nn.Module, group: ModelGroup | None = None) -> None:
         self.views, self._group = parameters_of(model), group
-        self._lent_at = -1  # the step at which the merged model was lent last
+        self._lent_at = -1  # the step at which averaged parameters were swapped in last
         if group is not None:
             group.hold(self.views)
 
@@ -54,49 +54,50 @@ class ModelParts:
 
     @property
     def staged(self) -> bool:
-        """Whether other ranks hold other layers. Backward passes of a pipeline are over at different times, and there
-        are several in a step: gradients then leave before the optimizer's step, where all ranks come together."""
+        """Whether other ranks hold other layers. Backward passes of a pipeline end at different times, and a step has
+        several; gradients are then sent before the optimizer step, where all ranks meet."""
         return self._group is not None and self._group.staged
 
     @property
     def shards(self) -> str:
-        """Which ranks hold the same part, as checkpoints compare it; empty where each holds the whole."""
+        """The ranks that hold the same part, for comparison with checkpoints; empty if each rank holds the whole."""
         return "" if self._group is None else self._group.shards
 
     @property
     def transports(self) -> Sequence[Transport]:
-        """Those beside the session's own."""
+        """Transports in addition to the session's own."""
         return () if self._group is None else self._group.transports
 
     def job(self, own: GroupCalls, comm_thread: CommThread) -> GroupCalls:
-        """Calls of all ranks that write one checkpoint together."""
+        """Calls of all ranks that write a checkpoint together."""
         return own if self._group is None else GroupCalls(self._group.job, comm_thread)
 
     def optimizer_state(self, optimizer: Optimizer) -> Stateful:
         return LocalOptimizerState(optimizer) if self.views.sharded else optimizer
 
     def saved(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Stateful]:
-        """What a checkpoint holds of them, on this rank."""
+        """Model and optimizer as saved by this rank."""
         whole: Stateful = LocalModelState(model, self.views.gather) if self.views.sharded else model
         return {"model": whole, "optimizer": self.optimizer_state(optimizer)}
 
     @contextmanager
     def swapped_in(self, values: Mapping[str, Tensor], model: nn.Module, step: int) -> Iterator[None]:
-        """Within the block, `model`, of the same parts, has those of `values` that are there, buffers among them."""
+        """Context manager that writes `values` into `model`, of the same parts, including its buffers."""
         self._lent_at = step
         self.views.gather()
         views = parameters_of(model)
         try:
             with swapped_in(values, views.parameters, model):
                 yield
-                views.gather()  # a pass within the block has made copies
+                views.gather()  # a pass within the block may have gathered parameters
         finally:
             views.close()
 
     def whole(self, closed: events.Closed, transport: Transport) -> events.Closed:
-        """With a digest of all parts of the replica, which replicas compare, where the others end as well.
+        """Add a digest of all parts of the replica, which replicas compare at the end.
 
-        Rank 0 tells the user if each rank keeps a model of its own, unless the merged one was lent after the last step.
+        Rank 0 prints a notice if each rank keeps its own model, unless the averaged one was swapped in after the last
+        step.
         """
         if (
             transport.rank == 0
@@ -110,22 +111,22 @@ class ModelParts:
         return self._group.whole(closed)
 
     def refuse(self, what: str) -> None:
-        """Raise AttachError for what needs the whole model on every rank."""
+        """Raise AttachError for calls that need the whole model on every rank."""
         if self._group is not None:
             raise AttachError(
-                f"{what} is not there for a session with mesh=: it would act on this rank's part of the model alone. "
-                "Call session.close(), change what is to be changed, and call gossamer.attach(..., mesh=...) again."
+                f"{what} is not supported with mesh=: it would change this rank's part of the model only. "
+                "Call session.close(), make the change, and call gossamer.attach(..., mesh=...) again."
             )
 
     def refuse_other_shards(self, found: LoadedCheckpoint) -> None:
-        """Raise CheckpointError for a checkpoint of parts that are not those of this run."""
+        """Raise CheckpointError for a checkpoint with other parts than this run."""
         written: Any = found.sessions[0].get("shards", "")
         if written != self.shards or (written and found.news is not None):
             raise CheckpointError(
-                f"this checkpoint holds a model in parts of the ranks {written or 'none'} and this run has "
-                f"{self.shards or 'none'}, each of which replicas share: what a recipe remembers of a part cannot be "
-                "cut anew. Run with the meshes it was written with; or write model and optimizer by "
-                "torch.distributed.checkpoint beside it, which cuts them anew, and begin the recipe without memory."
+                f"this checkpoint has a model in parts of the ranks {written or 'none'}, but this run has "
+                f"{self.shards or 'none'}: the recipe's state of a part cannot be divided again. Use the meshes with "
+                "which it was written; or also save model and optimizer by torch.distributed.checkpoint, which can "
+                "reshard them, and begin the recipe without its state."
             )
 
     def remove(self) -> None:

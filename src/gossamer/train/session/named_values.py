@@ -77,12 +77,12 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def form_of(header: Header) -> dict[str, Any]:
-    """What has to be the same on every rank: the names, and dtypes and shapes of tensors."""
+    """The form that must be the same on every rank: names, and dtypes and shapes of tensors."""
     return {name: each if isinstance(each, list) else None for name, each in header.items()}
 
 
 def check_alike(headers: Mapping[int, Header], caller: str) -> None:
-    """Raises MismatchError where ranks gave other names, dtypes or shapes than the first of them."""
+    """Raises MismatchError if names, dtypes or shapes differ from those of the first rank."""
     leader = min(headers)
     first = form_of(headers[leader])
     for rank, header in headers.items():
@@ -91,9 +91,9 @@ def check_alike(headers: Mapping[int, Header], caller: str) -> None:
         if differing:
             name = differing[0]
             raise MismatchError(
-                f"gossamer.{caller} was given {shown(name)}{_told(headers[leader], name)} on rank {leader} and "
-                f"{_told(header, name)} on rank {rank}, which do not fit together. Give the same names, shapes and "
-                "dtypes on every rank: where they saw different numbers of samples, sums and counts."
+                f"gossamer.{caller} received {shown(name)}{_told(headers[leader], name)} on rank {leader} and "
+                f"{_told(header, name)} on rank {rank}. Pass the same names, shapes and dtypes on every rank: if they "
+                "have different numbers of samples, pass sums and counts."
             )
 
 

@@ -1,4 +1,4 @@
-"""Owed gradients: holds what a recipe before had not sent, and adds it to the gradients of the next step."""
+"""Pending gradients: unsent gradients of an earlier recipe, which are added to the gradients of the next step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from gossamer.train.engine.extension import Extension, Extensions, GradientUse
 from gossamer.train.engine.unsent_gradients import Owed
 from gossamer.train.synchronizers.base import Synchronizer
 
-KEY = "owed_gradient"  # in checkpoints, beside what compressors remember
+KEY = "owed_gradient"  # in checkpoints, next to the state of compressors
 
 
 class OwedGradients(Extension):
-    """Gradients by parameter name, in plain units, that the optimizer has not seen yet: each is added once.
+    """Gradients by parameter name, without loss scale, that the optimizer has not used yet. Each is added once.
 
-    The same on every rank where all make the same step; this worker's own where workers train apart. A parameter that
-    has no gradient, as in a step that is skipped, and a step with a closure leave them to the next one. It acts in
-    steps while any is owed.
+    They are equal on all ranks in lock step, and local to each worker with local training. Steps with a closure, and
+    parameters without a gradient, as in a skipped step, leave them for a later step. Active only while there are any.
     """
 
     order = 1
@@ -31,23 +30,23 @@ class OwedGradients(Extension):
         self._owed: dict[str, Tensor] = {}
 
     def put(self, owed: Mapping[str, Tensor]) -> None:
-        """Owe these, and nothing else. Each in its parameter's shape."""
+        """Replace the pending gradients, each with its parameter's shape."""
         self._owed = dict(owed)
         (self._extensions.add if self._owed else self._extensions.discard)(self)
 
     def take(self) -> dict[str, Tensor]:
-        """Owe nothing any more; what was owed."""
+        """Remove and return the pending gradients."""
         owed = self._owed
         self.put({})
         return owed
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """{parameter name: {key: tensor}}, as a session's checkpoint has it."""
+        """State for a session's checkpoint: {parameter name: {key: tensor}}."""
         return {name: {KEY: tensor} for name, tensor in self._owed.items()}
 
     def resume(self, states: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> None:
-        """Owe what `state` gave on this worker; or the mean over all workers of another number, whose states these are.
-        Other keys are passed over."""
+        """Restore the result of `state` on this worker, or the mean of the results of another number of workers.
+        Other keys are ignored."""
         found: dict[str, Tensor] = {}
         for each in states:
             for name, tensor in ((name, kept[KEY]) for name, kept in each.items() if KEY in kept):
@@ -58,7 +57,7 @@ class OwedGradients(Extension):
     def before_step(self, use: GradientUse) -> None:
         if use.closure or _will_skip(use.optimizer):
             return
-        scale = getattr(use.optimizer, "grad_scale", None)  # left in by a GradScaler, for fused optimizers to take out
+        scale = getattr(use.optimizer, "grad_scale", None)  # set by a GradScaler for fused optimizers to divide by
         for name, gradient in self._due(use.optimizer, use.parameters):
             owed = self._owed.pop(name)
             gradient.add_(owed, alpha=1.0 if scale is None else float(scale))
@@ -82,12 +81,12 @@ def on_their_way(before: Synchronizer) -> Owed:
 
 
 def add_owed(owed: Owed, more: Mapping[str, Tensor]) -> None:
-    """Add to what is owed of each name."""
+    """Add tensors to those of the same names."""
     for name, tensor in more.items():
         owed[name] = owed[name] + tensor if name in owed else tensor.clone()
 
 
 def _will_skip(optimizer: Optimizer) -> bool:
-    """Whether a GradScaler has told a fused optimizer to leave this step out."""
+    """Whether a GradScaler has found non-finite gradients, so that a fused optimizer will skip this step."""
     found: Tensor | None = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)

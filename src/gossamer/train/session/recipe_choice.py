@@ -1,4 +1,4 @@
-"""Recipe choice: takes the command line's recipe before the script's, or a compressor where nothing else is asked."""
+"""Recipe choice: prefers the command line's recipe to the script's; compressors alone; recipes of elastic runs."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ Written = Recipe | Terms | Term | str | None
 
 
 def chosen_recipe(recipe: Written, world: WorldState) -> Written:
-    """The command line's recipe where there is one: it beats the script's. @FILE: the one of an advice."""
+    """The command line's recipe, if any; otherwise the script's. @FILE names the recipe of an advice."""
     recipe = read_recipe(recipe) if isinstance(recipe, str) else recipe
     override = os.environ.get("GOSSAMER_RECIPE")
     if override is None:
         return recipe
     override = read_recipe(override)
     replaces = recipe is not None and resolve(recipe, world.size) != resolve(override, world.size)
-    if replaces and world.is_first:  # once a job, whoever launched it
+    if replaces and world.is_first:  # one notice per job
         events.notice(f"the command line's recipe, {override}, replaces the script's, {recipe}")
     return override
 
 
 def compressor_alone(recipe: Written, world: WorldState, caller: str) -> Compressor:
-    """A recipe's compressor for `caller`, which averages whatever it is given at once.
+    """A recipe's compressor for `caller`, which averages its arguments at once.
 
-    Raises RecipeError where the recipe has a strategy or a topology, which would be dropped.
+    Raises RecipeError if the recipe has a strategy or a topology, which would be ignored.
     """
     resolved = resolve(recipe, world.size)
     plain = Recipe(compressor=resolved.compressor)
     dropped = [repr(term) for term in resolved.terms if term not in plain.terms]
     if dropped:
         raise RecipeError(
-            f"gossamer.{caller} averages what it is given at once, among all workers, so {' and '.join(dropped)} of "
-            f"{recipe} would be dropped without a word. Pass a compressor alone, such as "
+            f"gossamer.{caller} averages its arguments at once, among all workers, so {' and '.join(dropped)} of "
+            f"{recipe} would be ignored. Pass a compressor alone, such as "
             f"gossamer.{caller}(..., {str(resolved.compressor)!r}), or train, without DDP, by "
             f"gossamer.attach(model, optimizer, {str(recipe)!r})."
         )
@@ -58,9 +58,9 @@ def compressor_alone(recipe: Written, world: WorldState, caller: str) -> Compres
 
 
 def with_global_batch(recipe: Recipe, global_batch: int | None, batch: int | None) -> Recipe:
-    """The recipe whose steps have so many samples; the recipe itself where neither number was given.
+    """The recipe with this number of samples per step; unchanged if neither number is given.
 
-    Raises RecipeError for what is no number, and AttachError for numbers that make no steps, or a recipe of others.
+    Raises RecipeError for invalid numbers, and AttachError for numbers that do not divide, or another strategy.
     """
     if global_batch is None and batch is None:
         return recipe
@@ -73,8 +73,8 @@ def with_global_batch(recipe: Recipe, global_batch: int | None, batch: int | Non
         raise AttachError(f"gossamer.attach(..., global_batch={global_batch}, batch={batch}): {error}") from None
     if strategy not in (EveryStep(), wanted):
         raise AttachError(
-            f"global_batch={global_batch} and batch={batch} make steps of EveryStep(), each of so many samples, and "
-            f"this recipe's strategy is {strategy!r}, whose workers make steps otherwise. Write "
+            f"global_batch={global_batch} and batch={batch} are arguments of EveryStep(), but this recipe's strategy "
+            f"is {strategy!r}. Write "
             f'gossamer.attach(model, optimizer, "{recipe.compressor!r}", global_batch={global_batch}, batch={batch}), '
             f"or leave out global_batch and batch."
         )
@@ -82,7 +82,7 @@ def with_global_batch(recipe: Recipe, global_batch: int | None, batch: int | Non
 
 
 def refuse_small_batch(recipe: Recipe, workers: int) -> None:
-    """Raise AttachError where so many workers, the most that will be there, cannot all have a part in a step."""
+    """Raise AttachError if `workers`, the maximum number, are too many for one step's passes."""
     strategy = recipe.strategy
     if isinstance(strategy, EveryStep) and strategy.global_batch is not None and strategy.batch is not None:
         try:
@@ -95,37 +95,35 @@ def refuse_small_batch(recipe: Recipe, workers: int) -> None:
 
 
 def refuse_inelastic(recipe: Recipe) -> None:
-    """Raise AttachError for a recipe whose workers cannot come and go in lock step."""
+    """Raise AttachError for a recipe that does not support workers joining or leaving."""
     for stage in recipe.strategy.stages:
         if isinstance(stage, GossipStage):
             raise _refusal(
                 recipe,
-                "neighbors hold different parameters, and there is none from which all could go on",
-                "A fixed run of Gossip('pairwise') outlives losses as it is: gossamer run --workers 4 --recipe "
+                "neighbors hold different parameters, and there is no common state for new workers",
+                "A fixed run of Gossip('pairwise') tolerates losses itself: gossamer run --workers 4 --recipe "
                 "\"Gossip('pairwise')\"",
             )
         if isinstance(stage, SilentStage):
-            raise _refusal(
-                recipe, "its workers agree on no parameters, from which a newcomer could go on", "Write Dense()"
-            )
+            raise _refusal(recipe, "its workers have no common parameters for new workers", "Write Dense()")
         if isinstance(stage, ServerStage):
             raise _refusal(
                 recipe,
-                "its workers do not move in step, and outlive losses without it",
+                "its workers are not in lock step, and tolerate losses without an elastic run",
                 "Write gossamer run --workers 4 --servers 1",
             )
         if stage.per_site is not None:
-            raise _refusal(recipe, "sites would change with every worker that comes or goes", "Leave out per_site")
+            raise _refusal(recipe, "sites would change with every worker that joins or leaves", "Leave out per_site")
     for term in recipe.compressor.held():
         if isinstance(term, Sharded | SparseSum | Hierarchical):
             raise _refusal(
                 recipe,
-                f"with {type(term).__name__} each worker keeps what the group owes itself for a part of the tensors, "
-                "and parts would move with every worker that comes or goes",
+                f"with {type(term).__name__} each worker keeps undelivered values for a part of the tensors, and parts "
+                "would move with every worker that joins or leaves",
                 f"Leave out {type(term).__name__}",
             )
     if isinstance(recipe.topology, Hierarchy):
-        raise _refusal(recipe, "nodes would change with every worker that comes or goes", "Leave out Hierarchy")
+        raise _refusal(recipe, "nodes would change with every worker that joins or leaves", "Leave out Hierarchy")
 
 
 def _refusal(recipe: Recipe, why: str, instead: str) -> AttachError:

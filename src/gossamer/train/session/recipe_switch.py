@@ -1,13 +1,12 @@
-"""Recipe switch: lets a session go on with another recipe between two steps, and loses nothing that was owed.
+"""Recipe switch: changes the recipe of a session between two steps, without losing unsent gradients.
 
-law:  sum of what was sent + mean residual + owed = sum of what was given, also across the switch
+law:  `sum of sent + mean residual + owed = sum of given`, also across the switch
 
-Gradients that the recipe before has not sent go on in the residuals of the one that follows, by parameter name and bit
-for bit; what parts of the group owe each other, and means that were on their way, go there as well. A tensor for which
-the recipe that follows remembers nothing gets them in its next step: where all make that step together, each adds the
-mean over the ranks, sent once and dense; where workers train apart, each adds its own to its own gradient, as it would
-have if it had trained apart when it was computed. Where workers have trained apart, their parameters have another unit
-than gradients: so everything that they owe is paid there and then, into a dense mean that all go on from.
+Unsent gradients of the old recipe move to the residuals of the new one, by parameter name and bit for bit, including
+undelivered values of shards and means in flight. If the new recipe has no residual for a tensor, they are added to its
+next gradient: in lock step the mean over the ranks, sent once and uncompressed; with local training each rank's own
+values. If workers have trained separately, residuals are differences of parameters, not gradients; they are then added
+to a dense mean of the parameters, from which all ranks continue.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from gossamer.train.synchronizers.stages import StageSequence
 
 
 class SwitchingSession(Protocol):
-    """What a switch reads and replaces, of one session."""
+    """The part of a session that a switch reads and replaces."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -70,7 +69,7 @@ class SwitchingSession(Protocol):
     _buffers: ModelBuffers
     _step_hooks: StepHooks
     _loop_scaler: LoopScaler
-    _attached: Recipe  # the one it began with
+    _attached: Recipe  # the initial recipe
     _parameters: dict[str, Parameter]
     _group: GroupCalls
     _seed: int
@@ -86,7 +85,7 @@ class SwitchingSession(Protocol):
 
 @dataclass(frozen=True)
 class Following:
-    """A recipe that can be attached, laid out, which nothing runs by yet."""
+    """A recipe that was checked and laid out, but is not in use yet."""
 
     stages: StageSequence
     fragments: Sequence[Sequence[Bucket]]
@@ -97,7 +96,7 @@ class Following:
 
 
 def switch(session: SwitchingSession, wanted: Written, reason: str) -> None:
-    """Go on with `wanted`, as Session.switch says."""
+    """Continue with the recipe `wanted`; see Session.switch."""
     refuse_within_step(session)
     if session._synchronizer.stopping:
         return
@@ -110,41 +109,41 @@ def switch(session: SwitchingSession, wanted: Written, reason: str) -> None:
 
 
 def refuse_within_step(session: SwitchingSession) -> None:
-    """Raise LoopError where gradients were computed that no optimizer has used yet."""
+    """Raise LoopError if there are gradients that no optimizer has used yet."""
     synchronizer = session._synchronizer
     if synchronizer.controls.muted or session._muted_at == synchronizer.passes:
         raise LoopError(
-            "session.switch() within or after session.no_sync(): gradients that add up on this rank would be those of "
+            "session.switch() within or after session.no_sync(): gradients accumulated on this rank would belong to "
             "neither recipe. Call it after the optimizer.step() that uses them."
         )
     if not synchronizer.between_steps:
         raise LoopError(
             "session.switch() between backward() and optimizer.step(), or while the passes of a step accumulate: "
-            "gradients that were averaged by one recipe would be used under another. Call it right after "
-            "optimizer.step(), where session.accumulating is False."
+            "gradients averaged by one recipe would be used under another. Call it right after optimizer.step(), where "
+            "session.accumulating is False."
         )
 
 
 def _try(prepare: Callable[[], Following]) -> tuple[Following | None, GossamerError | None]:
-    """Every rank comes to the exchange that follows, also with a recipe that it refuses."""
+    """Catch a refusal, since every rank must join the exchange that follows."""
     try:
         return prepare(), None
     except GossamerError as refusal:
         return None, refusal
 
 
-# -- what can be switched to -------------------------------------------------------------------------------------------
+# -- checks of the new recipe ------------------------------------------------------------------------------------------
 
 
 def _prepared(session: SwitchingSession, wanted: Written) -> Following:
-    """Raises RecipeError or AttachError; nothing has changed then."""
+    """Check the new recipe and assign its buckets. Raises RecipeError or AttachError; nothing has changed then."""
     recipe = resolve(wanted, session._transport.world)
     if recipe == session.recipe:
         return Following(session._stages, ())
     if not session._group.comm_thread.is_fixed:
         raise RecipeError(
-            "the recipe of an elastic run cannot change: newcomers learn it from their script. Write it at attach, or "
-            "run a fixed number of workers: gossamer run --workers 4."
+            "the recipe of an elastic run cannot change, since workers that join later read it from their script. Pass "
+            "it at attach, or run a fixed number of workers: gossamer run --workers 4."
         )
     for each in (session.recipe, recipe):
         _refuse_unswitchable(session, each)
@@ -152,7 +151,7 @@ def _prepared(session: SwitchingSession, wanted: Written) -> Following:
 
 
 def laid_out(session: SwitchingSession, recipe: Recipe, since: int) -> Following:
-    """The stages and buckets of a recipe that goes on from the step `since`. Raises where it cannot be attached."""
+    """The stages and buckets of a recipe that starts at step `since`. Raises if it cannot be attached."""
     refuse_sparse_gradients(session.model, recipe)
     refuse_swapping(session.optimizer, recipe)
     refuse_small_batch(recipe, session._transport.world)
@@ -175,24 +174,24 @@ def laid_out(session: SwitchingSession, recipe: Recipe, since: int) -> Following
 def _refuse_unswitchable(session: SwitchingSession, recipe: Recipe) -> None:
     if not recipe.strategy.steady_stage.communicates:
         raise RecipeError(
-            f"with {recipe.strategy!r} workers share nothing, so a session can neither change to it nor leave it. "
+            f"with {recipe.strategy!r} workers do not communicate, so a session can neither change to it nor leave it. "
             f"Train with it from the beginning: gossamer.attach(model, optimizer, {str(recipe)!r})."
         )
     if not all(stage.in_lock_step for stage in recipe.strategy.stages):
         raise RecipeError(
-            f"with {recipe.strategy!r} workers do not move in step, so there is no step after which all of them could "
-            "change their recipe. Train with it from the beginning: gossamer.attach(model, optimizer, "
+            f"with {recipe.strategy!r} workers are not in lock step, so there is no common step at which all of them "
+            "could change their recipe. Train with it from the beginning: gossamer.attach(model, optimizer, "
             f"{str(recipe)!r})."
         )
     if ownership(recipe.compressor, session._parameters) and not session._group.alone:
         raise RecipeError(
-            f"{recipe.compressor!r} keeps a part of the optimizer's state, which the optimizer could not take back in "
-            "mid-run nor hand over. Switch between recipes that leave momentum to it, such as TopK(density=0.01) or "
-            f"Int8(), or train with it from the beginning: gossamer.attach(model, optimizer, {str(recipe)!r})."
+            f"{recipe.compressor!r} keeps a part of the optimizer's state, which cannot be moved from or to the "
+            "optimizer during a run. Switch between recipes without momentum, such as TopK(density=0.01) or Int8(), or "
+            f"train with it from the beginning: gossamer.attach(model, optimizer, {str(recipe)!r})."
         )
     if sum(isinstance(term, Hierarchical) for term in recipe.compressor.held()) > 1:
         raise RecipeError(
-            f"{recipe.compressor!r} has nodes within nodes, and what each of them owes cannot be told apart. Write one "
+            f"{recipe.compressor!r} has nodes within nodes, and their residuals cannot be separated. Write one "
             "Hierarchy(per_node=...)."
         )
 
@@ -201,11 +200,11 @@ def _refuse_unswitchable(session: SwitchingSession, recipe: Recipe) -> None:
 
 
 def _agreed(session: SwitchingSession, following: Following | None, refusal: GossamerError | None) -> list[str]:
-    """Compare what all ranks ask for; returns the names of gradients that some of them hold back from an earlier
-    switch. Raises on all ranks where they differ, or where the recipe is refused."""
+    """Compare the requested recipes of all ranks. Returns the names of gradients that some ranks still hold from an
+    earlier switch. Raises on all ranks if they differ, or if the recipe is refused."""
     group, synchronizer = session._group, session._synchronizer
     if not group.alone:
-        synchronizer.meet_to_save(Presence.SWITCHING)  # LoopError on all ranks where some train on
+        synchronizer.meet_to_save(Presence.SWITCHING)  # LoopError on all ranks if some continue training
     asked = "" if following is None else repr(following.recipe)
     mine = {"asked": asked, "step": synchronizer.step, "held": sorted(session._step_hooks.owed.state())}
     told = [json.loads(text) for text in group.all_gather_text(json.dumps(mine))]
@@ -213,10 +212,10 @@ def _agreed(session: SwitchingSession, following: Following | None, refusal: Gos
         raise refusal
     if len({each["asked"] for each in told}) > 1:
         raise MismatchError(
-            "the ranks ask for different recipes: "
+            "the ranks request different recipes: "
             + by_value([each["asked"] or "one that it refuses" for each in told])
-            + ". Nothing was changed. Call session.switch with the same recipe on every rank: decide on one, or by "
-            "numbers that all of them have."
+            + ". Nothing was changed. Call session.switch with the same recipe on every rank: decide on one rank, or "
+            "by numbers that all ranks have."
         )
     if len({each["step"] for each in told}) > 1:
         raise LoopError(
@@ -228,7 +227,7 @@ def _agreed(session: SwitchingSession, following: Following | None, refusal: Gos
 
 @torch.no_grad()
 def _change(session: SwitchingSession, following: Following, held: Sequence[str]) -> float:
-    """Every rank calls it after the same step; returns the bytes that this rank has sent for it."""
+    """Switch the recipe, on every rank after the same step. Returns the bytes that this rank has sent for it."""
     before, stage, nbytes, owed = session._synchronizer, session._stages.now, 0.0, dict[str, Tensor]()
     if not session._group.alone:
         before.flush()
@@ -266,17 +265,17 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
 
 
 def enter(session: SwitchingSession, following: Following) -> None:
-    """Let what follows take the place of the synchronizer before, which owes nothing any more."""
+    """Replace the old synchronizer, which has no unsent values any more."""
     before, since = session._synchronizer, following.stages.since
     passes = before.passes
     before.close()
     prefer_collective(session._transport, requested_collective(following.recipe.topology.collective))
     for parameter in session._parameters.values():
-        parameter.grad = None  # they lie in buckets that go
+        parameter.grad = None  # a view of a bucket that is dropped
     now = following.stages.begin(session._parameters, following.fragments)
     now.continue_from(before)
     now.begin_at(since)
-    now.reference = None  # a weight counts as one of another kind: of a batch, or of all since the last round
+    now.reference = None  # weights have another unit: of a batch, or of all batches since the last round
     session._layout = following.stages.layout_text(session._parameters, following.fragments)
     session._stages, session._synchronizer = following.stages, now
     session.recipe = session.status.recipe = following.recipe
@@ -286,7 +285,7 @@ def enter(session: SwitchingSession, following: Following) -> None:
 
 
 def _mean(session: SwitchingSession, owed: Owed, held: Sequence[str]) -> tuple[Owed, float]:
-    """The mean over all ranks of what has found no place; a rank may hold nothing of some names in `held`."""
+    """The mean over all ranks of values without a residual; a rank may lack some names of `held`."""
     names = sorted({*owed, *held})
     if session._group.alone or not names:
         return owed, 0.0
@@ -315,8 +314,8 @@ def _tell(session: SwitchingSession, before: Recipe, reason: str, nbytes: float)
 
 
 def follow(session: SwitchingSession, states: Sequence[Mapping[str, Any]]) -> None:
-    """Before a checkpoint is taken up: be in the recipe that was in force when it was written, where the run that wrote
-    it began with this session's recipe; and owe what is owed in it."""
+    """Before a checkpoint is restored: switch to the recipe with which it was written, if its run started with this
+    session's recipe, and take over its pending gradients."""
     transport = session._transport
     own = session_checkpoint.own_state(states, transport)
     attached, since = own.get("attached", own["recipe"]), own.get("since", 0)
@@ -326,8 +325,8 @@ def follow(session: SwitchingSession, states: Sequence[Mapping[str, Any]]) -> No
     if switched and began_alike and in_force != (repr(session.recipe), session._stages.since):
         if not session._group.comm_thread.is_fixed:
             raise CheckpointError(
-                f"this checkpoint was written under {own['recipe']!r}, after session.switch(), and newcomers of an "
-                "elastic run learn their recipe from the script. Go on with a fixed number of workers: "
+                f"this checkpoint was written under {own['recipe']!r}, after session.switch(), but workers of an "
+                "elastic run read their recipe from the script. Continue with a fixed number of workers: "
                 "gossamer run --workers 4."
             )
         before = session.recipe
@@ -338,24 +337,24 @@ def follow(session: SwitchingSession, states: Sequence[Mapping[str, Any]]) -> No
     session._step_hooks.owed.resume([each["state"] for each in writers])
 
 
-# -- one model and optimizer state for ranks that trained apart --------------------------------------------------------
+# -- one model and optimizer state for ranks that trained separately ---------------------------------------------------
 
 
 @torch.no_grad()
 def merge_parameters(
     stage: AveragingStage, buckets: Sequence[Bucket], compressor: Compressor, at: AggregationContext, group: GroupCalls
 ) -> float:
-    """Overwrite the parameters of all ranks by x = mean over ranks of (x_i - r_i); returns the bytes sent for it.
+    """Overwrite the parameters of all ranks by x = mean over ranks of (x_i - r_i). Returns the bytes sent for it.
 
-    r_i is what of this worker's steps no round has told the others: of pseudo-gradients, so in the parameters' unit,
-    and 0 where it stayed in x_i (DelayedAveraging). With LocalSGD that is where its rounds would have come to if
-    nothing had been left out. Rounds in flight have landed.
+    r_i is the part of this worker's steps that no round has sent: a residual of pseudo-gradients, in the parameters'
+    unit, and 0 if it stayed in x_i (DelayedAveraging). With LocalSGD, x is the result of its rounds without
+    compression. Rounds in flight have landed.
     """
     dtypes = [accumulation_dtype(bucket.flat.dtype) for bucket in buckets]
     flats = [bucket.gather_parameters().to(dtype, copy=True) for bucket, dtype in zip(buckets, dtypes, strict=True)]
     for bucket, flat in zip(buckets, flats, strict=True):
         if stage.strategy.merges_own(compressor):
-            forget_residuals(bucket)  # and not what the group owes itself, which is in nobody's parameters
+            forget_residuals(bucket)  # but keep undelivered values of shards, which are in no rank's parameters
         flat.sub_(unsent(bucket, compressor, at))
     means, nbytes = all_means(flats, group)
     for bucket, mean in zip(buckets, means, strict=True):
@@ -372,10 +371,10 @@ def merge_state(
     scalers: Sequence[Stateful],
     group: GroupCalls,
 ) -> float:
-    """Overwrite `averaged` (the model's statistics) and the optimizer's moments by their means over the ranks, and what
-    else differs between them by rank 0's; returns the bytes sent for the means.
+    """Overwrite `averaged` (the model's statistics) and the optimizer's moments by their means over the ranks, and all
+    other state that differs by rank 0's. Returns the bytes sent for the means.
 
-    Moments that some ranks have and others have not are rank 0's, too.
+    Moments that only some ranks have are copied from rank 0 as well.
     """
     moments = _moments(optimizer, parameters)
     told = [json.loads(text) for text in group.all_gather_text(json.dumps(sorted(moments)))]
@@ -394,7 +393,7 @@ def merge_state(
 
 
 def _moments(optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> dict[str, Tensor]:
-    """What the optimizer keeps about every entry of a parameter, by name."""
+    """State of the optimizer for every entry of a parameter, by name."""
     return {
         f"{name}/{key}": value
         for name, parameter in parameters.items()

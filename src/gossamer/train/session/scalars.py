@@ -1,4 +1,4 @@
-"""Scalars: checks the numbers that a training loop tells its session: metrics, and weights of batches."""
+"""Scalars: checks numbers that a training loop passes to its session: metrics, and weights of batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def logged_numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
     for name, number in numbers.items():
         if number is None:
             raise TypeError(
-                f"session.log({name}=...) was given {_shown(metrics[name])}, and records hold numbers. Write a number "
+                f"session.log({name}=...) got {_shown(metrics[name])}, but records contain numbers. Pass a number "
                 f"or a tensor of one entry, such as session.log({name}=loss.mean())."
             )
     return {name: number for name, number in numbers.items() if number is not None}
@@ -30,12 +30,12 @@ def logged_numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
 def named_metrics(
     metrics: Mapping[str, float | Tensor] | None, more: Mapping[str, float | Tensor]
 ) -> dict[str, float | Tensor]:
-    """Both together, where both were given. Raises TypeError for metrics without names."""
+    """Both mappings together. Raises TypeError for metrics without names."""
     if metrics is None:
         return dict(more)
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise TypeError(
-            f"session.log() was given {_shown(metrics)}, and each number of a record has a name, which is a string. "
+            f"session.log() got {_shown(metrics)}, but each number of a record needs a name, which is a string. "
             'Write session.log(loss=loss) or session.log({"loss": loss}).'
         )
     return {**metrics, **more}
@@ -46,14 +46,14 @@ def sample_weight(weight: float | Tensor) -> float:
     number = number_in(weight)
     require(
         number is not None and 0 <= number <= LARGEST_WEIGHT,
-        f"a weight is a finite number of samples, not {_shown(weight)}, and at most {LARGEST_WEIGHT:.0e}. Write "
+        f"a batch weight must be a number of samples from 0 to {LARGEST_WEIGHT:.0e}, got {_shown(weight)}. Write "
         "session.set_batch_weight(len(batch)).",
     )
     return number or 0.0
 
 
 def number_in(value: object) -> float | None:
-    """The number that `value` is, or holds as its one entry; None where it is no number."""
+    """The number that `value` is, or has as its only entry; None for other values."""
     if isinstance(value, str | bytes):
         return None
     try:
@@ -68,18 +68,18 @@ def _shown(value: object) -> str:
     return repr(value)
 
 
-# -- numbers on a GPU, which are logged once they are known ------------------------------------------------------------
+# -- numbers on a GPU, which are logged once they are copied -----------------------------------------------------------
 
 
 class DeferredMetrics:
-    """Emits events.Logged: at once where all numbers are here, else from the communication thread, which may wait."""
+    """Emits events.Logged: at once if all numbers are on the CPU, otherwise on the communication thread."""
 
     def __init__(self, comm_thread: CommThread) -> None:
         self._comm_thread = comm_thread
         self._last: Work[None] | None = None
 
     def log(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
-        """Raises TypeError for what is no number. A tensor may be written to as soon as this returns."""
+        """Log numbers. A tensor may be modified as soon as this returns. Raises TypeError for other values."""
         if not any(map(_lies_elsewhere, metrics.values())):
             _emit(step, metrics)
             return
@@ -90,14 +90,14 @@ class DeferredMetrics:
             _emit(step, metrics)
 
     def finish(self) -> None:
-        """The session ends: wait until all are told, unless the communication thread has failed."""
+        """Wait until all numbers are logged, unless the communication thread has failed."""
         if self._last is not None:
             with suppress(Exception):
                 self._last.wait()
 
 
 def _lies_elsewhere(value: float | Tensor) -> bool:
-    """Whether the host would wait for it; what is refused is refused at once."""
+    """Whether reading it would block the host; invalid values are refused at once."""
     return isinstance(value, Tensor) and value.numel() == 1 and not value.is_cpu and not value.is_complex()
 
 

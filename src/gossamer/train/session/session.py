@@ -1,4 +1,4 @@
-"""Session: attaches a model, an optimizer and a recipe to a group, and serves the training loop from then on."""
+"""Session: connects a model, an optimizer and a recipe to a group of workers, and hooks the training loop."""
 
 from __future__ import annotations
 
@@ -57,9 +57,12 @@ def _old_name(old: str, new: str) -> property:
 
 
 class Session(LayoutChanges):
-    """Trains `model` with `optimizer` together with the other workers of `transport`, as `recipe` says.
+    """Trains `model` with `optimizer` together with the other workers of `transport`. Made by gossamer.attach.
 
-    Made by gossamer.attach. Raises MismatchError where ranks are not alike.
+    Usable as a context manager, which closes it. See gossamer.attach for the meaning of the options.
+
+    Raises:
+        MismatchError: models, recipes or options differ between ranks.
     """
 
     @torch.inference_mode(False)
@@ -97,7 +100,7 @@ class Session(LayoutChanges):
         job = self._parts.job(self._group, comm_thread)
         self._checkpoints = SessionCheckpoints(job, self.status, model, optimizer, self._tracked, self._saved)
         self._passes_before = 0  # this epoch
-        self._mixed = False  # whether ranks of other frameworks take part
+        self._mixed = False  # whether ranks use different frameworks
         fragments = self._lay_out(optimizer)
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
         self._changes = GroupChanges(elastic(transport), weakref.proxy(self), comm_thread, self._extensions)
@@ -159,7 +162,7 @@ class Session(LayoutChanges):
         )
 
     def _settings(self, scale: float | None) -> str:
-        """Settings that must be alike in lock step. Under local training, one rank's scheduler may be a step behind."""
+        """Settings that must be equal in lock step. With local training, a rank's scheduler may be a step behind."""
         alike = (
             ""
             if self._mixed or self._stages.now.local_parameters
@@ -184,12 +187,12 @@ class Session(LayoutChanges):
 
     @property
     def scaler(self) -> Scaler | None:
-        """The loop's GradScaler, if any."""
+        """The GradScaler of the loop, if any."""
         return self._loop_scaler.scaler
 
     @property
     def stats(self) -> SessionStats:
-        """Bytes, seconds and compression ratio of the last step and of all steps since attach, on this worker.
+        """Bytes sent, seconds and compression ratio of this worker: of the last step, and of all steps since attach.
 
         Example:
             print(session.stats)  # or session.stats.run.bytes_sent, session.stats.last_step.wait_seconds
@@ -197,25 +200,38 @@ class Session(LayoutChanges):
         return self.status.stats(self._parameters.values())
 
     def set_batch_weight(self, weight: float) -> None:
-        """Set how much this rank's batch counts in the mean gradient, sum(w g) / sum(w): usually len(batch).
+        """Set the weight w of this rank's batch in the mean gradient, sum(w g) / sum(w).
 
-        Call it before backward(), on every rank or on none (MismatchError at the next exchange). It persists until the
-        next call.
+        Call it before backward(), on every rank or on no rank. The weight persists until the next call.
+
+        Args:
+            weight: usually len(batch); finite, at least 0.
+
+        Raises:
+            MismatchError: at the next exchange, if only some ranks called it.
         """
         self._weigh(weight)
 
     def log(self, metrics: Mapping[str, float | Tensor] | None = None, /, **more: float | Tensor) -> None:
-        """Write numbers into the run's record: session.log(loss=loss), or session.log({"loss": loss}). Tensors of one
-        entry as well, on a GPU, too: then nothing waits for them here."""
+        """Write metrics into the record of the run and to its exporters.
+
+        Args:
+            metrics: values by name; tensors must have one entry. Reading a tensor on a GPU does not block this call.
+            more: the same as keyword arguments.
+
+        Example:
+            session.log(loss=loss)  # or session.log({"loss": loss})
+        """
         self._metrics.log(self.steps, named_metrics(metrics, more))
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
-        """Let ranks run out of data at different times within the block, on every rank once per epoch.
+        """Context manager around one epoch, for ranks with different numbers of batches. All ranks enter it.
 
-        A rank that is done keeps the others company with weight 0 until all are; then it takes over the parameters,
-        buffers, optimizer and tracked schedulers from one that made every step. Draws outside of the block that nothing
-        was trained on do not count. Where training is stopped, the block ends early, and no other epoch begins.
+        A rank without data joins the operations of the other ranks with weight 0 until all ranks are done. It then
+        copies parameters, buffers, optimizer state and tracked schedulers from a rank that made every step. Samples
+        drawn outside of the block that were not trained on are not counted. After a stop request the block ends early,
+        and no further epoch begins.
         """
         self._extensions.begin_pass()
         self._step_hooks.refuse_gained()
@@ -235,11 +251,18 @@ class Session(LayoutChanges):
 
     @contextmanager
     def averaged_parameters(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Swap the averaged parameters into `model`, or one with the same names, within the block: to evaluate or save
-        it. Buffers and frozen parameters that the script changes are averaged, too. close() leaves each rank its own.
+        """Context manager that swaps the averaged parameters into `model`, for evaluation or saving.
 
-        That is the model as it is in lock step; the mean over workers, for which every rank must come, with Gossip in
-        lock step, or DelayedAveraging and a compressor; else the servers', or the last mean.
+        In lock step these are the parameters of the model. Gossip in lock step, and DelayedAveraging with a
+        compressor, compute the mean over all workers, so every rank must enter the block. All other recipes use the
+        parameters of the servers or the last mean. Buffers and frozen parameters that the script changes are averaged
+        as well. On exit each rank gets its own values back; session.close() does not change them.
+
+        Args:
+            model: the attached model, or one with the same parameter names.
+
+        Returns:
+            `model`.
         """
         with self._parts.swapped_in(self._synchronizer.merge() or {}, model, self.steps):
             yield model
@@ -255,21 +278,30 @@ class Session(LayoutChanges):
         self._nonfinite.judge(what, blame, self.steps, scaled=self.scaler is not None, batch=batch)
 
     def on_change(self, callback: Callable[[WorldChange], None]) -> None:
-        """Let `callback` hear of an elastic run's workers that came or went, after the step in which they did."""
+        """Register a callback for elastic runs, called after a step in which workers joined or left.
+
+        Args:
+            callback: receives a WorldChange: new size and rank, lost ranks, number of new workers.
+        """
         self._changes.listen(callback)
 
-    @torch.inference_mode(False)  # what is made here is trained with
+    @torch.inference_mode(False)  # the new buffers are trained with
     def switch(self, recipe: Written, *, reason: str = "") -> None:
-        """Go on with another recipe; every rank calls it after the same step, with the same recipe.
+        """Continue with another recipe. Every rank calls it after the same step, with the same recipe.
 
-        Nothing that was owed is lost: what compressors have not sent goes on in the residuals of `recipe`, or in the
-        gradients of the next step where it keeps none; workers that trained apart go on from the mean of their
-        parameters, with all that they owed in it, and of their optimizers' moments. Schedules and warm-ups count from
-        here, and gradients are gone, as after zero_grad(). Checkpoints remember the recipe in force. `reason` goes into
-        the record. With the recipe that is in force, nothing happens.
+        Unsent residuals move to the residuals of the new recipe, or into the gradients of the next step if it keeps
+        no residuals. Workers that trained separately continue from the mean of their parameters (with all residuals
+        added) and of their optimizer moments. Schedules and warm-ups restart; gradients are cleared as by
+        zero_grad(). Checkpoints contain the current recipe. Switching to the current recipe does nothing.
 
-        Raises RecipeError or AttachError for one that cannot be attached or switched to, LoopError within a step or
-        where some ranks train on, and MismatchError where ranks ask for different ones: all go on as before then.
+        Args:
+            recipe: as for gossamer.attach, except "auto".
+            reason: text for the record of the run.
+
+        Raises:
+            RecipeError, AttachError: this recipe cannot be attached, or not be switched to.
+            LoopError: called within a step, or only on some ranks.
+            MismatchError: ranks request different recipes. After any of these errors the old recipe stays in force.
         """
         self._parts.refuse("session.switch()")
         recipe_switch.switch(self, recipe, reason)
@@ -277,7 +309,7 @@ class Session(LayoutChanges):
     # -- saving and ending -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of what the recipe remembers, by parameter name. Never communicates."""
+        """Return this rank's part of the recipe state (residuals, momentum) by parameter name. Never communicates."""
         return session_checkpoint.session_state(
             self.recipe,
             self._layout,
@@ -291,8 +323,14 @@ class Session(LayoutChanges):
 
     @torch.inference_mode(False)
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
-        """Take up what state_dict() of the same rank, recipe and layout gave; or, where another number of workers had
-        them, all of their states in order of rank: each worker then begins with the mean of what they had to send.
+        """Restore the result of state_dict(), for the same recipe and layout.
+
+        Args:
+            states: the state of this rank; or, if another number of workers saved them, the states of all those ranks
+                in order. Each worker then starts with the mean of their unsent residuals.
+
+        Raises:
+            CheckpointError: a state is damaged, or belongs to another recipe or layout.
         """
         passes = session_checkpoint.own_state(states, self._transport)["passes"]
         recipe_switch.follow(self, states)
@@ -300,24 +338,43 @@ class Session(LayoutChanges):
         session_checkpoint.restore(states, self.state_dict(), self._transport, self._synchronizer)
 
     def track(self, loader: DataLoader[Any] | None = None, /, **part: Any) -> Any:
-        """Let checkpoints hold one more part, before `load`, which restores it; returns what the loop should use:
-        session.track(scheduler=scheduler), or anything else with state_dict() and load_state_dict(); loader =
-        session.track(DataLoader(..., num_workers=4)), which counts batches that are used, not those fetched ahead.
+        """Include another object in checkpoints. Call it before `load`, which restores the object.
+
+        Args:
+            loader: a DataLoader. The returned wrapper counts batches that were used, not those that were prefetched.
+            part: one object with state_dict() and load_state_dict(), by name.
+
+        Returns:
+            The object that the loop must use.
+
+        Example:
+            session.track(scheduler=scheduler)
+            loader = session.track(DataLoader(dataset, sampler=shard, num_workers=4))
         """
         return self._tracked.track(loader, part)
 
     def save(
         self, directory: StrPath, *, keep: int = 2, replicas: int = 0, asynchronous: bool = False, **mine: Any
     ) -> None:
-        """Write everything that a bit-exact resume needs into `directory`, one file a rank; every rank must call it.
+        """Write a checkpoint for a bit-exact resume into `directory`, one file per rank. Every rank must call it.
 
-        Model, optimizer, scaler, what is tracked, what the recipe remembers, positions of the world's shards, random
-        states, and `mine`: numbers, text, tensors, containers of them, and whatever has a state_dict(). The newest
-        `keep` stay. Where the directory holds steps of a run that this one did not load, they are set aside.
-        asynchronous: return once all is copied in memory, and write it beside the next steps; the next save, load or
-        close waits for the rest, and raises what went wrong. replicas: other machines that keep each part, too, where
-        `directory` is one of each machine's own; `load` fetches what a machine lacks. With parameter servers of their
-        own nothing is saved once a worker is lost: a notice says so, and training goes on.
+        It contains the model, optimizer, scaler, tracked objects, recipe state, positions of the world's shards, random
+        states, and `mine`. Checkpoints of another run that this run did not load are moved aside. With dedicated
+        parameter servers nothing is saved after a worker is lost: a notice reports it, and training continues.
+
+        Args:
+            directory: shared by all ranks, or one per machine (see `replicas`).
+            keep: number of newest checkpoints to keep.
+            replicas: number of other machines that also store each file, if each machine has its own `directory`.
+                `load` fetches files that a machine lacks.
+            asynchronous: return after copying everything in memory, and write during the next steps. The next save,
+                load or close waits for the write and raises its errors.
+            mine: values of the script to save: numbers, text, tensors, containers of these, and objects with
+                state_dict().
+
+        Raises:
+            LoopError: not all ranks call it after the same step.
+            CheckpointError: writing failed.
         """
         if self._group.lacks_ranks("session.save"):
             return
@@ -331,12 +388,18 @@ class Session(LayoutChanges):
 
     @torch.inference_mode(False)
     def load(self, directory: StrPath) -> dict[str, Any]:
-        """Resume from the newest checkpoint in `directory` that is complete on every rank; returns what was saved as
-        `mine`, or {} where there is none. Every rank must call it.
+        """Resume from the newest checkpoint in `directory` that is complete on every rank. Every rank must call it.
 
-        Another number of workers may have written it, where all their files are there: one line then says what became
-        of what they remembered. A damaged one is passed over for the one before it, and a line says so. A newcomer to
-        an elastic run has everything already: here it is told what the others saved, or loaded, as `mine`.
+        The checkpoint may come from another number of workers if all their files are readable; a notice then reports
+        how their recipe state was combined. A damaged checkpoint is skipped for the previous one, with a notice. A
+        worker that joins an elastic run has the current state already; it only receives the `mine` of the others.
+
+        Returns:
+            The values saved as `mine`; {} if there is no checkpoint.
+
+        Raises:
+            LoopError: not all ranks call it.
+            CheckpointError: the checkpoint does not fit this model or recipe.
         """
         if self._changes.handed_over:
             return dict(self._changes.mine)
@@ -345,7 +408,7 @@ class Session(LayoutChanges):
         self._step_hooks.manual_updates.forget()
         if (found := self._checkpoints.load(directory)) is None:
             return {}
-        if self._group.is_detached:  # the servers have what was learned since, and are not put back
+        if self._group.is_detached:  # the servers hold newer parameters and are not rolled back
             return dict(found.tree["mine"])
         self._parts.refuse_other_shards(found)
         with self._checkpoints.taking_up(directory, found) as put_back_parts:
@@ -353,11 +416,11 @@ class Session(LayoutChanges):
             put_back_parts()
             here = self._parameters, self._stages.loop, self._synchronizer
             session_checkpoint.restart_resharded(found, *here, self._transport.rank)
-        self._first_batch.hash = NO_BATCH  # they were compared in the run that this one continues
+        self._first_batch.hash = NO_BATCH  # the interrupted run compared first batches already
         return dict(found.tree["mine"])
 
     def _saved(self) -> dict[str, Stateful]:
-        """The parts of a checkpoint besides the session's own, by their names in it; all but the world are alike."""
+        """Parts of a checkpoint other than the session's own, by name; all except the world are equal on all ranks."""
         parts = self._parts.saved(self.model, self.optimizer)
         return {**parts, **self._loop_scaler.parts, "world": self._world}
 

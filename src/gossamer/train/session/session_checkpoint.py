@@ -40,17 +40,17 @@ from gossamer.train.synchronizers.base import NamedState, Synchronizer
 from gossamer.version import __version__
 
 SessionState = Mapping[str, Any]
-REMEDY = "Run with what it was written with"
+REMEDY = "Use the value with which it was written"
 REMEDIES = {
-    "layout": "The layout is a hash of the parameters' names, shapes and dtypes. Build the model that it was written "
-    "with, parameters of session.add_parameters() included, before gossamer.attach"
+    "layout": "The layout is a hash of the parameters' names, shapes and dtypes. Before gossamer.attach, build the "
+    "model with which it was written, including parameters of session.add_parameters()"
 }
 
 
 def session_state(
     recipe: Recipe, layout: str, transport: Transport, synchronizer: Synchronizer, *, owed: NamedState, **about: Any
 ) -> dict[str, Any]:
-    """owed: gradients of a recipe before, beside what this one remembers; about: more that a resumed run reads."""
+    """State of a session. `owed`: pending gradients of an earlier recipe. about: further values for a resumed run."""
     state = synchronizer.remembered()
     for name, tensors in owed.items():
         state.setdefault(name, {}).update(tensors)
@@ -71,7 +71,7 @@ def session_state(
 def restore(
     states: Sequence[SessionState], mine: SessionState, transport: Transport, synchronizer: Synchronizer
 ) -> None:
-    """Go on from `states`: this rank's own, or those of all ranks of another world size. mine: the state as it is."""
+    """Restore `states`: this rank's own, or those of all ranks of another world size. mine: the current state."""
     own = own_state(states, transport)
     state = reshard.taken_up(own, mine) if own["world"] == mine["world"] else reshard.fold(states, mine)
     refuse_misfit(state, mine)
@@ -79,52 +79,52 @@ def restore(
     if state["progress"]:
         synchronizer.resume(state["progress"], state["state"])
     else:
-        synchronizer.begin_at(state["step"])  # saved by a world of one
+        synchronizer.begin_at(state["step"])  # saved by a single worker
 
 
 def own_state(states: Sequence[SessionState], transport: Transport) -> SessionState:
-    """This rank's state; the first where another number of workers wrote them. Raises CheckpointError for no state."""
+    """This rank's state; the first one if another number of workers wrote them. Raises CheckpointError without one."""
     for state in states or ({},):
         refuse_other_state(state)
     return states[transport.rank if len(states) == transport.world else 0]
 
 
 def refuse_misfit(state: SessionState, mine: SessionState) -> None:
-    """Raise CheckpointError for a session's saved state that belongs to another run."""
+    """Raise CheckpointError for a saved state of a session that belongs to another run."""
     for key in ("recipe", "layout", "world", "rank"):
         if state[key] != mine[key]:
             raise CheckpointError(
-                f"this checkpoint's {key} is {state[key]!r}, this session's is {mine[key]!r}: what was remembered "
-                f"would not fit. {REMEDIES.get(key, REMEDY)}, or begin in an empty directory."
+                f"this checkpoint's {key} is {state[key]!r}, this session's is {mine[key]!r}, so its state does not "
+                f"fit. {REMEDIES.get(key, REMEDY)}, or begin in an empty directory."
             )
 
 
 def compare_parameters(check: ParameterCheck, group: GroupCalls, step: int) -> None:
-    """Raise MismatchError, or notice, where ranks in lock step are about to save different parameters."""
+    """Before saving: raise MismatchError, or print a notice, if parameters of ranks in lock step differ."""
     if group.transport.world > 1 and check.looks:
         texts = group.all_gather_text(check.text())
         check.compare(dict(enumerate(texts)), f"in the checkpoint of step {step}", kind="saved")
 
 
 def about(session: SessionState, run: str) -> dict[str, str]:
-    """What a manifest says of the run. session: a session_state."""
+    """Description of the run for a manifest. session: a session_state."""
     return {"gossamer": __version__, "recipe": session["recipe"], "layout": session["layout"], "run": run}
 
 
 def refuse_other_optimizer(tree: Mapping[str, Any], optimizer: Optimizer) -> None:
-    """Raise CheckpointError, before anything is loaded, for what another kind of optimizer remembered."""
+    """Raise CheckpointError, before anything is loaded, for the state of another kind of optimizer."""
     written, mine = tree.get("optimizer_class"), type(optimizer).__name__
     if written is not None and written != mine:
         raise CheckpointError(
-            f"this checkpoint was written with {written}, and this session has {mine}, which remembers other things of "
-            f"each parameter. Build {written}(model.parameters(), ...) before gossamer.attach; or, to begin anew with "
-            f"{mine}, load the model alone and save into an empty directory."
+            f"this checkpoint was written with {written}, but this session has {mine}, which keeps other state. "
+            f"Build {written}(model.parameters(), ...) before gossamer.attach; or, to start with {mine}, load the "
+            "model alone and save into an empty directory."
         )
 
 
 @contextmanager
 def taking_up(directory: str | os.PathLike[str], tree: Mapping[str, Any], optimizer: Optimizer) -> Iterator[None]:
-    """Raise CheckpointError where what a checkpoint holds cannot be put into this run's parts."""
+    """Context manager that raises CheckpointError if the contents of a checkpoint do not fit this run's parts."""
     refuse_other_optimizer(tree, optimizer)
     try:
         yield
@@ -132,9 +132,9 @@ def taking_up(directory: str | os.PathLike[str], tree: Mapping[str, Any], optimi
         raise
     except MALFORMED as error:
         raise CheckpointError(
-            f"what {os.fspath(directory)!r} holds does not fit this run ({type(error).__name__}: {error}), and some of "
-            "its parts may have been loaded already. Build the model, the optimizer and all that is tracked as in the "
-            "run that wrote it, or begin in an empty directory."
+            f"the contents of {os.fspath(directory)!r} do not fit this run ({type(error).__name__}: {error}), and some "
+            "parts may have been loaded already. Build the model, the optimizer and all tracked objects as in the run "
+            "that wrote it, or begin in an empty directory."
         ) from error
 
 
@@ -145,7 +145,7 @@ def restart_resharded(
     synchronizer: Synchronizer,
     rank: int,
 ) -> None:
-    """After another world size wrote `found`: begin with what its workers agreed on, and say so."""
+    """After loading a checkpoint of another world size: start from the agreed parameters, and print a notice."""
     if not found.news:
         return
     agreed = reshard.agreed(found.sessions)
@@ -158,7 +158,7 @@ def restart_resharded(
 
 
 def copy_kept(old: Mapping[str, Mapping[str, Tensor]], new: NamedState, without: Collection[str]) -> None:
-    """Copy what `old` holds about parameters into `new`, except those in `without` and all rounding debts."""
+    """Copy the state of parameters from `old` to `new`, except those in `without` and undelivered values of shards."""
     kept = {name: state for name, state in new.items() if name not in without}
     copy_state(old, {name: {key: state[key] for key in state if not is_owed(key)} for name, state in kept.items()})
 
@@ -170,28 +170,29 @@ StrPath = str | os.PathLike[str]
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions:
-    """How a checkpoint is saved. Raises CheckpointError for what is none, such as a value of the user's own."""
+    """Options of a save. Raises CheckpointError for invalid ones, such as a script's value with a reserved name."""
 
-    keep: int = 2  # checkpoints that stay, the new one among them
-    replicas: int = 0  # other machines that keep each part, too, where each has a directory of its own
-    asynchronous: bool = False  # whether to write beside the next steps
+    keep: int = 2  # number of checkpoints to keep, including the new one
+    replicas: int = 0  # number of other machines that also keep each part, if each has its own directory
+    asynchronous: bool = False  # whether to write during the next steps
 
     def __post_init__(self) -> None:
         if not isinstance(self.replicas, int) or isinstance(self.replicas, bool) or self.replicas < 0:
             raise CheckpointError(
-                "replicas says on how many other machines each part is kept, too, 0 or more, and is "
-                f"{self.replicas!r}. A value of your own needs another name than {', '.join(RESERVED)}, which are "
-                "options of session.save."
+                "replicas is the number of other machines that also keep each part and must be at least 0, got "
+                f"{self.replicas!r}. A value to save needs another name than {', '.join(RESERVED)}, which are options "
+                "of session.save."
             )
         if not isinstance(self.asynchronous, bool):
             raise CheckpointError(
-                f"asynchronous is True or False, and is {self.asynchronous!r}. A value of your own needs another name "
+                f"asynchronous must be True or False, got {self.asynchronous!r}. A value to save needs another name "
                 f"than {', '.join(RESERVED)}, which are options of session.save."
             )
         if not isinstance(self.keep, int) or isinstance(self.keep, bool) or self.keep < 1:
             raise CheckpointError(
-                f"keep says how many checkpoints stay, 1 or more, and is {self.keep!r}. Write session.save(directory, "
-                f"keep=2); a value of your own needs another name than {', '.join(RESERVED)}, which are options."
+                f"keep is the number of checkpoints to keep and must be at least 1, got {self.keep!r}. Write "
+                "session.save(directory, keep=2); a value to save needs another name than "
+                f"{', '.join(RESERVED)}, which are options."
             )
 
 
@@ -199,9 +200,9 @@ RESERVED = ("directory", "keep", "replicas", "asynchronous")
 
 
 class SessionCheckpoints:
-    """Writes and reads what a session saves. Every rank makes the same calls at the same place.
+    """Writes and reads the checkpoints of a session. Every rank makes the same calls at the same place.
 
-    parts: what is saved besides the session's own state, by name.
+    parts: other saved parts than the session's own state, by name.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class SessionCheckpoints:
     ) -> None:
         self._group, self._status, self._tracked, self._parts = group, status, tracked, parts
         self._model, self._optimizer = model, optimizer
-        self._run: str | None = None  # the name of the run, from the first save or load on
+        self._run: str | None = None  # name of the run, set by the first save or load
         self._buffers = SnapshotBuffers()
         self._exchange = ReplicaExchange(group.transport, group.run, group.all_gather_text, self._device)
         self._pending: BackgroundSave | None = None  # at most one
@@ -227,7 +228,7 @@ class SessionCheckpoints:
         mine: Mapping[str, Any],
         **options: Any,
     ) -> None:
-        """Write a checkpoint: `session` is the session's state, `mine` the user's own values."""
+        """Write a checkpoint: `session` is the session's state, `mine` are the script's values."""
         with flight_recorder.current.save():
             self._save(directory, session, mine, options)
 
@@ -267,7 +268,7 @@ class SessionCheckpoints:
         events.emit(events.Saved(step=step, directory=os.fspath(directory)))
 
     def _conclude(self, since: str = "") -> None:
-        """Find on all ranks whether what is written beside training is complete. Raises CheckpointError where not."""
+        """Complete a background save on all ranks. Raises CheckpointError if it failed."""
         pending, self._pending = self._pending, None
         if since and pending is not None and pending.running:
             self._wait(pending, since)
@@ -286,15 +287,14 @@ class SessionCheckpoints:
 
     @contextmanager
     def ended(self, how: events.Ended) -> Iterator[None]:
-        """Before the block, in which the session ends, what is being written is written, and all ranks hear of it.
-
-        What they hear is raised after the block.
+        """Context manager around the end of the session: complete a background save before the block, and raise its
+        error on all ranks after the block.
         """
         try:
             if self._pending is not None and how == "finished":
                 self._conclude()
         finally:
-            if self._pending is not None:  # others may not come here
+            if self._pending is not None:  # other ranks may not reach this point
                 self._pending.wait()
                 self._tell_lost(self._pending)
             yield
@@ -304,7 +304,7 @@ class SessionCheckpoints:
             events.notice(f"the checkpoint of step {pending.step} was not written: {pending.error}")
 
     def _agree_on(self, options: Mapping[str, Any]) -> SaveOptions:
-        """The options, which are the same on all ranks. Raises CheckpointError on all of them."""
+        """The options, if they are equal on all ranks. Raises CheckpointError on all ranks otherwise."""
         wanted = SaveOptions()
         failure: CheckpointError | None = None
         try:
@@ -317,13 +317,13 @@ class SessionCheckpoints:
         if len(set(texts)) > 1:
             told = "; ".join(f"rank {who}: {text}" for who, text in enumerate(texts))
             raise CheckpointError(
-                f"ranks save with different options: {told}. Call session.save with the same on every rank; nothing "
-                "was written."
+                f"ranks save with different options: {told}. Call session.save with the same options on every rank; "
+                "nothing was written."
             )
         return wanted
 
     def load(self, directory: StrPath) -> LoadedCheckpoint | None:
-        """The newest checkpoint that all ranks can go on from, if any; nothing is put back yet."""
+        """The newest checkpoint that all ranks can load, if any; nothing is restored yet."""
         self._conclude()
         transport = self._group.transport
         if transport.world > 1:
@@ -332,7 +332,7 @@ class SessionCheckpoints:
 
     @contextmanager
     def taking_up(self, directory: StrPath, found: LoadedCheckpoint) -> Iterator[Callable[[], None]]:
-        """Within the block the session takes up its state, and calls what is yielded, which puts the parts back."""
+        """Context manager in which the session restores its state. Call the yielded function to restore the parts."""
 
         def put_back() -> None:
             coordinated.put_back(self._parts(), found.tree)

@@ -94,7 +94,7 @@ class SessionStatus:
         return self._data.watch(model, optimizer)
 
     def saved(self) -> None:
-        """What the loop does from now on is for its next batch; what it did was saving."""
+        """Called after a save, so that its time does not count as waiting for data."""
         if self._data is not None:
             self._data.begin()
 

@@ -28,7 +28,7 @@ from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.sharding.local_shards import local_part, local_parts
 from gossamer.version import __version__
 
-HOST, FRAMEWORK = "host", "framework"  # told along, and never compared
+HOST, FRAMEWORK = "host", "framework"  # sent in addition, and never compared
 MEANING = {
     "gossamer": "Gossamer's version (install the same one everywhere)",
     "torch": "torch's version (install the same one everywhere)",
@@ -38,7 +38,7 @@ MEANING = {
     "script": "a hash of the script (copy the same file everywhere)",
     "recipe": "the recipe (pass the same one everywhere)",
     "layout": "a hash of the parameters' names, shapes and dtypes (build the same model everywhere)",
-    "options": "what else attach was given (pass the same everywhere)",
+    "options": "other arguments of attach (pass the same everywhere)",
     "optimizer": "a hash of the optimizer's state and settings (load its state on every rank, before attach)",
 }
 
@@ -46,7 +46,7 @@ MEANING = {
 def check_ranks_alike(model: nn.Module, optimizer: Optimizer, group: GroupCalls, **about: str) -> bool:
     """Compare the fingerprints of all ranks, then give them rank 0's parameters and buffers. about: see fingerprint.
 
-    Returns whether ranks of other frameworks are among them, whose optimizers are not known here.
+    Returns whether ranks use different frameworks, with optimizers that are not known here.
     """
     here = {HOST: socket.gethostname(), FRAMEWORK: f"torch {torch.__version__}"}
     texts = group.all_gather_text(json.dumps({**fingerprint(optimizer=optimizer, **about), **here}))
@@ -101,7 +101,7 @@ def compare(texts: Sequence[str]) -> bool:
 def hand_out(
     tensors: Sequence[Tensor], tell: Callable[[str], list[str]], broadcast: Callable[[Sequence[Tensor], int], None]
 ) -> None:
-    """Broadcast rank 0's values of the tensors that differ between ranks. tell: all-gathers a text.
+    """Broadcast rank 0's values of the tensors that differ between ranks. `tell`: all-gathers a text.
 
     Hashes are compared first: a script that seeds every rank alike, or loads one file, has nothing to send.
     """
@@ -109,8 +109,8 @@ def hand_out(
     forms, *hashes = zip(*(text.split() for text in tell(_described(mine))), strict=False)
     if len({*forms}) > 1:
         raise MismatchError(
-            "the ranks' models have other buffers or frozen parameters: their number, shapes or dtypes differ, so "
-            "nobody could have what rank 0 has. Build the same model everywhere, buffers included, before attach."
+            "the ranks' models have different buffers or frozen parameters: their number, shapes or dtypes differ, so "
+            "rank 0's cannot be broadcast. Build the same model everywhere, including buffers, before attach."
         )
     unlike = [_once(tensor) for tensor, by_rank in zip(mine, hashes, strict=True) if len({*by_rank}) > 1]
     if unlike:

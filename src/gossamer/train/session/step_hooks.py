@@ -103,7 +103,7 @@ class StepHooks:
     def install(
         self, group: GroupCalls, check: ParameterCheck
     ) -> Iterator[RemovableHandle | ForeignStepHook | LoopScaler | StepHooks]:
-        """What calls the hooks, until it is removed. To be exhausted."""
+        """Install all hooks; yields handles for their removal. To be exhausted."""
         self._alone, self._pid = group.alone, group.pid  # a forked child has no part in the group
         if check.looks and not group.alone:
             self._extensions.add(check)
@@ -179,7 +179,7 @@ class StepHooks:
 def _within_backward(optimizer: Optimizer) -> LoopError:
     """A hook of the loop steps an optimizer before gradients are averaged."""
     return LoopError(
-        f"{type(optimizer).__name__} makes a step within backward(), by a hook, where gradients are those of this rank "
-        "alone: the ranks would part. Remove the hook, attach one optimizer of all parameters, and call "
-        "optimizer.step() after loss.backward() has returned."
+        f"{type(optimizer).__name__} makes a step within backward(), by a hook, before gradients are averaged, so the "
+        "ranks would diverge. Remove the hook, attach one optimizer of all parameters, and call optimizer.step() after "
+        "loss.backward() has returned."
     )

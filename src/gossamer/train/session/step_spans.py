@@ -1,4 +1,4 @@
-"""Step spans: hooks that tell the trace where forward, backward and the optimizer's step begin and end."""
+"""Step spans: hooks that record forward, backward and the optimizer's step for the trace."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ StepHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
 
 
 def begin_tracing(world: WorldState) -> None:
-    """Record this process's spans where the environment says so. Raises AttachError where they cannot be written."""
+    """Record this process's spans if the environment requests it. Raises AttachError if they cannot be written."""
     try:
         active.begin_as_told(world.rank, world.size)
     except OSError as error:
         raise AttachError(
-            f"the trace of rank {world.rank} would go to {error.filename}, and nothing can be written there "
+            f"the trace of rank {world.rank} cannot be written to {error.filename} "
             f"({error.strerror}). Name another folder: {active.TRACE}=DIRECTORY"
         ) from None
     except ValueError as error:
@@ -44,7 +44,7 @@ def begin_tracing(world: WorldState) -> None:
 
 
 def hooks(model: nn.Module, optimizer: Optimizer, before: StepHook, after: StepHook) -> list[RemovableHandle]:
-    """Hooks around the optimizer's step; and where spans are recorded, around them, those that tell when it was."""
+    """Hooks around the optimizer's step; if spans are recorded, with hooks around them that record its time."""
     if active.recorder is None:
         return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
     spans = StepSpans()
@@ -59,7 +59,7 @@ def hooks(model: nn.Module, optimizer: Optimizer, before: StepHook, after: StepH
 
 
 class StepSpans:
-    """The training thread's spans between its own hooks. What synchronizers do after a step is not in the step."""
+    """The training thread's spans between its own hooks. Work of synchronizers after a step is not part of it."""
 
     def __init__(self) -> None:
         self._forward_began: float | None = None
@@ -94,33 +94,33 @@ def _differentiable(output: object) -> Iterator[Tensor]:
 
 
 def _backward_begins(gradient: Tensor) -> None:
-    """The loss's gradient has come back to the model's output."""
+    """Called when backward reaches the model's output."""
     if active.recorder is not None:
         active.recorder.backward_begins()
 
 
 # -- torch.profiler around the traced steps of chosen ranks ------------------------------------------------------------
 
-# Its file is next to that of the spans and has the same name. A mark in it holds the time of this process's clock, by
-# which operators are placed on the clock of all ranks.
+# Its file is next to that of the spans and has the same name. A mark in it has the time of this process's clock, by
+# which operators are converted to the clock of all ranks.
 
 PROFILED = "GOSSAMER_TORCH_PROFILER"
-MOST_PASSES = 50  # forward passes: each has thousands of operators, which wait in memory until the last one
-MARKS = 5  # of the clock, of which the promptest counts
+MOST_PASSES = 50  # forward passes; each has thousands of operators, which stay in memory until the last pass
+MARKS = 5  # of the clock; the one with the smallest delay is used
 _RANKS = re.compile(r"[0-9]+(,[0-9]+)*")
 
 
 def read_ranks(text: str) -> frozenset[int] | None:
-    """As 0,2; None for all. Raises ValueError with the line to write."""
+    """Parse ranks such as 0,2; None for "all". Raises ValueError with the line to write."""
     if text == "all":
         return None
     if not _RANKS.fullmatch(text):
-        raise ValueError(f'"{text}" names no ranks: write them with commas, such as 0,2, or "all"')
+        raise ValueError(f'ranks must be separated by commas, such as 0,2, or "all", got "{text}"')
     return frozenset(map(int, text.split(",")))
 
 
 def profile_as_told(recorder: SpanRecorder) -> None:
-    """Where the environment chooses this rank. Raises ValueError."""
+    """Profile operators if the environment chooses this rank. Raises ValueError."""
     text = os.environ.get(PROFILED)
     if text and recorder.follow is None:
         ranks = read_ranks(text)
@@ -129,10 +129,10 @@ def profile_as_told(recorder: SpanRecorder) -> None:
 
 
 class OperatorProfile:
-    """Called before each forward pass with whether it is recorded, by the thread that trains.
+    """Called on the training thread before each forward pass, with whether it is recorded.
 
-    Not in hooks of the optimizer: torch wraps its step into a record_function, and a profiler that stops within one
-    crashes the process.
+    It is not called in hooks of the optimizer: torch wraps its step into a record_function, and a profiler that stops
+    within one crashes the process.
     """
 
     def __init__(self, recorder: SpanRecorder) -> None:
@@ -148,9 +148,9 @@ class OperatorProfile:
                 self._left -= 1
                 if not recording or not self._left:
                     self._end(self._profile, full=recording)
-        except (OSError, RuntimeError, AssertionError) as error:  # as where the script runs a profiler of its own
+        except (OSError, RuntimeError, AssertionError) as error:  # for example if the script runs a profiler itself
             self._profile, self._left = None, 0
-            _tell("operators are not profiled (%s). Training goes on.", str(error).split("\n")[0])
+            _tell("operators are not profiled (%s). Training continues.", str(error).split("\n")[0])
 
     def _begin(self) -> None:
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]

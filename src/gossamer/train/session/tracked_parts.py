@@ -1,4 +1,4 @@
-"""Tracked parts: schedulers, further optimizers and loaders that checkpoints hold; and notices of those they lack."""
+"""Tracked parts: schedulers, further optimizers and loaders in checkpoints, and notices about missing ones."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from gossamer.train.session.foreign_optimizers import steps_through
 
 
 class TrackedParts:
-    """What one session saves and loads beside model, optimizer and scaler, by name."""
+    """Objects that one session saves and loads in addition to model, optimizer and scaler, by name."""
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, scheduler: Stateful | None = None, *, says: bool
     ) -> None:
-        """scheduler: the first part. says: whether to tell the user, which one rank does."""
+        """scheduler: the first part. `says`: whether this rank prints notices."""
         self._model, self._optimizer, self._says = model, optimizer, says
         self._parts: dict[str, Stateful] = {}
-        self._loaded: frozenset[str] = frozenset()  # names in the checkpoint that was loaded
-        self._functions: Mapping[str, str] = {}  # of schedulers that are not tracked yet, on the others
-        self._handed: dict[str, Any] = {}  # states that others gave at attach, of parts that are not tracked yet
-        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in this process, beside the attached one
+        self._loaded: frozenset[str] = frozenset()  # names in the loaded checkpoint
+        self._functions: Mapping[str, str] = {}  # of other workers' schedulers that are not tracked here yet
+        self._handed: dict[str, Any] = {}  # states received at attach, of parts that are not tracked here yet
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in this process, except the attached one
         self._told: set[str] = set()
-        self._rates: list[float] | None = None  # the others', until this newcomer has made a step
+        self._rates: list[float] | None = None  # of the other workers, until this new worker has made a step
         if scheduler is not None:
             self._add("scheduler", scheduler)
 
     def track(self, loader: DataLoader[Any] | None, parts: Mapping[str, Any]) -> Any:
-        """Take one part up; returns what the loop should use in its place. Raises AttachError and LoopError."""
+        """Add one part. Returns the object that the loop must use. Raises AttachError and LoopError."""
         given = len(parts) + (loader is not None)
         if given != 1:
             raise AttachError(
-                "session.track takes one loader, or one part by its name. Write loader = session.track(loader), or "
+                "session.track takes one loader, or one object by its name. Write loader = session.track(loader), or "
                 "session.track(scheduler=scheduler)."
             )
         if loader is not None:
@@ -64,11 +64,11 @@ class TrackedParts:
                 "saved and loaded. Numbers and text go into session.save(directory, name=value)."
             )
         if name in self._parts:
-            raise AttachError(f"something is tracked as {name!r} already. Choose another name for this one.")
+            raise AttachError(f"an object is tracked as {name!r} already. Choose another name for this one.")
         if name in self._loaded:
             raise LoopError(
-                f"session.load() came before session.track({name}=...), so its state was not taken up. Track it first, "
-                "then load."
+                f"session.load() was called before session.track({name}=...), so its state was not restored. Track it "
+                "first, then load."
             )
         if isinstance(part, RestoredLoader) and isinstance(part.dataset, HubStreamShard):
             part.dataset.tracked = True
@@ -78,7 +78,7 @@ class TrackedParts:
             self._put_in(part, self._handed.pop(name))
 
     def see(self, optimizer: Optimizer) -> None:
-        """An optimizer other than the attached one makes a step."""
+        """Called when an optimizer other than the attached one makes a step."""
         self._stepped.add(optimizer)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -87,9 +87,10 @@ class TrackedParts:
         return {name: part.state_dict() for name, part in self._all().items()}
 
     def load_state_dict(self, saved: Mapping[str, Any], *, resharded: bool = False) -> None:
-        """Put saved states back by name, and say which have no counterpart.
+        """Restore saved states by name, and print a notice about states and parts without a counterpart.
 
-        resharded: of another number of workers, whose loaders stood elsewhere; the world's shards have the position.
+        resharded: the checkpoint is of another number of workers, so positions of loaders do not apply; the world's
+        shards have the position.
         """
         self._loaded, parts = frozenset(saved), self._all()
         for name in saved.keys() & parts.keys():
@@ -97,24 +98,24 @@ class TrackedParts:
                 parts[name].load_state_dict(saved[name])
         for name in sorted(saved.keys() - parts.keys()):
             self._tell(
-                f"the checkpoint holds the state of {name}, which this run does not track, so it is lost. Before "
+                f"the checkpoint has a state of {name}, which this run does not track, so it is lost. Before "
                 f"session.load() write session.track({_keyword(name)})"
             )
         for name in sorted(parts.keys() - saved.keys()):
-            self._tell(f"the checkpoint holds no state of {name}, which begins as it is")
+            self._tell(f"the checkpoint has no state of {name}, which keeps its current state")
 
     def schedulers(self) -> list[Stateful]:
-        """Those of the attached optimizer."""
+        """Schedulers of the attached optimizer."""
         return [part for part in self._all().values() if _schedules(part, self._optimizer)]
 
     def functions(self) -> dict[str, str]:
-        """The functions of tracked schedulers, by values, which state_dict() lacks: every worker must have the same."""
+        """Values of the functions of tracked schedulers, which state_dict() lacks; they must be equal on all ranks."""
         found = {name: functions_text(part) for name, part in self._all().items()}
         return {f"functions of {name}": text for name, text in found.items() if text}
 
     def take_up(self, handed: Mapping[str, Any], functions: Mapping[str, str]) -> None:
-        """Put in what the others' parts hold, of which some may be tracked only from now on. functions: `functions()`
-        of the others."""
+        """Restore the states of other workers; those of parts that are not tracked yet are restored by `track`.
+        functions: result of `functions()` on the other workers."""
         self._functions = functions
         parts, self._rates = self._all(), _rates(self._optimizer)
         for name, state in handed.items():
@@ -124,46 +125,46 @@ class TrackedParts:
                 self._handed[name] = state
 
     def compare_rates(self) -> None:
-        """This newcomer makes its first step. Say so, once, where its learning rate is not what the others use in it,
-        or will not be: a scheduler that nobody tracks began anew."""
+        """Called before the first step of a new worker: print a notice if its learning rate differs from that of the
+        other workers, or will differ because its scheduler is not tracked."""
         theirs, self._rates = self._rates, None
         mine = _rates(self._optimizer)
         tracked = any(_schedules(part, self._optimizer) for part in self._all().values())
         if theirs is not None and (mine != theirs or (_has_scheduler(self._optimizer) and not tracked)):
             events.notice(
-                f"this worker came to a run that trains with learning rate {_listed(theirs)} and makes its first step "
-                f"with {_listed(mine)}. Its scheduler was not given the others' state and begins anew, so that its "
-                "rate would be another than theirs. Write gossamer.attach(..., scheduler=scheduler), or "
-                "session.track(scheduler=scheduler) where it is made after attach"
+                f"this worker joined a run with learning rate {_listed(theirs)} but makes its first step with "
+                f"{_listed(mine)}. Its scheduler did not receive the state of the other workers and starts from the "
+                "beginning, so its rate would differ from theirs. Write gossamer.attach(..., scheduler=scheduler), or "
+                "session.track(scheduler=scheduler) if it is created after attach"
             )
 
     def _put_in(self, part: Stateful, state: Any) -> None:
         if isinstance(part, RestoredLoader):
-            return  # others' stand elsewhere; the world's shards have the position
+            return  # loaders of other workers are at other positions; the world's shards have this one
         part.load_state_dict(state)
         if _schedules(part, self._optimizer) and isinstance(state, Mapping):
-            # A scheduler that was made after attach began with the first rate
+            # A scheduler that was created after attach has set the initial rate
             for group, rate in zip(self._optimizer.param_groups, state.get("_last_lr", ()), strict=False):
                 group["lr"] = rate
 
     def tell_missing(self, mine: Mapping[str, Any]) -> None:
-        """Say what trains this model and is neither tracked nor in `mine`, what the user saves along."""
+        """Print notices about schedulers and optimizers of this model that are neither tracked nor in `mine`."""
         kept = [*self._all().values(), *_leaves(mine)]
         if _has_scheduler(self._optimizer) and not any(_schedules(part, self._optimizer) for part in kept):
             self._tell(
-                "the optimizer has a learning rate scheduler that is not in the checkpoint, so a resumed run would go "
-                "on with another learning rate. Write session.track(scheduler=scheduler) before session.load(), or "
-                "gossamer.attach(..., scheduler=scheduler)"
+                "the optimizer has a learning rate scheduler that is not in the checkpoint, so a resumed run would "
+                "continue with another learning rate. Write session.track(scheduler=scheduler) before session.load(), "
+                "or gossamer.attach(..., scheduler=scheduler)"
             )
         for other in self._beside(kept):
             self._tell(
-                f"{type(other).__name__} also trains {self._trained_by(other)}, and its state is not in the "
-                "checkpoint, so a resumed run would go another way. Write session.track(second=optimizer) before "
+                f"{type(other).__name__} also trains {self._trained_by(other)}, but its state is not in the "
+                "checkpoint, so a resumed run would differ. Write session.track(second=optimizer) before "
                 "session.load()"
             )
 
     def _all(self) -> dict[str, Stateful]:
-        """With the schedulers that hang on the attached optimizer itself."""
+        """All parts, including schedulers that are attributes of the attached optimizer."""
         hanging = {
             f"optimizer.{name}": value
             for name, value in vars(self._optimizer).items()
@@ -172,10 +173,10 @@ class TrackedParts:
         return {**hanging, **self._parts}
 
     def _beside(self, kept: Iterable[Any]) -> Iterator[Optimizer]:
-        """Optimizers of this model's parameters whose state is not saved."""
+        """Optimizers of this model's parameters that are not saved."""
         known = {id(part) for part in kept}
         if any(isinstance(part, Mapping) and "param_groups" in part for part in kept):
-            return  # the state of some optimizer
+            return  # the script saves some optimizer's state_dict itself
         for other in self._stepped:
             if id(other) not in known and not steps_through(self._optimizer, other) and self._trained_by(other):
                 yield other
@@ -192,18 +193,18 @@ class TrackedParts:
 
 
 def _stateful(part: Any) -> bool:
-    """Whether it can be saved and loaded; a class cannot, until it is built."""
+    """Whether it can be saved and loaded; a class cannot, only its instances."""
     methods = (getattr(part, name, None) for name in ("state_dict", "load_state_dict"))
     return not isinstance(part, type) and all(map(callable, methods))
 
 
 def _position_is_in_world(loader: DataLoader[Any]) -> bool:
-    """Whether what the loop takes of it is to be counted: the world's shards then have the position."""
+    """Whether to count the batches that the loop takes from it: the world's shards then have the position."""
     return isinstance(loader.dataset, StreamShard) or isinstance(loader.sampler, Shard) or not _stateful(loader)
 
 
 def _has_scheduler(optimizer: Optimizer) -> bool:
-    """Whether a torch scheduler was made for it: that wraps its step, and leaves no way from it to the scheduler."""
+    """Whether a torch scheduler was created for it, which wraps its step without a reference to the scheduler."""
     return hasattr(optimizer.step, "_wrapped_by_lr_sched")
 
 
@@ -216,7 +217,7 @@ def _listed(rates: list[float]) -> str:
 
 
 def _schedules(part: Any, optimizer: Optimizer) -> bool:
-    """Whether this is a scheduler of `optimizer`, also in a wrapper as AcceleratedScheduler is, or the state of one."""
+    """Whether this is a scheduler of `optimizer`, possibly in a wrapper such as AcceleratedScheduler, or its state."""
     inner = getattr(part, "scheduler", part)
     return getattr(inner, "optimizer", None) is optimizer or (isinstance(part, Mapping) and "last_epoch" in part)
 
@@ -226,7 +227,7 @@ def _keyword(name: str) -> str:
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    """Every value in containers, and the dicts themselves; of containers that hold themselves, too."""
+    """Every value in containers, and the dicts themselves; supports containers that contain themselves."""
     waiting, seen = [tree], set[int]()
     while waiting:
         value = waiting.pop()
@@ -239,23 +240,23 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 # -- functions of schedulers -------------------------------------------------------------------------------------------
 
-# LambdaLR and MultiplicativeLR compute rates by functions of the user's, which state_dict() does not hold. A newcomer
-# is given the others' state and computes with functions of its own, which may differ where they depend on len(loader).
-# So functions are compared by their values.
+# LambdaLR and MultiplicativeLR compute rates by functions of the script, which state_dict() does not contain. A new
+# worker receives the state of the others but uses its own functions, which may differ if they depend on len(loader).
+# Therefore, functions are compared by their values.
 
 Function = Callable[[int], Any]
 
-SHOWN = (1, 100, 10_000)  # steps whose values a message names
+SHOWN = (1, 100, 10_000)  # steps with values in a message
 LARGEST_STEP = 10**7
 REMEDY = (
-    "A scheduler's state_dict() does not hold the functions of LambdaLR or MultiplicativeLR, so each worker has its "
-    "own. Compute them from numbers that are the same whenever a worker comes, such as total = 10_000; or from "
-    "len(loader) before gossamer.attach, where world.size is the size with which the run began."
+    "A scheduler's state_dict() does not contain the functions of LambdaLR or MultiplicativeLR, so each worker has its "
+    "own. Compute them from numbers that do not depend on the time at which a worker joins, such as total = 10_000; or "
+    "from len(loader) before gossamer.attach, where world.size is the size with which the run started."
 )
 
 
 def functions_text(scheduler: Any) -> str:
-    """The values of all functions of a scheduler, and of those that it chains; "" where it has none."""
+    """The values of all functions of a scheduler, and of schedulers that it chains; "" without functions."""
     found = list(_functions(scheduler))
     if not found:
         return ""
@@ -267,7 +268,7 @@ def functions_text(scheduler: Any) -> str:
 
 
 def refuse_other_functions(name: str, scheduler: Any, others: Mapping[str, str]) -> None:
-    """Raise MismatchError for a newcomer's scheduler whose functions return other values than those of `others`.
+    """Raise MismatchError for a new worker's scheduler with functions that return other values than those of `others`.
 
     others: `functions_text` of the schedulers of workers that train already, by "functions of " and their names.
     """
@@ -275,13 +276,13 @@ def refuse_other_functions(name: str, scheduler: Any, others: Mapping[str, str])
     if mine != theirs:
         raise MismatchError(
             f"the functions of {name} return {mine or 'nothing'} on this worker and {theirs or 'nothing'} on the "
-            f"workers that train already, so learning rates would differ, and this worker does not go on. {REMEDY}"
+            f"workers that train already, so learning rates would differ. This worker does not join. {REMEDY}"
         )
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Add to a refusal within the block what to do about functions, if these differ."""
+    """Context manager that adds the remedy for differing functions to a MismatchError about them."""
     try:
         yield
     except MismatchError as refusal:
@@ -299,7 +300,7 @@ def _functions(scheduler: Any) -> Iterator[Function]:
 
 
 def _steps() -> Iterator[int]:
-    """All small steps, then one in a hundred of as many: a difference of one percent in a length is found."""
+    """All small steps, then every hundredth part of the previous one, which reveals a difference of one percent."""
     step = 0
     while step <= LARGEST_STEP:
         yield step
@@ -309,34 +310,34 @@ def _steps() -> Iterator[int]:
 def _value(function: Function, step: int) -> str:
     try:
         return f"{float(function(step)):.9g}"
-    except Exception as error:  # a table that ends, or no number
+    except Exception as error:  # for example a table that ends
         return type(error).__name__
 
 
-# -- loaders, whose position is what the loop took ---------------------------------------------------------------------
+# -- loaders, with positions that count the batches taken by the loop --------------------------------------------------
 
 
 class TrackedLoader:
-    """A DataLoader over a shard, of a dataset or of a stream; its position is what the loop was given.
+    """A DataLoader over a shard of a dataset or a stream; its position counts the batches that the loop has taken.
 
-    Everything else is the loader's own. A resumed run is given the batches that the interrupted one was not, with any
-    number of workers, persistent or not. What a dataset draws at random in workers starts anew there: seed it by the
-    index. Where workers of the group come or go, batches that were fetched ahead are dropped, and those of the new deal
-    are fetched.
+    All other attributes are those of the loader. A resumed run continues with the next batch, with any number of loader
+    workers, persistent or not. Random numbers that a dataset draws in loader workers start again there: seed them by
+    the index. When workers of the group join or leave, prefetched batches are dropped, and those of the new deal are
+    fetched.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        """Raises AttachError where batches taken do not tell which indices they hold."""
+        """Raises AttachError if the number of batches taken does not determine their indices."""
         self._loader, self._shard = loader, _shard_of(loader)
         self._batch_size = loader.batch_size or 1
 
     def __iter__(self) -> Iterator[Any]:
         shard = self._shard
-        shard.let_loader_count()  # not before: a loop may go on with the loader itself
+        shard.let_loader_count()  # only now: a loop may continue with the original loader
         as_loaded, resumed, before = shard.random_state, shard.resumed, torch.get_rng_state()
         batches = self._begun()
-        # A new iterator draws a seed, which the run that was never interrupted did not: in the middle of an epoch, and
-        # where its workers persist.
+        # A new iterator draws a seed, which an uninterrupted run would not have drawn: in the middle of an epoch, and
+        # with persistent workers.
         if as_loaded is not None:
             torch.set_rng_state(as_loaded)
         elif resumed and self._loader.persistent_workers:
@@ -353,11 +354,11 @@ class TrackedLoader:
         return iter(self._loader)
 
     def _taken(self, batches: Iterator[Any]) -> Generator[Any, None, bool]:
-        """Batches until they end, or until workers came or went: then true. What was fetched ahead under the deal
-        before and not taken belongs to whoever has it now."""
+        """Yield batches until they end or workers join or leave; returns True in the latter case. Prefetched batches of
+        the old deal that were not taken are left to their new owners."""
         shard, changes = self._shard, self._shard.changes
         for count, batch in enumerate(batches, 1):
-            if shard.changes != changes:  # while this batch was fetched
+            if shard.changes != changes:  # in the meantime
                 break
             shard.take(count * self._batch_size)
             yield batch
@@ -373,10 +374,10 @@ class TrackedLoader:
 
 
 class RestoredLoader:
-    """A loader that has state_dict() and load_state_dict(), such as torchdata's StatefulDataLoader; all is its own.
+    """A loader with state_dict() and load_state_dict(), such as torchdata's StatefulDataLoader, which stores its state.
 
-    Its iterators draw seeds from torch's generator. That of an epoch under way has drawn them before the checkpoint, so
-    whatever a restored one draws as it is made is taken back.
+    Its iterators draw seeds from torch's generator. The iterator of an interrupted epoch had drawn its seeds before the
+    checkpoint, so draws of a restored iterator at its creation are undone.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -385,7 +386,7 @@ class RestoredLoader:
     def __iter__(self) -> Iterator[Any]:
         if self._restored:
             before = torch.get_rng_state()
-            self._loader.state_dict()  # makes the iterator that goes on
+            self._loader.state_dict()  # creates the iterator that continues
             torch.set_rng_state(before)
         self._restored = False
         return iter(self._loader)
@@ -408,13 +409,13 @@ def _shard_of(loader: DataLoader[Any]) -> Shard | StreamShard[Any]:
     shard = loader.dataset if isinstance(loader.dataset, StreamShard) else _sampler_of(loader)
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise AttachError(
-            "in_order=False hands out batches as workers finish them, so the number that was taken does not say which. "
-            "Leave it out."
+            "in_order=False returns batches in the order in which workers finish them, so the number of batches taken "
+            "does not determine their indices. Leave it out."
         )
     if isinstance(shard, StreamShard) and loader.persistent_workers:
         raise AttachError(
-            "workers that persist keep the position in the stream at which they were started, so a resumed run would "
-            "begin elsewhere. Leave persistent_workers out."
+            "persistent workers keep the position in the stream at which they were started, so a resumed run would "
+            "start at another position. Leave persistent_workers out."
         )
     return shard
 
@@ -422,8 +423,8 @@ def _shard_of(loader: DataLoader[Any]) -> Shard | StreamShard[Any]:
 def _sampler_of(loader: DataLoader[Any]) -> Shard:
     if not isinstance(loader.sampler, Shard):
         raise AttachError(
-            "this loader draws from a sampler or batch sampler of its own, so the number of batches that were taken "
-            "does not say where it stands. Write DataLoader(dataset, batch_size=..., sampler=world.shard(dataset)), or "
-            "give session.track a loader that has state_dict(), such as torchdata's StatefulDataLoader."
+            "this loader has its own sampler or batch sampler, so the number of batches taken does not determine its "
+            "position. Write DataLoader(dataset, batch_size=..., sampler=world.shard(dataset)), or pass session.track "
+            "a loader with state_dict(), such as torchdata's StatefulDataLoader."
         )
     return loader.sampler

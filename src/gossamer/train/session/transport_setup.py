@@ -30,8 +30,8 @@ from gossamer.train.world_state import WorldState
 
 
 def transport_for(world: WorldState, recipe: Recipe, ranks: Sequence[int] | None = None) -> Transport:
-    """The transport of a new session, among `ranks` of the job; None: all. Raises AttachError for a restarted worker
-    whose recipe moves in step."""
+    """The transport of a new session, among `ranks` of the job; None means all. Raises AttachError for a restarted
+    worker with a recipe in lock step."""
     if is_elastic():
         refuse_inelastic(recipe)
         return join_run().transport(requested_collective(recipe.topology.collective), world.device)
@@ -40,22 +40,21 @@ def transport_for(world: WorldState, recipe: Recipe, ranks: Sequence[int] | None
     if returns():
         if not all(_takes_back(stage) for stage in recipe.strategy.stages):
             raise AttachError(
-                f"rank {world.rank} was lost and came back alone, and with {recipe} all workers move in step: there is "
-                "no place between two steps where one could come in. Leave out --max-restarts, or let the parameters "
-                "live on servers: gossamer run --servers 1 --recipe 'ParameterServer()'; or with single neighbours: "
-                "gossamer run --recipe \"Gossip('pairwise')\"."
+                f"rank {world.rank} was lost and restarted alone, but with {recipe} all workers are in lock step, so "
+                "it cannot rejoin. Leave out --max-restarts, or use parameter servers: gossamer run --servers 1 "
+                "--recipe 'ParameterServer()'; or single neighbors: gossamer run --recipe \"Gossip('pairwise')\"."
             )
         return DetachedTransport(world.rank, world.size)
-    paced = os.environ.get("GOSSAMER_PACED")  # where no real emulation is possible, gossamer run asks for this one
+    paced = os.environ.get("GOSSAMER_PACED")  # set by gossamer run if it cannot emulate a network
     wish = requested_collective(recipe.topology.collective)
     transport = group_transport(world, wish, ranks)
     return ThrottledTransport(transport, read_network(paced, transport.world), wish) if paced else transport
 
 
 def model_group(ranks: Sequence[int], size: int) -> ModelGroup:
-    """The ranks that hold one replica of the model with this one. Every rank of the job, `size` in all, must call it.
+    """The ranks that hold one replica of the model with this one. Collective among all `size` ranks of the job.
 
-    ranks: of the job, those that hold the same part of the model as this one. Raises AttachError where these do not
+    ranks: of the job, those that hold the same part of the model as this one. Raises AttachError if these groups do not
     divide the job.
     """
     job = ProcessGroupTransport()
@@ -67,17 +66,17 @@ def model_group(ranks: Sequence[int], size: int) -> ModelGroup:
 
 
 def _takes_back(stage: Stage) -> bool:
-    """Whether a restarted worker finds parameters to go on from, and no rank waits for it at a step."""
+    """Whether a restarted worker can receive parameters, and no rank waits for it at a step."""
     if isinstance(stage, ServerStage):
         return bool(dedicated_servers())
     return isinstance(stage, GossipStage) and not stage.in_lock_step
 
 
 def group_transport(world: WorldState, wish: str, ranks: Sequence[int] | None = None) -> Transport:
-    """The process group of `ranks`, of all by default, with Gossamer's own TCP mesh, which serves GPUs through this
-    machine's memory; where all have one, NCCL stays beside it, and the faster is taken.
+    """The process group of `ranks` (default: all) with Gossamer's own TCP mesh, which copies GPU tensors through host
+    memory. If all ranks have NCCL, it is opened as well, and the faster one is used.
 
-    In a run that encrypts (--tls) the mesh is sealed, and alone. Raises ConnectError where it cannot be.
+    In a run that encrypts (--tls) only the encrypted mesh is used. Raises ConnectError if it cannot be opened.
     """
     engine, address = ProcessGroupTransport(ranks), _listening_address()
     if (tls := mesh_tls()) is not None:
@@ -86,12 +85,12 @@ def group_transport(world: WorldState, wish: str, ranks: Sequence[int] | None = 
 
 
 def _listening_address() -> str:
-    """The address of the chosen interface, or of the one towards rank 0 where the script made the process group."""
+    """The address of the chosen interface, or of the one towards rank 0 if the script made the process group."""
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return own_address()
     try:
         towards = choose_interface(here())
-    except ConnectError:  # undecidable: loopback is not reached from elsewhere, and torch's collectives are used
+    except ConnectError:  # undecidable: loopback cannot be reached by other machines, and torch's collectives are used
         towards = None
     return interfaces().get(towards or "", own_address())
 

@@ -218,7 +218,7 @@ class _Differing(Exception):
 
 
 def _agreed(transport: Transport, call: Call, length: int) -> list[int]:
-    """Compare the calls of all ranks; returns the lengths of what they have to send, by rank."""
+    """Compare the calls of all ranks. Returns the lengths of their contents, by rank."""
     mine = torch.tensor([call.code, len(call.text.encode()), length], device="cpu")
     heard = [part.tolist() for (part,) in _answer(transport, AllGather((mine,)))]
     if any(code != call.code for code, _, _ in heard):
@@ -253,7 +253,7 @@ def _performed(
     """Make a call in whichever way this worker reaches the others.
 
     Args:
-        content: What this rank sends in a roll call.
+        content: this rank's contribution to a roll call.
         among_all: The call over a transport; made again if the group changes meanwhile.
         among_survivors: The result, given the contents of the ranks that are left.
     """
@@ -320,7 +320,7 @@ def _mismatch(calls: str) -> MismatchError:
 
 
 def _within(seconds: float, wait: Callable[[], object], world: WorldState) -> None:
-    """Wait in a thread of its own, which goes on waiting after a timeout."""
+    """Wait on a separate thread, which continues to wait after a timeout."""
     done: Future[object] = Future()
 
     def work() -> None:

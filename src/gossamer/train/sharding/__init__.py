@@ -1,4 +1,4 @@
-"""Sharding: a recipe between replicas of a model that FSDP2, tensor parallelism or pipeline stages split.
+"""Sharding: a recipe between replicas of a model that FSDP2, tensor parallelism or pipeline stages shard.
 
 replica_mesh  the ranks that hold the same part of the model, from one dimension of a DeviceMesh
 local_shards  this rank's part of each DTensor, as a parameter that the synchronizers average

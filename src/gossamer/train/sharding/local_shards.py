@@ -1,9 +1,9 @@
-"""Local shards: make this rank's part of each DTensor a parameter of its own, whose gradient comes and goes with it.
+"""Local shards: make this rank's part of each DTensor a separate parameter, and move gradients between both.
 
-FSDP2 and tensor parallelism leave a model whose parameters are DTensors: each rank holds its local tensor. What
-synchronizers average is that tensor, as a leaf that shares its memory. When a backward pass of the model is over, the
-engine has put gradients into the DTensors; a second, trivial backward pass hands their local tensors to these leaves,
-so all that hears of gradients hears of them there. What the leaves' gradients then are, the DTensors' become.
+With FSDP2 and tensor parallelism, the parameters of a model are DTensors: each rank holds a local tensor. Synchronizers
+average a leaf that shares the memory of that tensor. After a backward pass of the model, the gradients are in the
+DTensors; a second, trivial backward pass assigns their local tensors to these leaves, which triggers the leaves'
+gradient hooks. The leaves' resulting gradients are assigned to the DTensors.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gossamer.train.engine.torch_hooks import BackwardMonitor
 
 
 class WholeParameters:
-    """Trainable parameters that lie on one rank each: what is averaged are they themselves.
+    """Trainable parameters that are on one rank each, and are averaged directly.
 
-    parameters: by name, as synchronizers see them; own: as the model and the optimizer hold them.
+    parameters: by name, as seen by synchronizers; own: as held by the model and the optimizer.
     """
 
     sharded = False
@@ -35,10 +35,10 @@ class WholeParameters:
         self.parameters = self.own
 
     def gather(self) -> None:
-        """Parameters are about to be written, or were: forget copies that an engine has made of them."""
+        """Called before and after parameters are written: drop gathered copies."""
 
     def close(self) -> None:
-        """Leave the model."""
+        """Remove hooks from the model."""
 
 
 class LocalShards(WholeParameters, Extension):
@@ -59,12 +59,12 @@ class LocalShards(WholeParameters, Extension):
         self.show()
 
     def before_exchange(self, steps: int) -> None:
-        """See the gradients as the loop has left them."""
+        """Read gradients that the loop may have changed."""
         for leaf, gradient in self._take(held=False):
             leaf.grad = gradient
 
     def _take(self, *, held: bool = True) -> list[tuple[Parameter, Tensor]]:
-        """(leaf, what a pass has added to its gradient). held: zeros, too, for gradients that it added to in place."""
+        """(leaf, new part of its gradient). held: include zeros for gradients that the pass accumulated in place."""
         fresh: list[tuple[Parameter, Tensor]] = []
         for name, parameter in self.own.items():
             leaf, gradient = self.parameters[name], _local_gradient(parameter)
@@ -84,14 +84,14 @@ class LocalShards(WholeParameters, Extension):
 
     @torch.no_grad()
     def show(self) -> None:
-        """Let the optimizer see the gradients as they are now."""
+        """Assign the leaves' gradients to the model's parameters."""
         for name, parameter in self.own.items():
             gradient = self.parameters[name].grad
             parameter.grad = None if gradient is None else like(gradient, parameter)
 
     def gather(self) -> None:
         for module in self._model.modules():
-            reshard = getattr(module, "reshard", None)  # of FSDP2's modules: their own parameters only
+            reshard = getattr(module, "reshard", None)  # of FSDP2's modules: for their own parameters only
             if callable(reshard):
                 reshard()
 
@@ -112,14 +112,14 @@ def sharded_parameters(model: nn.Module) -> dict[str, Any]:
 
 def is_sharded(tensor: Tensor | None) -> TypeGuard[Any]:
     """Whether this is a DTensor."""
-    module = sys.modules.get("torch.distributed.tensor")  # takes half a second to import; without it there is none
+    module = sys.modules.get("torch.distributed.tensor")  # importing it takes half a second; not imported, no DTensor
     kind = getattr(module, "DTensor", None)  # another thread may be importing it
     return kind is not None and isinstance(tensor, kind)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, in the memory where it lies."""
-    with torch.no_grad():  # else a DTensor gives a view that autograd knows
+    """This rank's part of a tensor, in the same memory."""
+    with torch.no_grad():  # otherwise a DTensor returns a view with autograd history
         part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part.detach()
 
@@ -129,7 +129,7 @@ def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def like(part: Tensor, tensor: Tensor) -> Tensor:
-    """A local part as what `tensor` is: a DTensor of the same mesh and placements, or itself."""
+    """A local part in the form of `tensor`: a DTensor of the same mesh and placements, or unchanged."""
     if not is_sharded(tensor):
         return part
     whole: Any = tensor
@@ -140,13 +140,13 @@ def like(part: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _leaf(parameter: Parameter) -> Parameter:
-    """A leaf in the memory of the local tensor, with its count of writes: nn.Parameter would begin another."""
+    """A leaf with the memory and version counter of the local tensor; nn.Parameter would create another counter."""
     return cast(Parameter, local_part(parameter).requires_grad_())
 
 
 @torch.no_grad()
 def _local_gradient(parameter: Parameter) -> Tensor | None:
-    """Sums that tensor parallelism has left to be made are made: a collective of its mesh, on all of its ranks."""
+    """The local gradient, after pending sums of tensor parallelism: a collective of its mesh, on all of its ranks."""
     gradient, whole = parameter.grad, cast(Any, parameter)
     if not is_sharded(gradient):
         return gradient
@@ -162,7 +162,7 @@ def _refuse_moved(name: str, leaf: Tensor, parameter: Parameter) -> None:
     now = local_part(parameter)
     if not _same_memory(leaf, now) or leaf.dtype != now.dtype:
         raise LayoutError(
-            f'the shard of "{name}" lies elsewhere in memory than at attach, as after model.to(...) or '
-            "load_state_dict(..., assign=True), and what is averaged would not reach it. Call session.close() and "
-            "gossamer.attach(...) again after it."
+            f'the shard of "{name}" has other memory than at attach, for example after model.to(...) or '
+            "load_state_dict(..., assign=True), so averages would not reach it. Call session.close() before and "
+            "gossamer.attach(...) after it."
         )

@@ -1,4 +1,4 @@
-"""Local state: saves and loads the state dict of a model or an optimizer as this rank's shards, without DTensors."""
+"""Local state: state dicts of a model or an optimizer with this rank's shards in place of DTensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gossamer.train.sharding.local_shards import like, local_part
 
 
 class LocalModelState:
-    """The state of a model whose parameters are sharded; what it holds of each lies on this rank."""
+    """The state of a sharded model, as this rank's part of each tensor."""
 
     def __init__(self, model: nn.Module, before: Callable[[], None]) -> None:
         """before: called before the model is read or written."""
@@ -30,8 +30,8 @@ class LocalModelState:
         own = self._model.state_dict()
         if own.keys() != state_dict.keys():
             raise CheckpointError(
-                f"this checkpoint and the model have other parts: {sorted(own.keys() ^ state_dict.keys())}. Build the "
-                "model as in the run that wrote it, or begin in an empty directory."
+                f"this checkpoint and the model have different entries: {sorted(own.keys() ^ state_dict.keys())}. "
+                "Build the model as in the run that wrote it, or begin in an empty directory."
             )
         for name, value in state_dict.items():
             if isinstance(value, Tensor):
@@ -39,7 +39,7 @@ class LocalModelState:
 
 
 class LocalOptimizerState:
-    """The state of an optimizer whose parameters are sharded."""
+    """The state of an optimizer of sharded parameters."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -63,7 +63,7 @@ def _local(value: Any) -> Any:
 
 
 def _as_sharded(key: str, value: Any, parameter: Tensor) -> Any:
-    """What an optimizer remembers of each entry lies as the parameter does; a count of steps does not."""
+    """Convert state of the parameter's local shape to its sharding; a count of steps is unchanged."""
     if key == "step" or not isinstance(value, Tensor) or value.shape != local_part(parameter).shape:
         return value
     return like(value, parameter)

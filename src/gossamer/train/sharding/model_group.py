@@ -1,4 +1,4 @@
-"""Model group: the ranks that hold one replica of a model together, which skip the same steps and clip by one norm."""
+"""Model group: the ranks that hold one replica of a model together, skip the same steps and clip by one norm."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ ELSEWHERE: NonFiniteOrigin = None, "another part of the model"
 
 @dataclass
 class ModelGroup:
-    """A replica of the model that lies on the ranks of `training`, in parts.
+    """A replica of the model that is divided among the ranks of `training`.
 
     training, rounds, job: transports of those ranks for the training thread and for the communication thread, and one
-    of all ranks of the job. shards: which ranks hold the same part, as text that checkpoints compare.
+    of all ranks of the job. shards: the ranks that hold the same part, as text that checkpoints compare.
     """
 
     training: Transport
     rounds: Transport
     job: Transport
     shards: str
-    staged: bool = field(init=False, default=False)  # some of them hold other layers
+    staged: bool = field(init=False, default=False)  # whether some ranks hold other layers
     _copies: dict[int, int] = field(init=False, default_factory=dict)  # by id of a parameter
 
     def hold(self, views: WholeParameters) -> None:
-        """From now on these are this rank's part of the model. Every rank must call it."""
+        """Set this rank's part of the model. Collective."""
         told = self.training.all_gather_text(json.dumps([_ranks(each) for each in views.own.values() if _ranks(each)]))
         mine = _connected(self.training.rank, _job_ranks(self.training, self.job), map(json.loads, told))
         self.staged = mine < self.training.world
@@ -49,7 +49,7 @@ class ModelGroup:
         }
 
     def agree(self, blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
-        """On the training thread: what was not finite here, or on another rank of the replica; None where all was."""
+        """On the training thread: the non-finite origin here or on another rank of the replica; None without one."""
         return _agreed(self.training, blame)
 
     def agree_in_round(self, blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
@@ -57,7 +57,7 @@ class ModelGroup:
         return _agreed(self.rounds, blame)
 
     def total_norm(self, graded: Iterable[Any]) -> Tensor:
-        """The norm of the whole model's gradients: a parameter that several ranks hold alike counts once."""
+        """The norm of the whole model's gradients; a parameter that several ranks hold counts once."""
         squared = sum(
             float(torch.linalg.vector_norm(entries(each.grad), dtype=torch.float64)) ** 2 / self._copies[id(each)]
             for each in graded
@@ -66,7 +66,7 @@ class ModelGroup:
         return torch.tensor(sqrt(sum(float(theirs) for (theirs,) in heard)))
 
     def whole(self, closed: events.Closed) -> events.Closed:
-        """With a digest of all parts of the replica, which replicas compare."""
+        """Add a digest of all parts of the replica, which replicas compare."""
         if closed.ended == "finished":
             with suppress(GossamerError):
                 return replace(closed, digest=" ".join(self.training.all_gather_text(closed.digest)))
@@ -83,13 +83,13 @@ def _agreed(transport: Transport, blame: NonFiniteOrigin | None) -> NonFiniteOri
 
 
 def _job_ranks(training: Transport, job: Transport) -> list[int]:
-    """The ranks in the job of those that hold the replica, by their rank in it."""
+    """The ranks in the job of the replica's ranks, by their rank in it."""
     return [int(text) for text in training.all_gather_text(str(job.rank))]
 
 
 def _connected(rank: int, job_ranks: Sequence[int], meshes: Iterable[Sequence[Sequence[int]]]) -> int:
-    """How many ranks of the replica are connected to `rank` by the meshes of parameters: with those it shares the
-    parameters that are in no mesh, as under tensor parallelism; other ranks hold other layers."""
+    """Number of ranks of the replica that are connected to `rank` by the meshes of parameters. They share parameters
+    without a mesh, as with tensor parallelism; other ranks hold other layers."""
     found, joined = {job_ranks[rank]}, [{*ranks} for theirs in meshes for ranks in theirs]
     while more := [ranks for ranks in joined if ranks & found and not ranks <= found]:
         found = found.union(*more)
@@ -97,12 +97,12 @@ def _connected(rank: int, job_ranks: Sequence[int], meshes: Iterable[Sequence[Se
 
 
 def _ranks(parameter: Any) -> list[int]:
-    """The ranks over which a parameter is a DTensor; none for one that lies here whole."""
+    """The ranks of a parameter's mesh; empty for a parameter that is not a DTensor."""
     mesh = getattr(parameter, "device_mesh", None)
     return [] if mesh is None else sorted(mesh.mesh.flatten().tolist())
 
 
 def _replicated(parameter: Any) -> int:
-    """On how many ranks of its own mesh each entry of a parameter lies."""
+    """Number of ranks of its own mesh that hold each entry of a parameter."""
     placements: Mapping[int, Any] = dict(enumerate(getattr(parameter, "placements", ())))
     return prod(parameter.device_mesh.size(dim) for dim, placement in placements.items() if placement.is_replicate())

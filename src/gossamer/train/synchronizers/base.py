@@ -1,4 +1,4 @@
-"""Synchronizer: the interface that a session calls around every step, and what every kind of it is built from."""
+"""Synchronizer: the interface that a session calls around every optimizer step, and its common parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NamedState = dict[str, dict[str, Tensor]]
 
 
 def without_unsent(state: NamedState) -> NamedState:
-    """What is remembered, but for what this worker alone has still to send."""
+    """Remove the state that this worker alone has still to send (residuals)."""
     return {
         name: {key: tensor for key, tensor in remembered.items() if not is_unsent(key)}
         for name, remembered in state.items()
@@ -34,7 +34,7 @@ def without_unsent(state: NamedState) -> NamedState:
 
 @dataclass(frozen=True)
 class SyncContext:
-    """What every synchronizer is built from, beside its strategy and its buckets."""
+    """Dependencies of every synchronizer, in addition to its strategy and its buckets."""
 
     transport: Transport
     comm_thread: CommThread
@@ -44,13 +44,16 @@ class SyncContext:
     since: int = 0  # the step at which the recipe began: its compressors count from there
 
     def aggregation(self, step: int, moments: Moments = NO_MOMENTS) -> AggregationContext:
-        """What a compressor is told of this rank at a step."""
+        """Arguments of this rank's compressor at a step."""
         rank, world = self.transport.rank, self.transport.world
         return AggregationContext(step=step, seed=self.seed, rank=rank, world=world, **moments._asdict())
 
     def compare_parameters(self, ranks: Sequence[int], step: int) -> None:
-        """Find out which tensors of which `ranks` differ, now that a step's reports have. On the training threads of
-        all ranks, after the same step: another thread would see parameters that are being written."""
+        """Find the tensors in which `ranks` differ, after the reports of a step differed.
+
+        Called on the training thread of all ranks after the same step: other threads would read parameters that are
+        being written.
+        """
         check = self.loop.check
         texts = self.comm_thread.exchange(partial(self.transport.all_gather_text, check.text())).wait()
         check.compare({rank: texts[rank] for rank in ranks}, f"at step {step}")
@@ -59,89 +62,90 @@ class SyncContext:
 class Synchronizer(ABC):
     """Synchronizes the ranks during one stage of a strategy."""
 
-    judges_latest_pass = False  # whether what was not finite came from the latest backward pass
-    in_step = True  # whether all ranks come to an epoch's end together
-    roll_call: RollCall | None = None  # for calls outside of steps, where the recipe outlives the loss of a rank
+    judges_latest_pass = False  # whether non-finite values come from the latest backward pass
+    in_step = True  # whether all ranks reach the end of an epoch together
+    roll_call: RollCall | None = None  # for calls outside of steps, if the recipe tolerates the loss of a rank
 
     def __init__(self, controls: LoopControls | None = None) -> None:
         self.controls = controls or LoopControls()
-        self.step = 0  # how many steps were made together
-        self.asked_to_stop = False  # this rank wants the run to end
-        self.stopping = False  # all ranks know that it ends
-        self.asked_to_look = False  # this rank wants all to tell what they measured
-        self.look_asked = False  # some rank did, in the last exchange
-        self.all_trained = False  # every rank made the last exchange's step, so that all come to what follows it
-        self.last_pass: int | None = None  # after so many backward passes another synchronizer takes over
-        self.reference: float | None = None  # the weight that counts as one, once it is agreed upon
+        self.step = 0  # number of common steps
+        self.asked_to_stop = False  # this rank requests the end of the run
+        self.stopping = False  # all ranks have received such a request
+        self.asked_to_look = False  # this rank requests the measurements of all ranks
+        self.look_asked = False  # a rank requested them in the last exchange
+        self.all_trained = False  # every rank trained in the last exchange, so all execute the code after it
+        self.last_pass: int | None = None  # number of backward passes after which another synchronizer takes over
+        self.reference: float | None = None  # weight that counts as 1, agreed on by all ranks
 
     @property
     @abstractmethod
     def buckets(self) -> Sequence[Bucket]:
-        """What is compressed and sent together."""
+        """Groups of parameters that are compressed and sent together."""
 
     @property
     def passes(self) -> int:
-        """How many backward passes count, by which stages begin; alike on all ranks that train in lock step."""
+        """Number of backward passes that count for the start of stages; equal on all ranks in lock step."""
         return self.step
 
     @property
     def accumulating(self) -> bool:
-        """Whether more backward passes are to come before there are gradients for the optimizer."""
+        """Whether more backward passes follow before the optimizer has its gradients."""
         return False
 
     @property
     def between_steps(self) -> bool:
-        """Whether no backward pass was made whose gradients an optimizer has still to use."""
+        """Whether no gradients are waiting for an optimizer step."""
         return not self.accumulating
 
     @property
     def touched(self) -> bool:
-        """Whether averaged gradients were written to since the optimizer was shown them."""
+        """Whether averaged gradients were modified after the exchange."""
         return False
 
     @property
     def agreed(self) -> Mapping[str, Tensor] | None:
-        """Parameters by name as all workers agree on them; None where that is the model as it is."""
+        """Parameters by name that all workers agree on; None if these are the model's parameters."""
         return None
 
     def merge(self) -> Mapping[str, Tensor] | None:
-        """`agreed`, gathered from all ranks where no rank has it: every rank calls it after the same step."""
+        """Return `agreed`, computed from all ranks if no rank has it. Every rank calls it after the same step."""
         return self.agreed
 
     def end_calls(self) -> None:
-        """This rank makes no more calls outside of steps, so that no other rank waits for them. Idempotent."""
+        """Announce that this rank makes no more calls outside of steps. Idempotent."""
         if self.roll_call is not None:
             self.roll_call.end()
 
     def end_run(self) -> None:  # noqa: B027 - most have nothing left to agree on
-        """The session ends without a failure: take what all ranks agree on, if the others are there."""
+        """End the session without a failure: adopt the parameters that all ranks agree on, if the others respond."""
 
     @abstractmethod
     def before_step(self, *, closure: bool) -> None:
-        """The optimizer is about to make its step."""
+        """Called before optimizer.step()."""
 
     @abstractmethod
     def after_step(self) -> None:
-        """It has made its step."""
+        """Called after optimizer.step()."""
 
     def use(self) -> None:  # noqa: B027 - most average no gradients
-        """Some optimizer is about to use the gradients of parameters that are attached."""
+        """Called before any optimizer uses gradients of attached parameters."""
 
     def step_skipped(self) -> None:
-        """The scaler has left out the optimizer's step, for gradients that were not finite: it counts like any other,
-        or ranks would count apart."""
+        """Called when the scaler skipped the optimizer step because of non-finite gradients. The step counts as usual,
+        so that the counts of all ranks stay equal."""
         self.after_step()
 
     @abstractmethod
     def end_epoch(self) -> int:
-        """Uneven inputs: take part in the other ranks' operations with weight 0 until all are out of data, or another
-        stage begins. Returns how many of their steps this rank missed."""
+        """For uneven inputs: join the operations of the other ranks with weight 0 until all are out of data or another
+        stage begins. Returns the number of steps that this rank missed."""
 
     @abstractmethod
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
-        """Poll whether all ranks make the same call now. Raises LoopError where some do not.
+        """Poll whether all ranks make the same call now. Raises LoopError otherwise.
 
-        call: the call that needs all ranks after the same step.
+        Args:
+            call: the call that all ranks must make after the same step.
         """
 
     def remembered(self) -> NamedState:
@@ -149,16 +153,16 @@ class Synchronizer(ABC):
         return {}
 
     def progress(self) -> dict[str, Any]:
-        """What a checkpoint needs beside `remembered` to go on exactly from here."""
+        """State of a checkpoint for an exact resume, in addition to `remembered`."""
         return {"step": self.step}
 
     def handed_over(self) -> dict[str, Any]:
-        """What a newcomer among the workers goes on from. On the communication thread, between two exchanges, while the
-        training thread waits."""
+        """State for a worker that joins. Called on the communication thread between two exchanges, while the training
+        thread waits."""
         return {"progress": self.progress(), "state": without_unsent(self.remembered())}
 
     def take_up(self, handed: Mapping[str, Any]) -> None:
-        """Begin with what `handed_over` gave elsewhere; nothing is still to be sent."""
+        """Start from the result of `handed_over` on another worker, without unsent residuals."""
         theirs = handed["state"]
         kept = {
             name: {key: theirs.get(name, {}).get(key, tensor) for key, tensor in remembered.items()}
@@ -167,31 +171,31 @@ class Synchronizer(ABC):
         self.resume(handed["progress"], kept)
 
     def rescale(self, factor: float) -> None:
-        """What is still to be sent will be divided by `factor` times as many workers."""
+        """Scale unsent residuals, after the number of workers that they are divided by changed by `factor`."""
         for bucket in self.buckets:
             bucket.rescale(factor)
 
     @abstractmethod
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on from a checkpoint of as many workers."""
+        """Continue from a checkpoint of the same number of workers."""
 
     def begin_at(self, step: int) -> None:
-        """Go on after so many steps that a single worker made."""
+        """Continue after `step` steps that a single worker made."""
         self.step = step
 
     def restart(self) -> None:  # noqa: B027 - most have nothing but gradients
-        """The parameters were overwritten by what all workers agree on."""
+        """Called after the parameters were overwritten with values that all workers agree on."""
 
     def flush(self) -> None:  # noqa: B027 - most have nothing in flight between two steps
-        """Wait for rounds in flight; apply them where they must not be lost: on all ranks after the same step."""
+        """Wait for rounds in flight, and apply them where they must not be lost. On all ranks after the same step."""
 
     def take_over_from(self, before: Synchronizer) -> None:
-        """Go on where a synchronizer of the same stage ends, whose layout was another."""
+        """Continue from a synchronizer of the same stage with another layout."""
         self.continue_from(before)
         self.step = before.step
 
     def continue_from(self, before: Synchronizer) -> None:
-        """Go on where the synchronizer of the stage before ends."""
+        """Continue from the synchronizer of the previous stage."""
         self.controls.weight, self.controls.muted = before.controls.weight, before.controls.muted
         self.reference = before.reference
         self.asked_to_stop, self.stopping = before.asked_to_stop, before.stopping
@@ -201,13 +205,13 @@ class Synchronizer(ABC):
         """Remove hooks from the model."""
 
 
-# -- plain training in a world of one, bit for bit ---------------------------------------------------------------------
+# -- plain training with one worker, bit for bit -----------------------------------------------------------------------
 
 
 class SoloSynchronizer(Synchronizer):
-    """Counts the optimizer's steps and reports each to `ended`; has no bucket, no state and no other rank."""
+    """Counts optimizer steps and reports each to `ended`. It has no buckets, no state and no other ranks."""
 
-    in_step = False  # with no other rank that could have missed a step
+    in_step = False  # no other rank could have missed a step
 
     def __init__(self, ended: Callable[[bool, StepCosts], None]) -> None:
         super().__init__()
@@ -238,7 +242,7 @@ class SoloSynchronizer(Synchronizer):
         return {}
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.begin_at(progress["step"])  # progress of several workers, folded
+        self.begin_at(progress["step"])  # combined progress of several workers
 
     def close(self) -> None:
         pass

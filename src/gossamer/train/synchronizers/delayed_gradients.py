@@ -1,4 +1,4 @@
-"""Delayed gradients: the optimizer uses the mean of gradients computed some steps ago, which travels meanwhile."""
+"""Delayed gradients: the optimizer uses the mean gradient of some steps ago, which is exchanged during training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gossamer.train.synchronizers.round_task import RoundTask, taken_along
 
 
 class DelayedGradients(RoundTask):
-    """Offers the gradients of every backward pass, and puts the mean of earlier ones in their place."""
+    """Offers the gradients of every backward pass, and replaces them by the mean of an earlier pass."""
 
     in_backward = keeps_alike = True
 
@@ -30,23 +30,23 @@ class DelayedGradients(RoundTask):
         self._loop.begins()
         if counted:
             raise LoopError(
-                "a second backward() before optimizer.step() would send once more, among its own gradients, the mean "
-                "that arrived with the first. Accumulate with `with session.no_sync():` around all but the last "
-                "backward(), or use EveryStep(accumulate=...). Write the same around a backward() whose gradients are "
-                "thrown away, as a GAN's generator's for its discriminator: the first was such a one, if no step "
-                "followed it."
+                "a second backward() before optimizer.step() would send the mean that arrived with the first one "
+                "again, added to its own gradients. Accumulate with `with session.no_sync():` around all but the last "
+                "backward(), or use EveryStep(accumulate=...). Also write it around a backward() with discarded "
+                "gradients, such as a GAN generator's pass for the discriminator; without a step after it, the first "
+                "backward() was such a pass."
             )
 
     def check_step(self, *, closure: bool) -> None:
         if closure:
             raise LoopError(
-                "gradients that arrive late are those of an earlier step, and a closure computes gradients that are "
-                "used at once. Use EveryStep() with such an optimizer."
+                "delayed gradients are those of an earlier step, but a closure computes gradients for immediate use. "
+                "Use EveryStep() with such an optimizer."
             )
 
     @torch.no_grad()
     def offer(self, bucket: Bucket, presence: Presence) -> Tensor:
-        """A copy: more than one is under way, and the loss scale may have changed before it lands."""
+        """A copy, since several may be in flight, and the loss scale may change before they land."""
         flat = torch.zeros_like(bucket.flat)
         pairs = [
             (slot.view(flat), parameter.grad)
@@ -75,12 +75,12 @@ class DelayedGradients(RoundTask):
         self.nothing_landed()
 
     def nothing_landed(self) -> None:
-        """No rank makes a step; a GradScaler learns it from gradients that are infinite, and refuses to find none."""
+        """Make no step on any rank. A GradScaler needs infinite gradients for that; it rejects missing ones."""
         infinite = [torch.full_like(bucket.flat, torch.inf) for bucket in self._buckets]
         self._show(infinite, set(self._names) if self._loop.scale() is not None else set())
 
     def _show(self, flats: Sequence[Tensor], used: Set[str]) -> None:
-        """Unlike a gradient of zeros, none lets an optimizer do nothing."""
+        """Write gradients. Optimizers skip parameters without a gradient, but not those with a gradient of zeros."""
         for place, bucket in enumerate(self._buckets):
             for slot in bucket.layout:
                 bucket.parameters[slot.name].grad = slot.view(flats[place]) if slot.name in used else None

@@ -30,17 +30,17 @@ from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchroni
 from gossamer.train.synchronizers.gossip_round import MixedTensors, NeighborGraph, RoundHeader, gossip_round
 from gossamer.train.synchronizers.local_step_counter import LocalStepCounter
 
-PREFIX = "mixing."  # of a rule's keys in checkpoints, beside a compressor's
+PREFIX = "mixing."  # of a rule's keys in checkpoints, next to a compressor's
 BUFFERS = "buffers"
 
 
 class GossipAveraging(Synchronizer):
-    """Mixes parameters with neighbors after the optimizer's own step, every so many of them.
+    """Averages parameters with neighbors every `period` steps, after the optimizer step.
 
-    A round is one neighbor all-gather. Only every `rounds_apart` rounds an all-gather among all workers goes with it:
-    a rank that is out of data takes part in its neighbors' rounds until then, and a run that is to stop goes on until
-    then. A rank that needs all workers at the same step (to save, to merge) reports so in the place of a round, in
-    which nothing is mixed; a neighbor that goes on training raises LoopError.
+    A round is one neighbor all-gather. Every `rounds_apart` rounds it is combined with an all-gather among all workers.
+    Until then, a rank that is out of data continues to join its neighbors' rounds, and a run that is to stop continues.
+    A rank that needs all workers at the same step (to save, to merge) reports this in place of a round, in which
+    nothing is mixed; a neighbor that continues training raises LoopError.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class GossipAveraging(Synchronizer):
         self._local = LocalStepCounter(self.controls, self._loop, rank, buckets, self._count, comm_thread=comm_thread)
 
     def _begin_anew(self) -> None:
-        """All workers have the same parameters and buffers."""
+        """Initialize the state of the mixing rule. All workers have the same parameters and buffers."""
         self._memory = {bucket: self._rule.begin(bucket.gather_parameters()) for bucket in self._buckets}
         self._begin_state()
 
@@ -87,7 +87,7 @@ class GossipAveraging(Synchronizer):
         return AveragedState.of(self._loop.averaged())
 
     def _look(self) -> None:
-        """Before some rounds all ranks compare the frozen parameters; those that have moved are mixed from then on."""
+        """Before some rounds, compare the frozen parameters of all ranks; those that changed are mixed from then on."""
         frozen = self._loop.frozen
         if not frozen.looked_at(self._number) or self._looked == self._number:
             return
@@ -126,7 +126,7 @@ class GossipAveraging(Synchronizer):
 
     @torch.no_grad()
     def _mix(self, presence: Presence) -> bool:
-        """Make a round; whether a rank goes on training, as far as this one knows."""
+        """Make a round. Returns whether a rank continues training, as far as this rank knows."""
         self._look()
         parts = self._parts()
         nonfinite, headers = self._run(self._told_round(parts, presence))
@@ -146,7 +146,7 @@ class GossipAveraging(Synchronizer):
 
     @torch.no_grad()
     def _meet(self, call: Presence) -> None:
-        """Check that all ranks make the same call now. Raises LoopError where some do not."""
+        """Check that all ranks make the same call now. Raises LoopError otherwise."""
         self._look()
         self._run(self._round(self._parts(), call))
 
@@ -173,7 +173,8 @@ class GossipAveraging(Synchronizer):
     def _told_round(
         self, parts: Sequence[MixedTensors], presence: Presence
     ) -> Generator[Any, Any, tuple[str | None, Sequence[RoundHeader]]]:
-        """The tensor that was not finite before the round, and all headers: here, since the host waits for a GPU."""
+        """Returns the first non-finite tensor before the round, and all headers. On this thread, since it waits for
+        the GPU."""
         nonfinite = next(filter(None, (first_nonfinite(part.x) for part in parts)), None)
         return nonfinite, (yield from self._round(parts, presence))
 
@@ -191,7 +192,7 @@ class GossipAveraging(Synchronizer):
 
     @torch.no_grad()
     def merge(self) -> Mapping[str, Tensor]:
-        """The exact mean over all workers; their distance to it goes into the run's record."""
+        """Return the exact mean over all workers; log this rank's distance to it as consensus_distance."""
         if self._merged is None:
             self._meet(Presence.MERGING)
             self._merged, distance = self._run(self._mean())
@@ -224,7 +225,7 @@ class GossipAveraging(Synchronizer):
             self.merge()
 
     def end_epoch(self) -> int:
-        """Make the neighbors' rounds until all workers know that none trains; all then stand at the same pass."""
+        """Join the neighbors' rounds until no worker trains; all workers are then at the same pass."""
         training = True
         while training and not self.stopping:
             self.step = max(self.step, self._next.launch)
@@ -238,7 +239,7 @@ class GossipAveraging(Synchronizer):
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def remembered(self) -> NamedState:
-        """With the shares whose mean another number of workers would begin with."""
+        """Compressor state and mixing state, with shares that have the mean from which other worker counts start."""
         found = state_by_name(self._buckets)
         for bucket, memory in self._memory.items():
             share, *_ = self._rule.shares(bucket.gather_parameters(), memory)
@@ -261,7 +262,7 @@ class GossipAveraging(Synchronizer):
         self._loop.frozen.resume(progress.get("frozen", ()))
         self._begin_state()
         saved = progress["along"]
-        if all(saved[key].shape == tensor.shape for key, tensor in self._along.items()):  # else an earlier version's
+        if all(saved[key].shape == tensor.shape for key, tensor in self._along.items()):  # else of an earlier version
             self._along = {key: saved[key].clone() for key in self._along}
         self._local.rest()
         self._merged = None

@@ -1,4 +1,4 @@
-"""Gossip round: one neighbor all-gather of a header and each part's message, and its landing."""
+"""Gossip round: one neighbor all-gather of a header and the messages of all parts, and applying them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ HEADER_BYTES = 32
 
 
 class RoundHeader(NamedTuple):
-    """Goes before the numbers of a round."""
+    """Header of a round's message."""
 
     number: int  # of the round
-    passes: int  # steps of this rank's optimizer
-    presence: Presence  # why it takes part
-    stop: bool  # it was asked to end the run
+    passes: int  # optimizer steps of this rank
+    presence: Presence  # why this rank joins the round
+    stop: bool  # a stop was requested on this rank
 
     def written(self, device: torch.device) -> Tensor:
         return torch.tensor(self, dtype=torch.float64, device=device)
@@ -42,13 +42,13 @@ def read_header(numbers: Tensor) -> RoundHeader:
 
 @dataclass
 class MixedTensors:
-    """Numbers that are mixed side by side: a bucket's parameters, or state averaged along."""
+    """Tensors that are mixed together: a bucket's parameters, or other averaged state."""
 
     rule: MixingRule
     x: FlatTensors  # a copy
     memory: Memory
     bucket: Bucket | None = None
-    mixed: Tensor | None = None  # what x became, once the neighbors were heard
+    mixed: Tensor | None = None  # x after the neighbors' messages were applied
 
     def offer(self, at: AggregationContext, told: int) -> GossipOffer:
         state = State() if self.bucket is None else self.bucket.state
@@ -62,7 +62,7 @@ class MixedTensors:
 
 @dataclass(frozen=True)
 class NeighborGraph:
-    """A topology as `at` sees it in one round, which is at.step."""
+    """A topology as seen by `at` in one round, at.step."""
 
     topology: Topology
     at: AggregationContext
@@ -80,9 +80,10 @@ class NeighborGraph:
 def gossip_round(
     parts: Sequence[MixedTensors], head: RoundHeader, graph: NeighborGraph, *, all_meet: bool
 ) -> Generator[Any, Any, Sequence[RoundHeader]]:
-    """Make a round; all ranks' headers where all meet in it, else none. Nothing is written before all were heard.
+    """Make a round. Returns the headers of all ranks if `all_meet`, otherwise nothing.
 
-    Where the header says that this rank waits to save, and so do its neighbors, nothing is mixed.
+    Nothing is written before all messages have arrived. If the headers announce a call that needs all workers, nothing
+    is mixed.
     """
     at, tells, edges = graph.at, graph.tells, graph.edges
     offers = [part.offer(at, len(tells)) for part in parts]
@@ -100,21 +101,21 @@ def gossip_round(
 
 
 def check(heads: Mapping[int, RoundHeader]) -> None:
-    """Raise LoopError unless a rank and its neighbors, by rank, are at the same place."""
+    """Raise LoopError unless a rank and its neighbors are in the same round and make the same call."""
     waiting = {rank: head.presence.call for rank, head in sorted(heads.items()) if head.presence.call is not None}
     if waiting and len({(head.presence, head.passes) for head in heads.values()}) > 1:
         merging = "session.averaged_parameters()"
         calls = ", ".join(f"rank {rank} called {call}" for rank, call in waiting.items())
         raise LoopError(
             f"{calls.replace(merging, f'{merging} or session.close()')} while other ranks were elsewhere in their "
-            "training. With Gossip this call needs all workers, after equally many steps. "
+            "training. With Gossip this call needs all workers, after the same number of steps. "
             "Call it on every rank; where ranks have different numbers of batches, write `with session.epoch():` "
             "around the loop over batches and call it after that."
         )
     if len({head.number for head in heads.values()}) > 1:
         numbers = ", ".join(f"rank {rank} in {head.number}" for rank, head in sorted(heads.items()))
         raise LoopError(
-            f"neighbours are in different rounds ({numbers}), and would mix what does not belong together. Load the "
+            f"neighbours are in different rounds ({numbers}) and would mix parameters of different steps. Load the "
             "same checkpoint on every rank: session.load(directory)."
         )
 
@@ -129,7 +130,7 @@ def _land(
     edges: Sequence[tuple[float, AggregationContext]],
     heard: Sequence[Payload],
 ) -> None:
-    """Give each part its share of every payload, after the header."""
+    """Pass each part its slice of every payload, after the header."""
     begin = 1
     for part, offer in zip(parts, offers, strict=True):
         end = begin + len(offer.payload)

@@ -1,8 +1,7 @@
-"""Gradient synchronizer: averages gradients, which leave as soon as they are there, when backward returns.
+"""Gradient synchronizer: averages gradients during backward, bucket by bucket.
 
-A step is a transaction. Hooks hand full buckets to the communication thread while backward goes on; compressors stage
-what they would remember; the step's last operation tells every rank what happened on the others; then all of them
-commit, or none.
+A step is a transaction. Hooks pass full buckets to the communication thread while backward continues; compressors stage
+their new state; the last operation of the step exchanges a report of every rank; then all ranks commit, or none does.
 """
 
 from __future__ import annotations
@@ -51,26 +50,28 @@ from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchroni
 
 
 class AdmissionGate:
-    """Newcomers wait until a step is over, and all passes of the next one are dealt out among who makes them.
+    """Admits new workers between two steps, so that all passes of the next step are divided among all members.
 
-    They would otherwise come into the exchange that ends a step, with passes of their own on top of all that it has.
-    gates: whether several passes make a step.
+    A worker admitted during a step would add its own passes to the exchange that ends it.
+
+    Args:
+        gates: whether a step has several passes.
     """
 
     def __init__(self, context: SyncContext, *, gates: bool) -> None:
         self._context, self.gates = context, gates
-        self.awaited = False  # alike on all ranks, after the same exchange
+        self.awaited = False  # equal on all ranks after the same exchange
 
     def note(self) -> None:
-        """An exchange is over: whether newcomers waited when it began."""
+        """Called after an exchange: store whether workers waited for admission when it began."""
         self.awaited = self.gates and self._context.comm_thread.is_awaited
 
     def joined(self) -> None:
-        """This worker is a newcomer: it makes the exchange by which it was let in, with those who let it in."""
+        """Called on a new worker, which joins the exchange of the members that admit it."""
         self.awaited = self.gates
 
     def let_in(self, *, admits: bool = True) -> None:
-        """Let in who is awaited: all ranks come here before their next exchange. admits: whether this one trains."""
+        """Admit waiting workers. All ranks call it before their next exchange. admits: whether this rank trains."""
         if self.awaited:
             self.awaited = False
             go_on = partial(self._context.transport.all_gather_text, "go on")
@@ -82,16 +83,16 @@ AT_ONCE = GradientStage(0)
 
 
 class GradientPhase(Enum):
-    """What became of the gradients since the last step of the optimizer."""
+    """State of the gradients since the last optimizer step."""
 
-    WAITING = auto()  # nothing yet
+    WAITING = auto()  # no gradients
     FINISHED = auto()  # a pass was accumulated, or its reduction skipped
-    AVERAGED = auto()  # they are the mean, and no optimizer step has used them
+    AVERAGED = auto()  # averaged; no optimizer step has used them
 
 
 class GradientSynchronizer(Synchronizer):
-    """Averages the gradients in `buckets`, and `sparse` ones beside them, over a transport's group, once per backward
-    passes of a step, as `stage` says; sparse ones in every pass."""
+    """Averages the gradients in `buckets` and sparse gradients over a group. Dense gradients are averaged once per
+    step, as `stage` defines it; sparse gradients in every backward pass."""
 
     judges_latest_pass = True
 
@@ -112,14 +113,14 @@ class GradientSynchronizer(Synchronizer):
         self._parameters = {name: each for part in self._parts for name, each in part.parameters.items()}
         self.names = list(self._parameters)
         self._context, self._loop = context, context.loop
-        self._seen_pass = False  # whether a whole one showed which gradients come in parts
+        self._seen_pass = False  # whether a complete pass showed which gradients arrive in parts
         self._pending: PendingReduction | None = None
-        # What it tries follows from the number of exchanges, which newcomers have not made
+        # The tuner follows the number of exchanges, which differs on workers that joined later
         self._tuner = PipelineTuner() if context.comm_thread.is_fixed else None
         self._versions = BufferVersions(context.loop.buffers) if context.loop.buffers() else None
-        self._unused, self._dropped = 0, 0  # averages that add up and no optimizer has used; drops in a row
-        self._seen: list[int] = []  # versions of some parameters when that average was shown
-        self._trained: Sequence[int] = self._members  # who did in the exchange before
+        self._unused, self._dropped = 0, 0  # accumulated averages that no optimizer used; discarded ones in a row
+        self._seen: list[int] = []  # versions of some parameters at the time of that average
+        self._trained: Sequence[int] = self._members  # ranks that trained in the previous exchange
         self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
         self._bucket_of = {name: bucket for bucket in buckets for name in bucket.parameters}
         self._watch = self._loop.gradients(
@@ -150,8 +151,8 @@ class GradientSynchronizer(Synchronizer):
         return self._stage.passes((at := self._context.aggregation(self.step)).world, at.step)[at.rank]
 
     def _ready(self, name: str, parameter: Tensor) -> None:
-        """A gradient is there, or a part of it. Runs once per parameter, so it does as little as it can. Sparse ones
-        leave when the pass is over: few rows are worth no message of their own."""
+        """Called for each gradient, or part of one, that backward has computed. It runs once per parameter and must be
+        cheap. Sparse gradients are sent after the pass, since few rows are not worth a message of their own."""
         bucket = self._bucket_of.get(name)
         if bucket is None:
             return
@@ -170,8 +171,8 @@ class GradientSynchronizer(Synchronizer):
         self._loop.begins()
         if self._pending is not None and self._pending.sent:
             raise LoopError(
-                "the backward pass before this one did not finish, and part of its gradients is on its way already, so "
-                "the ranks are out of step. Go on from the last checkpoint, as gossamer run --max-restarts 1 does."
+                "the previous backward pass did not finish, and part of its gradients was sent already, so the ranks "
+                "are out of step. Continue from the last checkpoint, as gossamer run --max-restarts 1 does."
             )
         self._expect_all()
         if self._unused:
@@ -182,7 +183,7 @@ class GradientSynchronizer(Synchronizer):
             self._begin(self._sums.weight + self.controls.weight)
 
     def _begin(self, weight: float, presence: Presence = Presence.TRAINING) -> PendingReduction:
-        """See the loop as it is now; what must be known before the first bucket travels during backward."""
+        """Start the reduction with the current state of the loop, before the first bucket is sent during backward."""
         taken = self._loop.now()
         if self._pending is not None:
             self._pending.taken = taken
@@ -203,7 +204,7 @@ class GradientSynchronizer(Synchronizer):
         return self._pending
 
     def _send(self, pending: PendingReduction, presence: Presence) -> None:
-        """Let the next bucket leave; the last one takes this rank's report along, unless sparse gradients will."""
+        """Send the next bucket. The last one carries this rank's report, unless sparse gradients follow."""
         bucket = self._buckets[pending.sent]
         last = bucket is self._buckets[-1] and not self._sparse.parameters
         fresh = self._input(pending, bucket) if presence == Presence.TRAINING else NO_INPUT
@@ -213,10 +214,10 @@ class GradientSynchronizer(Synchronizer):
         new, held = bucket.new_gradients()
         if bucket.state and self.phase is GradientPhase.AVERAGED and (self.in_optimizer or held):
             raise LoopError(
-                "a second backward() before optimizer.step() would send what was averaged already once more, and "
-                f"{self._context.compressor!r} would remember it wrongly. Accumulate with `with session.no_sync():` "
-                "around all but the last backward(), or use Dense(). Gradients that nobody is to use, as those of a "
-                "GAN's generator for its discriminator, are thrown away by zero_grad() before the next backward(). An "
+                "a second backward() before optimizer.step() would send the averaged gradients once more, and "
+                f"{self._context.compressor!r} would store a wrong residual. Accumulate with `with session.no_sync():` "
+                "around all but the last backward(), or use Dense(). Clear gradients that no optimizer uses, such as "
+                "those of a GAN generator's pass for the discriminator, by zero_grad() before the next backward(). An "
                 "optimizer that calls backward() within its step, such as LBFGS, needs Dense()."
             )
         return self._sums.join(self._buckets.index(bucket), new, self.controls.weight, pending.taken.scale or 1.0)
@@ -239,11 +240,11 @@ class GradientSynchronizer(Synchronizer):
         return StepTrailer(report=report, settings=settings, check=check, buffers=buffers, sample=sample)
 
     def _used(self) -> list[bool]:
-        """Which parameters have a gradient, in the order of `names`."""
+        """Whether each parameter has a gradient, in the order of `names`."""
         accumulated = self._sums.used
         return [p.grad is not None or name in accumulated for name, p in self._parameters.items()]
 
-    # -- when backward is over -----------------------------------------------------------------------------------------
+    # -- after backward ------------------------------------------------------------------------------------------------
 
     def _pass_ended(self) -> None:
         self._seen_pass = True
@@ -266,8 +267,8 @@ class GradientSynchronizer(Synchronizer):
             bucket.expect_all()
 
     def finish(self, presence: Presence = Presence.TRAINING) -> StepDecision:
-        """Send what has not left, wait for everything, and commit or skip the step as all ranks together decide. A rank
-        that is not training has no data and only takes part in the others' operations."""
+        """Send the remaining buckets, wait for the exchange, and commit or skip the step as all ranks decide. A rank
+        that is not training has no data and sends zeros."""
         training = presence == Presence.TRAINING
         if self._admission.awaited:
             self._admission.let_in(admits=False)  # this rank has made no pass, and has no data
@@ -301,7 +302,7 @@ class GradientSynchronizer(Synchronizer):
             self._loop.check.note_alike(self.step)
         blame, self.reference = pending.commit(decision), pending.reduction.reference
         if decision.presences[self._context.transport.rank] == Presence.OUT_OF_DATA:
-            self._passes -= max(0, self.step - pending.reduction.at.step)  # averages that the others have dropped
+            self._passes -= max(0, self.step - pending.reduction.at.step)  # averages that the others have discarded
             self._unused = 0
         self.step = max(pending.reduction.at.step, *decision.steps.values(), 0) + pending.committed
         if self._versions is not None:
@@ -326,21 +327,22 @@ class GradientSynchronizer(Synchronizer):
         self._unused, self._dropped = 0, 0
 
     def _drop_thrown_away(self) -> None:
-        """Discard an average that nothing used and whose gradients are gone: a generator's pass, a saliency map."""
+        """Discard an unused average if its gradients were cleared without an optimizer step (e.g. a GAN generator
+        pass, a saliency map), and roll back the compressor state."""
         if not self._left_unused():
             return
         parts = self._parts
         if not any(part.still_shown for part in parts) or all(part.zeroed for part in parts):
-            self._drop_unused()  # else this pass accumulates upon it
+            self._drop_unused()  # otherwise this pass accumulates onto it
 
     def _left_unused(self) -> bool:
-        """Whether the last average was not used. Parameters that were written since have used it: by hand."""
+        """Whether no optimizer used the last average. Parameters modified by the script count as use."""
         if self._unused and self._seen != self._parameter_versions():
             self.use()
         return self._unused > 0
 
     def _drop_unused(self) -> None:
-        """Take back what compressors remember of an average that was not used: it would go along with the next."""
+        """Roll back the compressor state of an unused average; otherwise the next average would include it."""
         if not self._left_unused():
             return
         for bucket in self._buckets:
@@ -350,12 +352,12 @@ class GradientSynchronizer(Synchronizer):
         self.rest()
         if self._dropped == MANY_DROPPED and self._context.transport.rank == 0:
             notice(
-                f"{MANY_DROPPED} backward passes in a row were averaged and no optimizer has used any: they left no "
-                "trace. Call optimizer.step() after backward()."
+                f"{MANY_DROPPED} backward passes in a row were averaged without an optimizer step, and their gradients "
+                "were discarded. Call optimizer.step() after backward()."
             )
 
     def _parameter_versions(self) -> list[int]:
-        """Of the first parameter of every part: counts how often it was written to."""
+        """Version counters (number of writes) of the first parameter of every part."""
         return [next(iter(part.parameters.values()))._version for part in self._parts if part.parameters]
 
     # -- around the optimizer, and the epoch ---------------------------------------------------------------------------
@@ -364,7 +366,7 @@ class GradientSynchronizer(Synchronizer):
         if self.phase is GradientPhase.WAITING and not closure:
             if not any(part.has_new for part in self._parts):
                 self._loop.check.note_missing_pass()
-            self._over()  # no gradient hook fired here: the others wait for this rank
+            self._over()  # no gradient hook was called here, and the other ranks wait for this one
         self.in_optimizer = True
         self.use()
 
@@ -385,7 +387,7 @@ class GradientSynchronizer(Synchronizer):
             if self._left_unused():
                 for bucket in self._buckets:
                     bucket.keep_before()
-            self.finish(call)  # ranks that train on would not hear of it otherwise
+            self.finish(call)  # informs ranks that continue training
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -417,7 +419,7 @@ class GradientSynchronizer(Synchronizer):
             name: {key: tensor for key, tensor in kept.items() if key != SUM}
             for name, kept in without_unsent(self.remembered()).items()
         }
-        sums = {"made": 0, "weight": 0.0, "used": []}  # they are each worker's own, and a newcomer makes all its passes
+        sums = {"made": 0, "weight": 0.0, "used": []}  # local to each worker; a new worker makes all its passes
         progress = {**self.progress(), "passes": self._passes - self._sums.made, "accumulated": sums}
         return {"progress": progress, "state": state, "trained": list(self._trained)}
 
@@ -438,7 +440,7 @@ class GradientSynchronizer(Synchronizer):
         return any(bucket.touched for bucket in self._buckets)
 
     def rest(self) -> None:
-        """What comes next is a new step."""
+        """Prepare for a new step."""
         self.phase, self.in_optimizer = GradientPhase.WAITING, False
 
     after_step = rest

@@ -1,4 +1,4 @@
-"""Hierarchical local SGD: gradients are averaged within a site in every step, parameters between sites now and then."""
+"""Hierarchical local SGD: gradients are averaged within a site at every step, parameters between sites periodically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gossamer.train.synchronizers.scheduled import ScheduledSynchronizer
 
 
 class HierarchicalLocalSGD(ScheduledSynchronizer):
-    """Rounds among all workers, between which the workers of a site average their gradients."""
+    """Rounds among all workers; between them, the workers of a site average their gradients."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
         self._local.add(skipped, costs)
 
     def _site_judged(self, what: JudgedAt, blame: NonFiniteOrigin | None) -> None:
-        """By the rank among all, not within the site."""
+        """Pass on the rank among all workers instead of the rank within the site."""
         if blame is not None and blame[0] is not None:
             blame = self._first_of_site + blame[0], blame[1]
         self._loop.judged("pass", blame)
@@ -75,7 +75,7 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
         super().after_step()
 
     def end_epoch(self) -> int:
-        """A rank that is out of data shadows its site first, and comes to the rounds among all along with it."""
+        """Join the steps of the site until it is out of data, then the rounds among all workers together with it."""
         ended = self.step
         while not self.stopping and self._inside.finish(Presence.OUT_OF_DATA).active:
             self.step += 1
@@ -83,11 +83,11 @@ class HierarchicalLocalSGD(ScheduledSynchronizer):
             self._local.report()
         self._inside.rest()
         if self.step > max(ended, self._sync_round(self._number - 1).launch):
-            self.step -= 1  # steps of its site are missing here since the last round: one more brings all together
+            self.step -= 1  # this rank lacks steps of its site since the last round: one more round aligns all ranks
         return super().end_epoch()
 
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
-        """The site first: its ranks that train on wait for this one there."""
+        """Meet within the site first, since ranks of it that continue training wait for this rank there."""
         self._inside.meet_to_save(call)
         super().meet_to_save(call)
 

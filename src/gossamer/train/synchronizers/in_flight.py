@@ -1,4 +1,4 @@
-"""Sync rounds in flight: what leaves of a fragment, its reduction on the communication thread, and the result."""
+"""Sync rounds in flight: outgoing tensors of a fragment, their reduction on the communication thread, the result."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from gossamer.train.synchronizers.base import SyncContext
 
 @dataclass
 class Fragment:
-    """Parameters that leave together."""
+    """Buckets that are sent together."""
 
     buckets: Sequence[Bucket]
-    weight: float = 0.0  # of all samples since its last round
+    weight: float = 0.0  # of all samples since the fragment's last round
 
     @property
     def names(self) -> list[str]:
@@ -38,11 +38,11 @@ class Fragment:
 
 @dataclass(frozen=True)
 class OutgoingBucket:
-    """Numbers that leave in a bucket's layout, compressed with its state."""
+    """Outgoing values in a bucket's layout, compressed with its state."""
 
     bucket: Bucket
     flat: Tensor
-    keeps: bool  # they are needed again when the mean is there
+    keeps: bool  # whether they are needed when the mean arrives
 
     @property
     def packed(self) -> FlatTensors:
@@ -63,27 +63,27 @@ class OutgoingBucket:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundResult:
-    """What a sync round came to; means, owns and averaged state only where it was committed."""
+    """Result of a sync round; means, owns and averaged_state only if it was committed."""
 
     committed: bool = False
     means: Sequence[Tensor] = ()  # by outgoing bucket
-    owns: Sequence[Tensor | None] = ()  # this rank's own contributions to them, where the strategy asks for those
+    owns: Sequence[Tensor | None] = ()  # this rank's contributions to the means, if the strategy needs them
     averaged_state: Tensor | None = None
     used: Sequence[bool] = ()  # by parameter: some rank had a gradient
     blame: NonFiniteOrigin | None = None
-    active: bool = True  # some rank goes on training
+    active: bool = True  # some rank continues training
     all_trained: bool = False  # every rank does
     stop: bool = False  # the run ends
-    lag: float | None = None  # what this rank has still to send over what it offered, where that was asked for
-    parted: tuple[int, ...] = ()  # ranks whose parameters were found not to be the same
-    awaited: bool = False  # newcomers wait to be let in
-    shortage: str = ""  # where memory ran out, so that no rank uses it
+    lag: float | None = None  # norm of unsent values over norm of offered ones, if measured
+    parted: tuple[int, ...] = ()  # ranks with differing parameters
+    awaited: bool = False  # new workers wait for admission
+    shortage: str = ""  # why memory ran out; no rank uses the round then
     costs: StepCosts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutgoingRound:
-    """One sync round as the training thread hands it over; its methods run on the communication thread."""
+    """A sync round from the training thread; its methods run on the communication thread."""
 
     buckets: Sequence[OutgoingBucket]
     averaged_state: Tensor | None
@@ -92,7 +92,7 @@ class OutgoingRound:
     at: AggregationContext
     first_batch: int  # a hash
     measures_lag: bool = False
-    agree: Agreement = unchanged  # on what was not finite, with those that hold other parts of the model
+    agree: Agreement = unchanged  # on non-finite values, with ranks that hold other parts of the model
 
     def reduction(
         self,
@@ -101,8 +101,8 @@ class OutgoingRound:
         reference: float | None,
         kept: KeptInputs | None = None,
     ) -> StepReduction:
-        """Among the ranks that take part. Where offers are kept, all count alike: what was sent must mean the same in
-        every round, or taking it back would leave some."""
+        """Reduction among the participating ranks. If offers are kept, all ranks have equal weight: reverting an offer
+        requires that its weight is the same in every round."""
         keeps = self.buckets[0].keeps
         return StepReduction(
             context.compressor,
@@ -119,7 +119,7 @@ class OutgoingRound:
         )
 
     def run(self, reduction: StepReduction, *, active: bool) -> RoundResult:
-        """Reduce all buckets, and commit what the ranks agree on, before the next round leaves."""
+        """Reduce all buckets and commit the result, before the next round is sent."""
         *before, last = self.buckets
         offered = _norm([outgoing.flat for outgoing in self.buckets]) if self.measures_lag else 0.0
         for outgoing in before:
@@ -165,17 +165,17 @@ class OutgoingRound:
 
 @dataclass(frozen=True)
 class InFlightRound:
-    """A sync round that has left and was not applied."""
+    """A sync round that was sent and not yet applied."""
 
     number: int
     sync_round: SyncRound
     outgoing: Sequence[OutgoingBucket]
     work: Work[RoundResult]
-    along: Sequence[str] | None = None  # names of the model's state that it took along; None: of an earlier version
-    sent: Mapping[str, Tensor] = field(default_factory=dict)  # of that, what goes on changing until it lands
+    along: Sequence[str] | None = None  # names of the model state that it averages; None: of an earlier version
+    sent: Mapping[str, Tensor] = field(default_factory=dict)  # copies of that state that landing needs
 
     def written(self) -> dict[str, Any]:
-        """What must be known to apply it later, once it has arrived."""
+        """Content for a checkpoint, to apply the round after a resume. Waits until its result has arrived."""
         result = self.work.wait()
         return {
             "number": self.number,
@@ -192,12 +192,12 @@ class InFlightRound:
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    """Of all of them together."""
+    """Euclidean norm of all tensors together."""
     return hypot(*(float(torch.linalg.vector_norm(each, dtype=accumulation_dtype(each.dtype))) for each in tensors))
 
 
 def read_result(written: Mapping[str, Any]) -> RoundResult:
-    """The result of a round that `written` describes."""
+    """Restore the result of a round from InFlightRound.written()."""
     means = [mean.clone() for mean in written["means"]]
     owns = [own.clone() for own in written["owns"]] or [None] * len(means)
     about = {key: written[key] for key in ("committed", "stop", "used")}

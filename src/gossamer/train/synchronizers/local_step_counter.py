@@ -1,4 +1,4 @@
-"""Local step counter: counts the optimizer's steps between sync rounds, and reports what each of them took."""
+"""Local step counter: counts optimizer steps between sync rounds and reports the costs of each step."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ from gossamer.train.engine.torch_hooks import LoopControls, drop_gradients, nonf
 
 
 class StepPhase(Enum):
-    """Where this rank stands between two steps of its optimizer."""
+    """Phase of this rank between two optimizer steps."""
 
-    WAITING = auto()  # the next step was not counted yet
-    COUNTED = auto()  # it was, and the optimizer has not made it
-    IN_CLOSURE = auto()  # it goes on, with a closure that computes gradients: it counts when it is over
+    WAITING = auto()  # the next step is not counted
+    COUNTED = auto()  # it is counted; the optimizer has not made it
+    IN_CLOSURE = auto()  # it runs with a closure that computes gradients, and counts at its end
 
 
 class LocalStepCounter:
-    """Counts the optimizer's steps of a rank that trains its own parameters, and adds up what they took.
+    """Counts the optimizer steps of a rank that trains its own parameters, and sums their costs.
 
-    A step counts once, however many backward passes come before it; a pass that no step uses does not count.
-    count: called once per step, before the optimizer uses the gradients where it can. in_backward: called when a
-    backward pass is over instead, which must be the only one before its step. comm_thread: reads what only a GPU knows.
+    A step counts once, regardless of the number of backward passes before it; a pass without a step does not count.
+
+    Args:
+        count: called once per step, if possible before the optimizer uses the gradients.
+        in_backward: call `count` at the end of a backward pass instead, which must be the only one before its step.
+        comm_thread: reads values that are known only on a GPU.
     """
 
     def __init__(
@@ -82,18 +85,18 @@ class LocalStepCounter:
         return self.phase is StepPhase.WAITING and self._weight is None
 
     def take_weight(self) -> float:
-        """The weight of all samples of the step that is counted now."""
+        """Total weight of the samples of the current step."""
         weight, self._weight = self._weight, None
         return self._controls.weight if weight is None else weight
 
     def count_once(self) -> None:
-        """Count the step that is about to be made, or was, unless it was counted."""
+        """Count the current step unless it is counted already."""
         if not self.counted:
             self._count()
             self.phase = StepPhase.COUNTED
 
     def rest(self) -> None:
-        """What comes next is a new step."""
+        """Prepare for a new step."""
         self.phase, self._weight = StepPhase.WAITING, None
 
     def before_step(self, *, closure: bool) -> None:
@@ -107,8 +110,11 @@ class LocalStepCounter:
         self.rest()
 
     def drop_nonfinite(self) -> None:
-        """Take all gradients away where one is not finite, here or in another part of this replica of the model. Other
-        replicas do not hear of it: what is local stays local. On a GPU they become zeros, and it is told later."""
+        """Drop all gradients if one is not finite, here or in another part of this replica of the model.
+
+        Other replicas are not informed, since the step is local. On a GPU the gradients become zeros, and the step is
+        reported later.
+        """
         if self._silenced is not None:
             self._silenced.silence()
             self._tell_earlier(self._silenced.told())
@@ -127,7 +133,7 @@ class LocalStepCounter:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within the block the training thread waits."""
+        """Context manager that measures the time in which the training thread waits."""
         asked = time.perf_counter()
         yield
         answered = time.perf_counter()
@@ -136,13 +142,13 @@ class LocalStepCounter:
             active.recorder.add(SpanKind.WAITING, asked, answered)
 
     def add(self, skipped: bool, costs: Mapping[str, float]) -> None:
-        """Count something as part of the step that is reported next."""
+        """Add costs to the step that is reported next."""
         self._skipped = self._skipped or skipped
         for name, value in costs.items():
             self._costs[name] = self._costs.get(name, 0) + value
 
     def report(self) -> None:
-        """A step is over."""
+        """Report the end of a step."""
         costs = {"waiting_seconds": self._waited, **self._costs}
         skipped, self._waited, self._costs, self._skipped = self._skipped, 0.0, {}, False
         self._loop.ended(skipped, costs)
@@ -151,18 +157,22 @@ class LocalStepCounter:
         self._monitor.close()
 
 
-# -- gradients on a GPU that are not finite ----------------------------------------------------------------------------
+# -- non-finite gradients on a GPU -------------------------------------------------------------------------------------
 
-# An optimizer without gradients does nothing, but to take them away the host has to know first, and it would wait for
-# the GPU in every step. So all become zeros on the GPU: momentum continues for a step, weight decay as well, and no
-# parameter is spoiled. The communication thread, whose stream may wait, reads which one it was.
+# An optimizer skips parameters without gradients, but to drop gradients the host must know of the failure, and would
+# wait for the GPU in every step. Instead, all gradients are set to zero on the GPU. Momentum and weight decay continue
+# for that step, and no parameter becomes NaN. The communication thread, whose stream may wait, reads the names of the
+# gradients that were not finite.
 
 
 def silence(gradients: Sequence[Tensor]) -> Tensor:
-    """Fill all gradients with zeros if one holds a NaN or an infinity; which ones did: (gradients,) of bool, on the
-    first one's device. The host waits for nothing, and one device for another."""
+    """Fill all gradients with zeros if one holds a NaN or an infinity. Neither the host nor another device waits.
+
+    Returns:
+        Which gradients are not finite: (gradients,) of bool, on the device of the first one.
+    """
     first = gradients[0].device
-    by_device = groupby(torch._foreach_norm(list(gradients), inf), attrgetter("device"))  # as layers mostly lie
+    by_device = groupby(torch._foreach_norm(list(gradients), inf), attrgetter("device"))  # layers are mostly grouped
     largest = [torch.stack([each.float() for each in norms]).to(first) for _, norms in by_device]
     spoiled = torch.cat(largest).isfinite().logical_not()
     any_spoiled = {device: spoiled.any().to(device) for device in {gradient.device for gradient in gradients}}
@@ -172,7 +182,7 @@ def silence(gradients: Sequence[Tensor]) -> Tensor:
 
 
 class SilencedGradients:
-    """The gradients of `parameters`, by name, which lie on GPUs."""
+    """Handles non-finite gradients of `parameters`, by name, on GPUs."""
 
     def __init__(self, parameters: Mapping[str, Parameter], comm_thread: CommThread) -> None:
         self._parameters, self._comm_thread = parameters, comm_thread
@@ -180,13 +190,13 @@ class SilencedGradients:
 
     @staticmethod
     def serves(parameters: Mapping[str, Parameter]) -> bool:
-        """Whether all lie on devices of one kind, which is not the host's memory: no copy between them waits for it."""
+        """Whether all parameters are on devices of one kind other than the CPU, so that no copy between them blocks."""
         kinds = {parameter.device.type for parameter in parameters.values()}
         return len(kinds) == 1 and kinds.isdisjoint(("cpu", "meta"))
 
     @torch.no_grad()
     def silence(self) -> None:
-        """A step is about to use them."""
+        """Replace non-finite gradients before a step uses them."""
         graded = {name: entries(p.grad) for name, p in self._parameters.items() if p.grad is not None}
         held = {name: numbers for name, numbers in graded.items() if numbers.numel()}
         if held:
@@ -194,8 +204,7 @@ class SilencedGradients:
             self._found.append(self._comm_thread.submit(partial(_first, list(held), spoiled)))
 
     def told(self) -> Iterator[str | None]:
-        """For each of the steps that are known by now and were not told, in order: the name of the first gradient that
-        was not finite, or None."""
+        """Yield one result per completed check, in order: the name of the first non-finite gradient, or None."""
         while self._found and self._found[0].is_done:
             yield self._found.popleft().wait()
 

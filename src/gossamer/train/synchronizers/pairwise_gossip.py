@@ -1,4 +1,4 @@
-"""Pairwise gossip: each worker averages its parameters with one neighbor at a time, at its own pace (AD-PSGD)."""
+"""Pairwise gossip: each worker averages its parameters with one neighbor at a time, asynchronously (AD-PSGD)."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from gossamer.train.synchronizers.peer_endpoints import Tell, close_now, connect
 from gossamer.train.synchronizers.termination import TerminationProtocol
 
 WIDEST_BYTES = 8
-_trainings = count()  # of this process, one after the other
+_trainings = count()  # number of sessions in this process so far
 
 
 class PairwiseGossip(Synchronizer):
-    """Averages with a neighbor whenever both are ready, and waits for no other worker until the end of the run.
+    """Averages with one neighbor whenever both are ready, and waits for other workers only at the end of the run.
 
-    Each worker answers others at any time, from the parameters it has shown last, and begins an exchange of its own
-    every `period` steps, unless its last one is still under way. The results of both are added to the
-    parameters after the next step of the optimizer. Statistics such as BatchNorm's stay each worker's own until the
-    end, when all take the mean of everything, the same bits. Frozen parameters that a script changes stay its own.
+    Each worker answers its peers at any time with the parameters that it published last, and starts an exchange of its
+    own every `period` steps unless the previous one is still in progress. Results of both are added to the parameters
+    after the next optimizer step. Statistics such as BatchNorm's remain local until the end, when all workers adopt
+    the mean of everything, bit for bit. Frozen parameters that a script changes remain local.
     """
 
     in_step = False
@@ -68,8 +68,8 @@ class PairwiseGossip(Synchronizer):
         loop = context.loop
         if loop.scale() is not None:
             raise AttachError(
-                "a GradScaler skips steps of all workers alike, and here each makes its own. Train in bfloat16, which "
-                'needs no scaler, or write Gossip("symmetric").'
+                "a GradScaler skips the same steps on all workers, but here each worker makes its own steps. Train in "
+                'bfloat16, which needs no scaler, or write Gossip("symmetric").'
             )
         self._strategy, self._topology, self._buckets, self._loop = strategy, topology, buckets, loop
         self._rank, self._world = context.transport.rank, context.transport.world
@@ -106,14 +106,14 @@ class PairwiseGossip(Synchronizer):
         return self._buckets
 
     def _go_on_from(self, found: ReceivedState) -> None:
-        """Take part again, at the step of the worker whose parameters were taken over, and tell the others."""
-        self._partner.mark_gone(*(peer for peer in range(self._world) if peer != self._rank))  # until they are heard
+        """Continue at the step of the worker that the parameters came from, and inform the others."""
+        self._partner.mark_gone(*(peer for peer in range(self._world) if peer != self._rank))  # until they answer
         self.begin_at(found.status.steps)
         self._me.start(self._termination.listen(partial(relocate, self._me)))
         self._termination.meet_again(self._me, found.status.here, json.dumps(self._me.address))
         events.notice(
-            f"worker {self._rank} came back and goes on from what worker {found.peer} has after {found.status.steps} "
-            "steps; its optimizer begins anew"
+            f"worker {self._rank} returned and continues from the parameters of worker {found.peer} after "
+            f"{found.status.steps} steps; its optimizer state is reset"
         )
 
     def _named(self) -> dict[str, Tensor]:
@@ -151,11 +151,11 @@ class PairwiseGossip(Synchronizer):
         return self._strategy.schedule.sync_round(self._number)
 
     def _all_sent_bytes(self) -> int:
-        """Payload bytes, of exchanges that this worker began or answered."""
+        """Payload bytes sent in exchanges that this worker started or answered."""
         return sum(each.payload_bytes_sent for each in self._me.statistics().values())
 
     def _stop_together(self) -> None:
-        """A worker that is asked to stop asks the others, which hear of it at different steps."""
+        """Pass a stop request on to the other workers, which receive it at different steps."""
         if self.asked_to_stop and not self.stopping:
             self._termination.stop(self._me)
         self.stopping = self.stopping or self.asked_to_stop or self._termination.told_to_stop
@@ -164,12 +164,12 @@ class PairwiseGossip(Synchronizer):
 
     @torch.no_grad()
     def _drain(self) -> None:
-        """Apply the results of exchanges, and show others the parameters as they are now."""
+        """Apply the results of exchanges, and publish the current parameters."""
         with self._following(), self._local.waiting():  # for a thread that encodes or decodes a message
             self._partner.drain_each(list(self._named().values()))
 
     def _begin(self) -> None:
-        """Begin an exchange, unless one is under way: then this sync round is left out."""
+        """Start an exchange, unless one is in progress: then this sync round is skipped."""
         self._collect()
         nonfinite = first_nonfinite(FlatTensors(self._partner.shown, self._layout))
         self._loop.judged("exchange", None if nonfinite is None else (self._rank, nonfinite))
@@ -179,7 +179,7 @@ class PairwiseGossip(Synchronizer):
             self._talks[peer] = self._me.start(_timed(initiate(self._partner, peer, self._number)))
 
     def _collect(self) -> None:
-        """Forget exchanges that have ended. One with a worker that left stays: it may come back and end it."""
+        """Remove completed exchanges. One with a worker that left remains: that worker may return and complete it."""
         for peer in [peer for peer, talk in self._talks.items() if talk.landed()]:
             self._end(self._talks.pop(peer), peer)
 
@@ -187,16 +187,16 @@ class PairwiseGossip(Synchronizer):
         try:
             self._local.add(False, {"wire_seconds": self._termination.wait(talk, peer) or 0.0})
         except PeerLost:
-            pass  # it stays open in the partner, which asks again
+            pass  # it remains open in the partner, which repeats the request
         except GossamerError as failure:
-            events.notice(f"an exchange with worker {peer} did not take place. {failure}")
+            events.notice(f"an exchange with worker {peer} failed. {failure}")
 
     # -- all workers together ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def merge(self) -> Mapping[str, Tensor]:
-        """The mean of what the workers that are here have shown last. They go on meanwhile, so a moment later it is
-        another; all hear the same only while none trains."""
+        """Return the mean of the parameters that live workers published last. They continue training, so the result
+        changes over time; all workers get the same result only while none trains."""
         self._drain()
         return self._published(self._termination.now(self._me))
 
@@ -204,7 +204,7 @@ class PairwiseGossip(Synchronizer):
         return AveragedState.of(self._loop.averaged())
 
     def _pack_state(self) -> Payload:
-        """A copy of the statistics, on the CPU; some may be a step ahead of the parameters that are shown."""
+        """A copy of the statistics on the CPU; some may be a step ahead of the published parameters."""
         numbers = self._averaged_state().numbers()
         return () if numbers is None else (numbers.cpu(),)
 
@@ -215,13 +215,13 @@ class PairwiseGossip(Synchronizer):
         return {**found, **self._averaged_state().named(state[0])} if state else found
 
     def end_epoch(self) -> int:
-        """No worker waits for another: this one goes on answering, and the others go on training."""
+        """Do not wait: this worker continues to answer, and the others continue training."""
         self._stop_together()
         return 0
 
     @torch.no_grad()
     def end_run(self) -> None:
-        """Wait until all workers that are here have come to the end, and take the mean of all."""
+        """Wait until all live workers have finished, and adopt the mean of all."""
         self.end_calls()
         for peer, talk in self._talks.items():
             self._end(talk, peer)
@@ -242,13 +242,17 @@ class PairwiseGossip(Synchronizer):
 
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         raise LoopError(
-            "with pairwise gossip workers never stand at the same step, and what one has given and another not yet "
-            "taken would be missing. To keep the model, save it on one rank: `with session.averaged_parameters(model): "
-            'torch.save(model.state_dict(), path)`; for checkpoints write Gossip("symmetric").'
+            "with pairwise gossip workers are never at the same step, and parts of exchanges that only one side has "
+            "applied would be missing. To keep the model, save it on one rank: `with "
+            "session.averaged_parameters(model): torch.save(model.state_dict(), path)`; for checkpoints write "
+            'Gossip("symmetric").'
         )
 
     def flush(self) -> None:
-        raise LoopError("others average with these parameters in the shapes they had at attach. Attach a new session.")
+        raise LoopError(
+            "other workers average these parameters in the shapes they had at attach. Call session.close() and "
+            "gossamer.attach(...) again."
+        )
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.meet_to_save()
@@ -258,17 +262,17 @@ class PairwiseGossip(Synchronizer):
         self._termination.steps = step
 
     def restart(self) -> None:
-        self._drain()  # others must not be shown the parameters of before any longer
+        self._drain()  # replaces the published parameters
 
 
 def _timed(script: PeerScript) -> PeerScript:
-    """The same script; returns the seconds it took."""
+    """Run the script, and return its duration in seconds."""
     began = time.perf_counter()
     yield from script
     return time.perf_counter() - began
 
 
-# -- a lost worker that comes back begins from the state of another worker ---------------------------------------------
+# -- a worker that returns starts from the state of another worker ----------------------------------------------------
 
 
 @torch.no_grad()
@@ -279,8 +283,12 @@ def take_over_state(
     loop: LoopState,
     leave: Callable[[], object],
 ) -> ReceivedState:
-    """Overwrite parameters and statistics with those of the first of `others` that is here: what this worker had is
-    lost. Raises Stopped where all have come to the end, after `leave`, and PeerLost where no other is left."""
+    """Overwrite parameters and statistics with those of the first live worker of `others`; the own state was lost.
+
+    Raises:
+        Stopped: all workers have finished the run; raised after `leave`.
+        PeerLost: no other worker is left.
+    """
     start = pack_parameters(parameters)
     shown = start.flat.to(accumulation_dtype(start.flat.dtype))
     try:
@@ -297,7 +305,7 @@ def take_over_state(
 
 
 def nearest_first(topology: Topology, rank: int, world: int) -> list[int]:
-    """All other workers, neighbors before the rest."""
+    """All other workers, neighbors first."""
     near = [peer for peer in topology.peers(rank, world) if peer != rank]
     return [*near, *(peer for peer in range(world) if peer not in (*near, rank))]
 
@@ -305,24 +313,24 @@ def nearest_first(topology: Topology, rank: int, world: int) -> list[int]:
 def _too_late(me: PeerEndpoint, leave: Callable[[], object]) -> Stopped:
     leave()
     number = me.me.number
-    events.notice(f"worker {number} came back when the others had come to the end: nothing is left to be done")
+    events.notice(f"worker {number} returned after the other workers had finished the run; it exits")
     return Stopped()
 
 
 def pack_parameters(parameters: Mapping[str, Tensor]) -> FlatTensors:
-    """All side by side, on the CPU: (n,), in the widest dtype that any of them has."""
+    """Concatenate all parameters on the CPU: (n,), in the widest dtype of any of them."""
     dtype = reduce(torch.promote_types, (each.dtype for each in parameters.values()))
     return FlatTensors.pack({name: each.to("cpu", dtype) for name, each in parameters.items()})
 
 
 def pack_statistics(loop: LoopState) -> Payload:
-    """A copy of all the model's buffers, as bytes: one tensor, (m,) of uint8, or none. Some may be a step ahead."""
+    """Copy all buffers of the model as bytes: one tensor, (m,) of uint8, or nothing. Some may be a step ahead."""
     held = tuple(each.detach().to("cpu", copy=True) for each in chain.from_iterable(loop.buffers()))
     return (join(held),) if held else ()
 
 
 def unpack_statistics(loop: LoopState, taken: Payload) -> None:
-    """Overwrite the buffers with what `pack_statistics` gave elsewhere."""
+    """Overwrite the buffers with the result of `pack_statistics` on another worker."""
     held = tuple(chain.from_iterable(loop.buffers()))
     for joint in taken:
         for mine, theirs in zip(held, split(joint, held), strict=True):

@@ -1,4 +1,4 @@
-"""Parameter averaging: workers train their own parameters, and average them from time to time (LocalSGD, DiLoCo)."""
+"""Parameter averaging: workers train their own parameters and average them periodically (LocalSGD, DiLoCo)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from gossamer.train.synchronizers.round_task import RoundTask, taken_along
 
 
 class ParameterAveraging(RoundTask):
-    """Offers how far this worker's parameters went (the pseudo-gradient), and moves them to where the strategy says.
+    """Offers this worker's parameter change (the pseudo-gradient), and applies the strategy's update to its mean.
 
-    guards_gradients: whether a gradient that is not finite is taken away here, before it spoils this worker's
-    parameters.
+    Args:
+        guards_gradients: drop non-finite gradients here, before the optimizer uses them.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class ParameterAveraging(RoundTask):
         return flat
 
     def averaged_state(self, number: int, landed: InFlightRound | None = None) -> AveragedState:
-        """The model's other state travels with the first fragment; an optimizer's momenta with their parameters, each
-        in every so many of their rounds."""
+        """State that is averaged with round `number`: the model's other state with the first fragment; optimizer
+        moments with their parameters, each in every n-th of their rounds."""
         turn, fragment = divmod(number, len(self._fragments))
         kinds = [key for key, rounds in self._rounds.items() if (turn + 1) % rounds == 0]
         held = taken_along(self._loop.averaged(), landed) if fragment == 0 else {}
@@ -106,7 +106,7 @@ class ParameterAveraging(RoundTask):
                     self._optimizer.state.pop(parameter, None)
 
     def _align(self, bucket: Bucket, shift: Tensor, number: int) -> None:
-        """Correct this worker's momenta by how far the mean of all workers went from its own parameters."""
+        """Shift this worker's momenta by the difference of the workers' mean to its own parameters."""
         if self._optimizer is not None:
             turn, schedule = number // len(self._fragments), self._strategy.schedule
             steps = schedule.period if turn else schedule.sync_round(number).launch
@@ -114,7 +114,7 @@ class ParameterAveraging(RoundTask):
             align_first_moments(self._optimizer, {p: views[name] for name, p in bucket.parameters.items()}, steps)
 
     def _restore_lengths(self, landed: InFlightRound, result: RoundResult) -> None:
-        """Give means of directions the mean lengths, which are the last numbers that were averaged along."""
+        """Rescale averaged directions to the averaged lengths, the last values of the averaged state."""
         assert result.averaged_state is not None
         counts = [len(outgoing.layout.sizes) for outgoing in landed.outgoing]
         lengths = result.averaged_state[-sum(counts) :].split(counts)
@@ -122,7 +122,7 @@ class ParameterAveraging(RoundTask):
             restore_lengths(mean, outgoing.layout.sizes, each)
 
     def _share_second_moment(self, landed: InFlightRound) -> None:
-        """From now on local steps divide by the second moment that was averaged, in rounds that averaged it."""
+        """Let local steps divide by the averaged second moment from now on, in rounds that averaged it."""
         moments, turn = self._strategy.moments, landed.number // len(self._fragments)
         if self._optimizer is not None and (turn + 1) % moments.second == 0:
             parameters = [p for outgoing in landed.outgoing for p in outgoing.bucket.parameters.values()]
@@ -152,7 +152,7 @@ class ParameterAveraging(RoundTask):
 
     @torch.no_grad()
     def restart(self) -> None:
-        """What the workers still had to send is in these parameters already where they are the mean of their own."""
+        """Restart from new parameters. If these are the mean of the workers' own, they contain unsent residuals."""
         self.agreed_state = AveragedState.of(self._loop.averaged()).held()
         for bucket, memory in self._memory.items():
             self._strategy.restart(bucket.gather_parameters(), memory)

@@ -1,4 +1,4 @@
-"""Server synchronizer: pushes gradients to parameter servers around the optimizer's step, and pulls parameters."""
+"""Server synchronizer: pushes gradients to parameter servers at each optimizer step, and pulls parameters."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ WIDEST_BYTES = 8
 
 
 class ServerSynchronizer(Synchronizer):
-    """Pushes gradients at every optimizer step, and overwrites the parameters with the servers'.
+    """Pushes gradients at every optimizer step, and overwrites the parameters with those of the servers.
 
-    In mode "async" push and pull of one step overlap with the next; in the others a worker has its own step's outcome
-    before it goes on. The local optimizer finds no gradients and does nothing: the servers run its copy.
+    In mode "async" push and pull of a step overlap with the next step; in the other modes the worker waits for the
+    result of its own step. The local optimizer finds no gradients and does nothing: the servers run a copy of it.
     """
 
     in_step = False
@@ -61,18 +61,19 @@ class ServerSynchronizer(Synchronizer):
         _refuse(loop)
         if optimizer is None:
             raise AttachError(
-                "servers make the optimizer's step, so they must know its rule. Name one of torch's for the session of "
-                "arrays: engine.Session(..., server_optimizer=lambda tensors: torch.optim.SGD(tensors, lr=0.1))."
+                "servers make the optimizer's step, so they need its rule. Pass one of torch's optimizers to the "
+                "session of arrays: engine.Session(..., server_optimizer=lambda tensors: torch.optim.SGD(tensors, "
+                "lr=0.1))."
             )
         if optimizer.state and transport.rank == 0:
             events.notice(
-                "the optimizer remembers something already, such as momenta, and servers make it anew: they begin "
-                "without. Attach before the first step, or write EveryStep()"
+                "the optimizer has state already, such as momenta, but servers create a new optimizer without it. "
+                "Attach before the first step, or write EveryStep()"
             )
         self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
         self._tell, self._world = tell, transport.world
-        self._servers_saved: dict[int, Any] = {}  # by number, of this worker's share
-        self._saved_at = -1  # the step in which they were fetched
+        self._servers_saved: dict[int, Any] = {}  # state by number of server, of this worker's share
+        self._saved_at = -1  # the step at which it was fetched
         self._synchronous = strategy.mode != ASYNC
         self._overlapped = strategy.mode == ASYNC
         largest = WIDEST_BYTES * sum(parameter.numel() for parameter in parameters.values())
@@ -80,17 +81,17 @@ class ServerSynchronizer(Synchronizer):
         self._close = weakref.finalize(self, close_now, self._endpoints, os.getpid())  # at exit, too
         try:
             self._client = self._begin(transport, optimizer, recipe, context.seed)
-            if dedicated_servers():  # others are lost with their worker
+            if dedicated_servers():  # other servers fail together with their worker
                 self.roll_call = session_calls(transport.rank, transport.world, self._silent)
-        except BaseException:  # or a server would stay that no worker trains with
+        except BaseException:  # otherwise a server without workers would remain
             self._close()
             raise
-        self.step = self._client.step  # servers go on where this worker was, if it comes back
+        self.step = self._client.step  # for a worker that returns, the step that the servers know
         self._in_flight: PeerThread | None = None
         self._served_bytes = self._endpoints.bytes_served()
 
     def _begin(self, transport: Transport, optimizer: Optimizer, recipe: Recipe, seed: int) -> Client:
-        """Hand the parameters to the servers, or take over theirs."""
+        """Send the parameters to the servers, or adopt theirs."""
         client = Client(
             transport.rank,
             transport.world,
@@ -111,7 +112,7 @@ class ServerSynchronizer(Synchronizer):
         return self._buckets
 
     def _silent(self) -> Collection[int]:
-        """The workers that the first server does not hear; none where it does not answer."""
+        """Workers that the first server considers lost; empty if it does not answer."""
         try:
             silent: Collection[int] = run_peer_script(self._client.silent(), self._endpoints.me)
         except PeerLost:
@@ -119,7 +120,7 @@ class ServerSynchronizer(Synchronizer):
         return silent
 
     def merge(self) -> Mapping[str, Tensor]:
-        """The servers' parameters as they are now, uncompressed."""
+        """The current parameters of the servers, uncompressed."""
         self._apply_pull()
         exact: dict[str, Tensor] = run_peer_script(self._client.exact(), self._endpoints.me)
         return exact
@@ -129,8 +130,8 @@ class ServerSynchronizer(Synchronizer):
     def before_step(self, *, closure: bool) -> None:
         if closure:
             raise LoopError(
-                "with parameter servers the optimizer's step is made there, from one gradient that is pushed, and a "
-                "closure computes gradients within the step. Call backward(), then optimizer.step()."
+                "with parameter servers the servers make the optimizer's step, from one gradient, but a closure "
+                "computes gradients within the step. Call backward(), then optimizer.step() without a closure."
             )
         self._wait()
         self._client.gather(
@@ -138,7 +139,7 @@ class ServerSynchronizer(Synchronizer):
         )
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._client.apply_pull()  # of the step before; only this thread writes parameters
+        self._client.apply_pull()  # of the previous step; only this thread writes parameters
         self._in_flight = self._endpoints.me.start(self._client.push_pull())
 
     def after_step(self) -> None:
@@ -178,7 +179,7 @@ class ServerSynchronizer(Synchronizer):
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def end_epoch(self) -> int:
-        """Rounds do not wait for a worker that has run out of data, and all begin the next epoch together."""
+        """Rounds do not wait for a worker without data; all workers start the next epoch together."""
         self._apply_pull()
         if self._synchronous:
             run_peer_script(self._client.barrier(), self._endpoints.me)
@@ -186,7 +187,7 @@ class ServerSynchronizer(Synchronizer):
         return 0
 
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
-        """Wait until no worker pushes, and fetch the state of every server: each worker that of its share."""
+        """Wait until no worker pushes, and fetch server state; the servers are divided among the workers."""
         self._apply_pull()
         self._tell(f"{self.step}")
         self._servers_saved = {
@@ -196,22 +197,25 @@ class ServerSynchronizer(Synchronizer):
 
     @property
     def _share(self) -> range:
-        """The servers whose state this worker saves."""
+        """Numbers of the servers with state that this worker saves."""
         return range(self._rank, len(self._client.shard_clients), self._world)
 
     def flush(self) -> None:
-        raise LoopError("servers hold these parameters in the shapes they had at attach. Attach a new session.")
+        raise LoopError(
+            "the servers hold these parameters in the shapes they had at attach. Call session.close() and "
+            "gossamer.attach(...) again."
+        )
 
     def end_run(self) -> None:
-        """Wait until all workers are done, and take over their common parameters."""
+        """Wait until all workers are done, and adopt their common parameters."""
         self.end_calls()
         self._apply_pull()
         totals: RunTotals = run_peer_script(self._client.end(), self._endpoints.me)
         self._client.apply_final()
         if totals.missed:
             events.notice(
-                f"worker {self._rank} was not heard when the others ended, so its steps since then count for nobody; "
-                "it takes over the parameters that they ended with"
+                f"worker {self._rank} was disconnected when the others ended, so its later steps were not used; "
+                "it adopts the parameters that they ended with"
             )
         events.emit(events.ServersTold(applied=totals.applied, late=totals.late, staleness=totals.staleness))
         self._endpoints.drain()
@@ -226,14 +230,14 @@ class ServerSynchronizer(Synchronizer):
         return {}
 
     def progress(self) -> dict[str, Any]:
-        """With the servers' state as `meet_to_save` has fetched it in this step."""
+        """Include the state of the servers that `meet_to_save` fetched at this step."""
         found = {"step": self.step, "world": self._world, "client": self._client.state_dict()}
         if self._saved_at == self.step:
             found["servers"] = self._servers_saved
         return found
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Give all servers back what they had. Every worker comes here; none pushes meanwhile."""
+        """Restore the state of all servers. Called on every worker, while none pushes."""
         problem = self._misfit(progress)
         self._apply_pull()
         name = self._tell(secrets.token_hex(8))[0]
@@ -245,32 +249,32 @@ class ServerSynchronizer(Synchronizer):
                 problem = str(error)
         lost = [f"rank {who}: {text}" for who, text in enumerate(self._tell(problem)) if text]
         if lost:
-            raise CheckpointError(f"the servers were not given back what they had: {'; '.join(lost)}")
+            raise CheckpointError(f"the state of the servers was not restored: {'; '.join(lost)}")
         self._client.load_state_dict(progress["client"])
         run_peer_script(self._client.begin(), self._endpoints.me)
         self._client.apply_pull()
         self.step, self._saved_at = self._client.step, -1
-        self._tell("")  # nobody pushes before all have joined
+        self._tell("")  # no worker pushes before all have joined
 
     def _misfit(self, progress: Mapping[str, Any]) -> str:
-        """Why servers cannot go on from this, or "" where they can."""
+        """Why the servers cannot continue from this state, or ""."""
         if progress.get("world") != self._world:
             return (
-                f"{progress.get('world')} workers saved it, and these are {self._world}: servers know each worker's "
-                "steps. Run as many workers"
+                f"{progress.get('world')} workers saved it, but this run has {self._world}: servers store the steps of "
+                "each worker. Run the same number of workers"
             )
         if "servers" not in progress:
             return (
-                "it is without the servers' state, which session.save() writes and session.state_dict() alone does not "
-                "know. Write session.save(directory) and session.load(directory)"
+                "it lacks the state of the servers, which session.save() writes and session.state_dict() alone does "
+                "not contain. Write session.save(directory) and session.load(directory)"
             )
         if set(progress["servers"]) != set(self._share):
-            return f"it has the state of servers {sorted(progress['servers'])}, where {list(self._share)} are due"
+            return f"it has the state of servers {sorted(progress['servers'])}, expected {list(self._share)}"
         return ""
 
 
 def _refuse_large(parameters: Mapping[str, Tensor], shard_clients: Sequence[ShardClient], part_bytes: int) -> None:
-    """A server is given its shard in one message: raise AttachError where that would be too large."""
+    """Raise AttachError if a server's shard does not fit into one message."""
     largest = max(sum(block.flat.nbytes for block in each.gradients) for each in shard_clients)
     if largest <= part_bytes:
         return
@@ -280,25 +284,25 @@ def _refuse_large(parameters: Mapping[str, Tensor], shard_clients: Sequence[Shar
     )
     if servers is None:
         raise AttachError(
-            f"one row of a tensor is larger than the {part_bytes:,} bytes that a server is told in one message, and "
-            "rows are not divided. Write EveryStep()."
+            f"one row of a tensor is larger than {part_bytes:,} bytes, the limit of a message to a server, and rows "
+            "are not divided. Write EveryStep()."
         )
     raise AttachError(
-        f"a part of this model has {largest:,} bytes, and a server is told at most {part_bytes:,} in one message. "
-        f"Start more servers, so that each holds less: gossamer run --servers {servers} (with no smaller shards= in "
-        "the recipe)."
+        f"one server's part of this model has {largest:,} bytes, but a message has at most {part_bytes:,}. Start "
+        f"more servers, so that each holds less: gossamer run --servers {servers} (with no smaller shards= in the "
+        "recipe)."
     )
 
 
 def _refuse(loop: LoopState) -> None:
-    """Raise AttachError for hooks around the optimizer's step, which servers make."""
+    """Raise AttachError for hooks around the optimizer's step, which the servers make."""
     if loop.scale() is not None:
         raise AttachError(
-            "a GradScaler expects the optimizer's step here, and with parameter servers it is made there. Train in "
-            "bfloat16, which needs no scaler, or write EveryStep()."
+            "a GradScaler needs the optimizer's step on the worker, but parameter servers make it. Train in bfloat16, "
+            "which needs no scaler, or write EveryStep()."
         )
     if loop.clips:
         raise AttachError(
-            "clip_norm clips the mean gradient, and with parameter servers that is made there. Clip each worker's own "
+            "clip_norm clips the mean gradient, which only parameter servers compute. Clip each worker's own gradient "
             "between backward() and step(): torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
         )

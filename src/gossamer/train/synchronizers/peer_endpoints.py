@@ -1,4 +1,4 @@
-"""Peer endpoints: opens this process's endpoints, finds other workers' or servers' addresses, and watches servers."""
+"""Peer endpoints: opens this process's endpoints, finds the addresses of workers or servers, and monitors servers."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from gossamer.events import notice
 from gossamer.train.parameter_server.server import host
 
 DEAD_AFTER_SECONDS = 5.0
-LATE_SECONDS = 5.0  # for a server to join before a notice
-RESTART_SECONDS = 60.0  # for a lost server: a launcher starts it anew, and a large journal takes time to read
-SLACK_BYTES = 2**20  # beside tensors, a frame holds names and shapes
+LATE_SECONDS = 5.0  # until a notice that a server has not joined
+RESTART_SECONDS = 60.0  # for a lost server: the launcher restarts it, and reading a large journal takes time
+SLACK_BYTES = 2**20  # in a frame, for names and shapes in addition to tensors
 
-Tell = Callable[[str], list[str]]  # all-gathers a text: returns all workers', by rank
+Tell = Callable[[str], list[str]]  # all-gathers a text: returns the texts of all workers, by rank
 
 
 @dataclass
 class PeerEndpoints:
-    """This worker's endpoint, and that of the server in this process, if there is one."""
+    """This worker's endpoint, and that of the server in this process, if any."""
 
     me: PeerEndpoint
-    servers: int  # how many there are
-    part_bytes: int  # the most that one can hold, since it is given its shard in one message
-    server: PeerEndpoint | None  # of this process
+    servers: int  # number of servers
+    part_bytes: int  # largest shard of a server, which receives it in one message
+    server: PeerEndpoint | None  # the server of this process
     service: PeerThread | None  # its script
 
     @property
@@ -58,30 +58,35 @@ class PeerEndpoints:
         return None if self.server is None else self.server.me
 
     def bytes_served(self) -> int:
-        """Payload bytes that the server in this process has sent to other workers so far."""
+        """Payload bytes that the server in this process has sent to other workers."""
         if self.server is None:
             return 0
         traffic = self.server.statistics()
         return sum(each.payload_bytes_sent for peer, each in traffic.items() if peer.number != self.me.me.number)
 
     def drain(self) -> None:
-        """Say goodbye; a server in this process serves until all other workers have done so."""
+        """Disconnect; a server in this process serves until all other workers have disconnected."""
         self.me.close()
         if self.service is not None:
             self.service.wait()
 
     def close(self) -> None:
-        """Close at once, also where peers are still there."""
+        """Close at once, even if peers are connected."""
         self.me.close()
         if self.server is not None:
             self.server.close()
 
 
 def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes: int, tell: Tell) -> PeerEndpoints:
-    """Open this worker's endpoint, and a server's where workers host servers and this one is to.
+    """Open this worker's endpoint, and that of a server on this worker if workers host servers.
 
-    servers: how many; None for all dedicated ones, or one on each worker. largest_bytes: of the tensors in one message.
-    tell: not called where servers are dedicated and the launcher made a token. Raises ConnectError.
+    Args:
+        servers: number of servers; None for all dedicated ones, or one per worker.
+        largest_bytes: total size of the tensors in one message.
+        `tell`: not called if servers are dedicated and the launcher made a token.
+
+    Raises:
+        ConnectError: the endpoint could not be opened.
     """
     dedicated = dedicated_servers()
     if dedicated and active.recorder is not None:
@@ -101,9 +106,11 @@ def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes
 
 
 def connect_workers(rank: int, largest_bytes: int, tell: Tell, *, asks_end_with_peer: bool = False) -> PeerEndpoint:
-    """Open this worker's endpoint, with the addresses of all others. largest_bytes: as in `connect_to_servers`.
+    """Open this worker's endpoint, with the addresses of all other workers.
 
-    asks_end_with_peer: asks of a worker that is gone raise PeerLost, for work that cannot go on without it.
+    Args:
+        largest_bytes: as in `connect_to_servers`.
+        asks_end_with_peer: requests to a lost worker raise PeerLost, for work that cannot continue without it.
     """
     _meets_in_pairs()
     token = run_token() or _agreed_token(tell)
@@ -119,23 +126,23 @@ def _meets_in_pairs() -> None:
 
 
 def reconnect_worker(rank: int, world: int, largest_bytes: int) -> PeerEndpoint:
-    """As connect_workers, for a worker that was lost and came back alone: the launcher's store knows the others'
-    addresses, and they do not know this one's until `relocate` tells them. Raises ConnectError."""
+    """As connect_workers, for one worker that returns. The launcher's store has the addresses of the others; they
+    receive this worker's address through `relocate`. Raises ConnectError."""
     _meets_in_pairs()
     token = run_token()
     if token is None:
         raise ConnectError(
-            f"worker {rank} came back without the run's token, so nobody would talk to it. Start the run by `gossamer "
-            "run`, which hands it on."
+            f"worker {rank} restarted without the run's token, so its peers would reject it. Start the run by "
+            "`gossamer run`, which passes the token on."
         )
     me = _opener(token, largest_bytes + SLACK_BYTES)(Peer(WORKER, rank))
-    publish(rank, me.address)  # first: of two that come back at once, one finds the other
+    publish(rank, me.address)  # first, so that of two workers that return together, one finds the other
     me.meet(_of_kind(WORKER, published(world)))
     return me
 
 
 def relocate(me: PeerEndpoint, peer: Peer, where: str) -> None:
-    """Learn the address of a worker that came back; a text that is none changes nothing."""
+    """Store the address of a worker that returned; an invalid text changes nothing."""
     with suppress(ValueError, TypeError, ConnectError):
         host, port = json.loads(where)
         me.meet({peer: (str(host), int(port))})
@@ -143,18 +150,18 @@ def relocate(me: PeerEndpoint, peer: Peer, where: str) -> None:
 
 class Closes(Protocol):
     def close(self) -> None:
-        """Close at once, also where peers are still there."""
+        """Close at once, even if peers are connected."""
 
 
 class Watched(Protocol):
     me: Peer
 
     def close(self, why: GossamerError) -> None:
-        """Close at once; pending asks raise `why`."""
+        """Close at once; pending requests raise `why`."""
 
 
 def close_now(endpoints: Closes, process: int) -> None:
-    """Close in the process that opened them; a forked child leaves them alone."""
+    """Close in the process that opened them; a forked child does nothing."""
     if os.getpid() == process:
         endpoints.close()
 
@@ -163,7 +170,7 @@ def _opener(token: bytes, largest_bytes: int, asks_end_with_peer: bool = False) 
     contexts = run_tls()
 
     def opened(peer: Peer) -> PeerEndpoint:
-        # Without a recipe: workers compared theirs; a server learns it from the first, and compares every other's.
+        # Without a recipe: workers compared theirs; a server receives it from the first one and compares the others'.
         return TcpEndpoint(
             Credentials(me=peer, token=token, run=run_name(), largest_frame_bytes=largest_bytes),
             EndpointOptions(
@@ -178,12 +185,12 @@ def _opener(token: bytes, largest_bytes: int, asks_end_with_peer: bool = False) 
 
 
 def _agreed_token(tell: Tell) -> bytes:
-    """Rank 0's token, through the process group, which trusts its network."""
+    """Rank 0's token, sent through the process group, which trusts its network."""
     return bytes.fromhex(tell(secrets.token_hex(TOKEN_BYTES))[0])
 
 
 def _all_addresses(tell: Tell, own: PeerEndpoint | None) -> Mapping[int, Address]:
-    """The address of each rank's endpoint; some ranks have none."""
+    """Addresses of the ranks' endpoints; ranks without one are missing."""
     texts = tell(json.dumps(None if own is None else own.address))
     found = [json.loads(text) for text in texts]
     return {rank: (address[0], int(address[1])) for rank, address in enumerate(found) if address is not None}
@@ -194,23 +201,26 @@ def _of_kind(kind: str, addresses: Mapping[int, Address]) -> dict[Peer, Address]
 
 
 def _serve(endpoint: PeerEndpoint) -> PeerScript:
-    """The server at `endpoint`. If it fails, its endpoint closes, or workers would wait for its answers for ever."""
+    """Run the server at `endpoint`. If it fails, close the endpoint; otherwise workers would wait forever."""
     try:
         yield from host(endpoint.me.number)
     except PeerLost:  # the endpoint was closed
         raise
     except Exception as error:
-        notice(f"{endpoint.me} cannot go on: {error!r}")
+        notice(f"{endpoint.me} failed: {error!r}")
         endpoint.close()
         raise
 
 
 def watch_servers(endpoint: Watched, addresses: Mapping[Peer, Address], patience_seconds: float) -> PeerScript:
-    """Close the endpoint, with the reason, where a server never joins or is lost for good: asks would wait for ever.
+    """Close the endpoint with an error if a server never joins or is lost for good; requests would wait forever.
 
-    addresses: of the servers. A notice names those that have not joined within LATE_SECONDS, worker 0's every ten
-    seconds from then on; an error those that have not within GOSSAMER_TIMEOUT. patience_seconds: for a lost server to
-    come back.
+    A notice names servers that have not joined within LATE_SECONDS, and on worker 0 again every ten seconds; an error
+    names those that have not joined within GOSSAMER_TIMEOUT.
+
+    Args:
+        addresses: of the servers.
+        patience_seconds: time for a lost server to return.
     """
     missing, lost_until = dict(addresses), dict[Peer, float]()
     event: PeerEvent = yield Await(until=-inf)
@@ -225,8 +235,8 @@ def watch_servers(endpoint: Watched, addresses: Mapping[Peer, Address], patience
                 missing.pop(peer, None)
             case Elapsed(moment=moment):
                 if lost := ", ".join(str(peer) for peer, until in lost_until.items() if until <= moment):
-                    notice(f"{lost} did not come back, and what it held is out of reach")
-                    endpoint.close(PeerLost(f"{lost} did not come back, and what it held is out of reach."))
+                    notice(f"{lost} did not return, so its parameters are lost")
+                    endpoint.close(PeerLost(f"{lost} did not return, so its parameters are lost."))
                     return
                 if missing and moment >= refuse_at:
                     endpoint.close(_never_joined(endpoint.me, missing))
@@ -240,16 +250,16 @@ def watch_servers(endpoint: Watched, addresses: Mapping[Peer, Address], patience
 
 def _not_joined_yet(me: Peer, missing: Mapping[Peer, Address], seconds: float) -> str:
     return (
-        f"{me} waits for {_where(missing)}, not heard for {duration(round(seconds))}, and waits for "
-        f"{duration(timeout_seconds())} at most ({VARIABLE}). Does it run, and does no firewall stand between?"
+        f"{me} has waited for {_where(missing)} for {duration(round(seconds))}, of {duration(timeout_seconds())} at "
+        f"most ({VARIABLE}). Check that it runs and that no firewall blocks its port."
     )
 
 
 def _never_joined(me: Peer, missing: Mapping[Peer, Address]) -> ConnectError:
     return ConnectError(
-        f"for {duration(timeout_seconds())} nothing was heard of {_where(missing)}, so {me} cannot begin: parameters "
-        "are held there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or let "
-        "GOSSAMER_SERVERS=HOST:PORT name where they listen, with no firewall between."
+        f"{me} could not connect to {_where(missing)} for {duration(timeout_seconds())}, and cannot start without the "
+        "parameters there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or set "
+        "GOSSAMER_SERVERS=HOST:PORT to where they listen, and open the port in firewalls."
     )
 
 

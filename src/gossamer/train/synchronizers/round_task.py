@@ -1,4 +1,4 @@
-"""Round task: what a scheduled synchronizer sends of a bucket, and what it does with the mean."""
+"""Round task: defines which values of a bucket a scheduled synchronizer sends, and how the mean is applied."""
 
 from __future__ import annotations
 
@@ -16,70 +16,69 @@ from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
 
 
 class RoundTask(ABC):
-    """Is asked by a ScheduledSynchronizer, in the training thread: `offer` when a round leaves, `apply` or `revert`
-    when it lands."""
+    """Called by a ScheduledSynchronizer on the training thread: `offer` when a round is sent, `apply` or `revert` when
+    it lands."""
 
-    in_backward = False  # rounds leave and land when a backward pass is over, not after the optimizer's step
-    keeps_alike = False  # parameters are alike on all ranks at every step
-    merges_own = False  # what is merged is the mean of the workers' own parameters, and not `agreed`
-    keeps_offers = False  # what was sent is needed again when the mean is there
-    guards_gradients = False  # gradients that are not finite are taken away before the optimizer uses them
-    agreed_state: Mapping[str, Tensor] = MappingProxyType({})  # the model's other state by name, as agreed on last
+    in_backward = False  # rounds are sent and land at the end of a backward pass, not after the optimizer step
+    keeps_alike = False  # parameters are equal on all ranks at every step
+    merges_own = False  # the merged parameters are the mean of the workers' own, not `agreed`
+    keeps_offers = False  # the offer is needed when the mean arrives
+    guards_gradients = False  # drop non-finite gradients before the optimizer uses them
+    agreed_state: Mapping[str, Tensor] = MappingProxyType({})  # the model's other state by name, as last averaged
 
     def check_pass(self, *, counted: bool) -> None:  # noqa: B027 - most can use any number of them
-        """A backward pass is over; counted: another was, since the last step. Raises LoopError where that is one too
-        many."""
+        """Called after a backward pass. counted: whether this is not the first one since the last step. Raises
+        LoopError if only one is allowed."""
 
     def check_step(self, *, closure: bool) -> None:  # noqa: B027 - most work with any optimizer
-        """The optimizer is about to make its step. Raises LoopError where it must not have a closure."""
+        """Called before the optimizer step. Raises LoopError if a closure is not allowed."""
 
     @abstractmethod
     def offer(self, bucket: Bucket, presence: Presence) -> Tensor:
-        """What leaves of a bucket: (n,)."""
+        """Values of a bucket to send: (n,)."""
 
     @abstractmethod
     def averaged_state(self, number: int, landed: InFlightRound | None = None) -> AveragedState:
-        """What is averaged along in the `number`-th round, uncompressed; or was, in one that has left."""
+        """State that round `number` averages uncompressed; of a round that was sent, the state that it averages."""
 
     def used(self, buckets: Sequence[Bucket], presence: Presence) -> Flags:
-        """Which parameters of a fragment have a gradient on this rank, where the others must know."""
+        """Whether each parameter of a fragment has a gradient on this rank, if the other ranks need it."""
         return NO_FLAGS
 
     @abstractmethod
     def apply(self, landed: InFlightRound, result: RoundResult) -> None:
-        """Use what was agreed upon."""
+        """Apply the committed result of a round."""
 
     @abstractmethod
     def revert(self, landed: InFlightRound) -> None:
-        """A rank's numbers were not finite, so nothing was agreed upon and nothing was remembered."""
+        """Undo the offer: values of a rank were not finite, so the round was not committed."""
 
     def nothing_landed(self) -> None:  # noqa: B027 - most have nothing to show
-        """No round was due to land at this boundary."""
+        """Called if no round was due to land at this boundary."""
 
     @property
     def agreed(self) -> Mapping[str, Tensor] | None:
-        """Parameters and other state by name as all workers agree on them; None where that is the model as it is."""
+        """Parameters and other state by name that all workers agree on; None if these are the model's own."""
         return None
 
     @property
     def state(self) -> NamedState:
-        """What it remembers: {parameter name: {key in checkpoints: tensor}}, as views."""
+        """State for checkpoints: {parameter name: {key: tensor}}, as views."""
         return {}
 
     def adopt_memory(self) -> None:  # noqa: B027 - most remember nothing
-        """What is remembered is another worker's: go on with parameters that fit it."""
+        """Set the parameters to values that fit the state, after it was received from another worker."""
 
     def restart(self) -> None:  # noqa: B027 - most remember nothing
-        """The parameters were overwritten by what all workers agree on."""
+        """Called after the parameters were overwritten with values that all workers agree on."""
 
     def end_epoch(self, missed: int) -> int:
-        """How many of the `missed` steps of others this rank has to catch up with."""
+        """Return how many of the `missed` steps this rank has to catch up with."""
         return 0
 
 
 def taken_along(averaged: Mapping[str, Tensor], landed: InFlightRound | None) -> Mapping[str, Tensor]:
-    """Those of the model's averaged tensors that a round took along; without counters, where an earlier version saved
-    it."""
+    """Averaged tensors of the model that a round includes. Rounds saved by an earlier version have no counters."""
     if landed is None:
         return averaged
     names = landed.along

@@ -1,4 +1,4 @@
-"""Scheduled synchronizer: sync rounds leave, travel while training goes on, and land, each a transaction of its own."""
+"""Scheduled synchronizer: sync rounds are sent, overlap with training and land; each one is a transaction."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from gossamer.train.synchronizers.in_flight import (
 from gossamer.train.synchronizers.local_step_counter import LocalStepCounter
 from gossamer.train.synchronizers.round_task import RoundTask
 
-LAG_STEPS = 16  # after as many it is looked at again
+LAG_STEPS = 16  # steps between two measurements of the lag
 
 
 class ScheduledSynchronizer(Synchronizer):
-    """Sends what a task offers of a fragment at each launch of a schedule, and applies the result at its landing.
+    """Sends a task's offer for a fragment at each launch of a schedule, and applies the result at its landing.
 
-    Everything is counted in steps of the optimizer, those that a GradScaler skips on this rank included, so that all
-    ranks count alike. Only the training thread writes what training reads, at the boundary between two steps.
+    The schedule counts optimizer steps, including those that a GradScaler skips on this rank, so that all ranks count
+    equally. Only the training thread writes tensors that training reads, at the boundary between two steps.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class ScheduledSynchronizer(Synchronizer):
         self._fragments = [Fragment(buckets) for buckets in fragments]
         self._context, self._loop = context, context.loop
         self._in_flight: deque[InFlightRound] = deque()
-        self._awaited = False  # newcomers are to be let in before the next step is counted
-        self._admitted = 0  # the first round that left after some were
+        self._awaited = False  # new workers are to be admitted before the next step is counted
+        self._admitted = 0  # the first round sent after the last admission
         self._kept = None if context.comm_thread.is_fixed else KeptInputs()
-        self._merged: Mapping[str, Tensor] | None = None  # since this step, where it is the mean of the ranks' own
-        # Where several rounds are in flight, the poll of the next does not wait until the one before has landed.
+        self._merged: Mapping[str, Tensor] | None = None  # the mean of the ranks' own parameters after this step
+        # With several rounds in flight, the poll of the next one does not wait until the previous one has landed.
         apart, frozen = schedule.delay > 0, None if task.keeps_alike else (self._loop.frozen or None)
         self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=apart, frozen=frozen)
         rank, comm_thread, within = context.transport.rank, context.comm_thread, task.in_backward
@@ -97,7 +97,7 @@ class ScheduledSynchronizer(Synchronizer):
 
     @torch.no_grad()
     def _merge(self, presence: Presence) -> None:
-        """Take the mean of the state that all ranks have after this step. Raises LoopError where some go on."""
+        """Average the current state of all ranks. Raises LoopError if some ranks continue training."""
         self._meet(presence)
         exact = ExactMean(self.buckets, AveragedState.of(self._loop.averaged()))
         with self._local.waiting():
@@ -109,8 +109,8 @@ class ScheduledSynchronizer(Synchronizer):
     # -- local steps ---------------------------------------------------------------------------------------------------
 
     def _admit(self, *, admits: bool = True) -> None:
-        """Let newcomers in where a step is over for the loop, too, which may count it or step a scheduler after the
-        optimizer's own. All ranks come here after the same round; newcomers, whose first exchange it is, at once."""
+        """Admit new workers once the step is complete for the loop as well (it may count the step or step a scheduler
+        after the optimizer). All ranks call it after the same round; new workers at once, as their first exchange."""
         if self._awaited:
             self._awaited, self._admitted = False, self._number
             go_on = partial(self._context.transport.all_gather_text, "go on")
@@ -145,12 +145,12 @@ class ScheduledSynchronizer(Synchronizer):
     # -- sending -------------------------------------------------------------------------------------------------------
 
     def _boundary(self) -> bool:
-        """Everything that is due by now, in the order of its time; whether a round has landed."""
+        """Send and land all rounds that are due, in order. Returns whether a round has landed."""
         landed = 0
         while (due := self._next).launch <= self.step:
             landed += self._land_until(due.launch - 1)
             if self.stopping:
-                return landed > 0  # the others come to no further round
+                return landed > 0  # the other ranks send no further round
             self._send(due, Presence.TRAINING, self._looked())
         return landed + self._land_until(self.step) > 0
 
@@ -163,7 +163,7 @@ class ScheduledSynchronizer(Synchronizer):
         return SyncRound(fragment, launch + self._start, landing + self._start)
 
     def _looked(self) -> ScriptCost | None:
-        """The poll of a round before which frozen parameters are compared: it says which of them travel with it."""
+        """Poll before a round in which frozen parameters are compared: its result lists those that it averages."""
         if not self._poll.looks(self._number):
             return None
         with self._local.waiting():
@@ -173,7 +173,7 @@ class ScheduledSynchronizer(Synchronizer):
         return self._poll.hear(weight, self.step, presence, self._number)
 
     def _send(self, sync_round: SyncRound, presence: Presence, participants: ScriptCost | None = None) -> None:
-        """Let the next round leave; participants: as its poll found them, where that is over."""
+        """Send the next round. participants: the result of its poll, if the poll is complete."""
         fragment = self._fragments[sync_round.fragment]
         weight, fragment.weight = fragment.weight, 0.0
         now = self._loop.now()
@@ -196,7 +196,7 @@ class ScheduledSynchronizer(Synchronizer):
 
     @property
     def _looks_at_lag(self) -> bool:
-        """At most once in so many steps: it takes two passes over the parameters."""
+        """Measure the lag at most once in LAG_STEPS steps, since it reads the parameters twice."""
         rounds = LAG_STEPS * len(self._fragments) // self._schedule.period
         return (self._number + 1) % max(1, rounds) == 0
 
@@ -217,7 +217,7 @@ class ScheduledSynchronizer(Synchronizer):
         return StepTrailer(report=report, settings=now.settings, check=check, buffers=(), sample=sample)
 
     def _reduce(self, outgoing: OutgoingRound, poll: Callable[[], ScriptCost]) -> RoundResult:
-        """On the communication thread: participate, reduce, commit."""
+        """Poll, reduce and commit a round. On the communication thread."""
         participants = poll()
         if self._kept is not None:
             self._kept.clear()
@@ -225,7 +225,7 @@ class ScheduledSynchronizer(Synchronizer):
         return self._context.comm_thread.as_transaction(exchange)()
 
     def _exchange(self, outgoing: OutgoingRound, polled: ScriptCost, reference: float | None) -> RoundResult:
-        """Reduce and commit, among those of the participants who are still here."""
+        """Reduce and commit among the remaining participants."""
         context = self._context
         members = context.comm_thread.members(context.transport.world)
         participants: Participants = polled.result.among(members)
@@ -238,7 +238,7 @@ class ScheduledSynchronizer(Synchronizer):
     # -- landing -------------------------------------------------------------------------------------------------------
 
     def _land_until(self, passes: int) -> int:
-        """Apply or revert what is due after so many steps; how many rounds that were."""
+        """Apply or revert the rounds due at step `passes`. Returns their number."""
         landed = 0
         while self._in_flight and self._in_flight[0].sync_round.landing <= passes:
             self._land(self._in_flight[0])
@@ -249,7 +249,7 @@ class ScheduledSynchronizer(Synchronizer):
     def _land(self, landed: InFlightRound) -> None:
         with self._local.waiting():
             result = landed.work.wait()
-            self._in_flight.popleft()  # not before: newcomers are told which rounds are still to be made
+            self._in_flight.popleft()  # after the wait: new workers receive the list of pending rounds
             use_on_current_stream((*result.means, *result.owns, result.averaged_state))
         self.stopping, self.all_trained = self.stopping or result.stop, result.all_trained
         self._awaited = self._awaited or (result.awaited and landed.number >= self._admitted)
@@ -274,11 +274,11 @@ class ScheduledSynchronizer(Synchronizer):
         return self._task.end_epoch(self._shadow())
 
     def _shadow(self) -> int:
-        """Come to the rounds of the others until all ranks are out of data; then all stand at the same pass."""
+        """Join the rounds of the other ranks until all are out of data; all ranks are then at the same pass."""
         self._boundary()
         missed = 0
         while not self._stops_before((due := self._next).launch):
-            self._admit(admits=False)  # newcomers have an epoch's data before them, and this rank has none
+            self._admit(admits=False)  # new workers have a whole epoch of data, this rank has none
             polled = self._hear(self._fragments[due.fragment].weight, Presence.OUT_OF_DATA)
             participants: Participants = polled.result
             if not participants.active and participants.together:
@@ -294,7 +294,7 @@ class ScheduledSynchronizer(Synchronizer):
         return missed
 
     def _stops_before(self, launch: int) -> bool:
-        """Whether the others stop when something lands, and do not come to the next round."""
+        """Whether a round that lands before `launch` stops the run, so that the others send no further round."""
         for each in list(self._in_flight):
             if each.sync_round.landing < launch and each.work.wait().stop:
                 self.step = max(self.step, each.sync_round.landing)
@@ -302,9 +302,10 @@ class ScheduledSynchronizer(Synchronizer):
         return self.stopping
 
     def end_run(self) -> None:
-        """The last rounds land in nobody's step, so nobody would hear of a rank that made fewer."""
+        """Compare the number of steps of all ranks. The last rounds land after the last step, so no later round would
+        reveal a rank that made fewer."""
         if self._task.keeps_alike:
-            with suppress(PeerLost):  # a rank that has left without a word
+            with suppress(PeerLost):  # a rank has left without notice
                 participants: Participants = self._hear(0.0, Presence.ENDING).result
                 self._loop.check.agree_on_steps(dict(enumerate(participants.passes)))
         elif self._task.merges_own:
@@ -326,7 +327,7 @@ class ScheduledSynchronizer(Synchronizer):
 
     def _await(self) -> None:
         for each in self._in_flight:
-            each.work.wait()  # it writes what the compressor remembers
+            each.work.wait()  # it writes compressor state
 
     def restart(self) -> None:
         self._merged = None
@@ -370,14 +371,14 @@ class ScheduledSynchronizer(Synchronizer):
             self._number += 1
 
     def handed_over(self) -> dict[str, Any]:
-        """With rounds that were made and have not landed: they land at a newcomer as they do here."""
-        blank = {"weights": [0.0] * len(self._fragments)}  # of samples that are in nothing yet
+        """Include rounds in flight, which land on a new worker at the same step as here."""
+        blank = {"weights": [0.0] * len(self._fragments)}  # weights of samples since the last round are local
         return {"progress": {**self.progress(), **blank}, "state": without_unsent(self.remembered())}
 
     def take_up(self, handed: Mapping[str, Any]) -> None:
         super().take_up(handed)
         self._task.adopt_memory()
-        self._awaited = True  # as those who let it in
+        self._awaited = True  # as on the workers that admit it
 
     def _read(self, written: Mapping[str, Any]) -> InFlightRound:
         number, keeps = written["number"], self._task.keeps_offers
@@ -405,19 +406,19 @@ class ScheduledSynchronizer(Synchronizer):
 
 @dataclass(frozen=True)
 class ExactMean:
-    """Parameters, by bucket, and the state that is averaged along."""
+    """Uncompressed mean of parameters, by bucket, and of the other averaged state."""
 
     buckets: Sequence[Bucket]
     averaged_state: AveragedState
 
     def run(self, transport: Transport) -> ScriptCost:
-        """Average them over all ranks. On the communication thread, while the training thread waits."""
+        """Average over all ranks. On the communication thread, while the training thread waits."""
         flats = [bucket.gather_parameters(torch.empty_like(bucket.flat)) for bucket in self.buckets]
         numbers = self.averaged_state.numbers()
         return run_script(_means(flats if numbers is None else [*flats, numbers]), transport)
 
     def by_name(self, means: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The result of `run`, by the names of the model's tensors."""
+        """The result of `run` by the names of the model's tensors."""
         use_on_current_stream(means)
         found = {
             slot.name: slot.view(mean)

@@ -1,4 +1,4 @@
-"""Stages: makes the buckets and the synchronizer of each stage of a recipe, and changes from one stage to the next."""
+"""Stages: builds the buckets and the synchronizer of each stage of a recipe, and switches between stages."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ Parameters = Mapping[str, Parameter]
 
 
 def bucket_fragments(stage: Stage, parameters: Parameters, compressor: Compressor, at: AggregationContext) -> Fragments:
-    """The buckets of a stage, by the fragments that take turns."""
+    """The buckets of a stage, by fragment; fragments are synchronized in turn."""
     if isinstance(stage, GossipStage):
-        at = replace(at, rank=0, world=1)  # each worker compresses by itself
+        at = replace(at, rank=0, world=1)  # each worker compresses independently
     if isinstance(stage, ServerStage):
-        compressor = Dense()  # by server and not by bucket
+        compressor = Dense()  # compression is per server, not per bucket
     count = stage.schedule.fragments
     parts = [parameters] if count == 1 else assign_fragments(parameters, count)
     return [[Bucket(bucket, compressor, at) for bucket in assign_buckets(part)] for part in parts]
@@ -53,16 +53,16 @@ def bucket_fragments(stage: Stage, parameters: Parameters, compressor: Compresso
 
 @dataclass
 class StageSequence:
-    """A recipe's stages, one after the other."""
+    """The stages of a recipe, in order."""
 
     recipe: Recipe
-    optimizer: Optimizer | None  # None: the session does not know the loop's
+    optimizer: Optimizer | None  # None if the session does not know it
     transport: Transport
     comm_thread: CommThread
     loop: LoopState
     seed: int
-    since: int = 0  # the step at which the recipe began: its schedules and warm-ups count from there
-    now: Stage = field(init=False)  # the one that goes on
+    since: int = 0  # the step at which the recipe was started; its schedules and warm-ups count from there
+    now: Stage = field(init=False)  # the current one
 
     def __post_init__(self) -> None:
         self.seed = rng.address(self.seed, "since", self.since) if self.since else self.seed
@@ -76,12 +76,12 @@ class StageSequence:
         return AggregationContext(seed=self.seed, rank=transport.rank, world=transport.world)
 
     def fragments(self, parameters: Parameters) -> Fragments:
-        """Of all parameters where these are averaged, and sparse gradients stay here; else of those with dense ones."""
+        """Buckets of all parameters if parameters are averaged; otherwise of those with dense gradients."""
         dense = parameters if self.now.local_parameters else self._dense(parameters)
         return bucket_fragments(self.now, dense, self.recipe.compressor, self.at(self.transport))
 
     def layout_text(self, parameters: Parameters, fragments: Fragments) -> str:
-        """A fingerprint of what travels, the same on every rank."""
+        """A fingerprint of the layout of messages, the same on every rank."""
         buckets = (bucket for buckets in fragments for bucket in buckets)
         return layout_text(buckets) + self._sparse(parameters).fingerprint()
 
@@ -94,7 +94,7 @@ class StageSequence:
         return {name: parameter for name, parameter in parameters.items() if name not in names}
 
     def begin(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
-        """Go on with parameters as they are, alike on every rank; alone with plain training, bit for bit."""
+        """Start the current stage from equal parameters on every rank; one worker alone trains plainly."""
         if self.comm_thread.is_alone(self.transport.world) or not self.now.communicates:
             return self._begin_alone(parameters)
         exchange = self.make(parameters, fragments)
@@ -103,7 +103,7 @@ class StageSequence:
         return exchange
 
     def _begin_alone(self, parameters: Parameters) -> Synchronizer:
-        """A global batch is made of several passes by one worker, too. Nothing is compressed."""
+        """Synchronizer of a single worker. A global batch still takes several passes. Nothing is compressed."""
         match self.now:
             case GradientStage(batches=int()) as stage:
                 context = replace(
@@ -118,7 +118,7 @@ class StageSequence:
         return [Bucket(part, Dense(), self.at(transport)) for part in assign_buckets(self._dense(parameters))]
 
     def make(self, parameters: Parameters, fragments: Fragments) -> Synchronizer:
-        """The synchronizer of this stage."""
+        """The synchronizer of the current stage."""
         (buckets, *_), context = fragments, self._context(self.transport)
         match self.now:
             case GradientStage(delay=0) as stage:
@@ -150,7 +150,7 @@ class StageSequence:
     def _averaging(
         self, stage: AveragingStage, parameters: Parameters, fragments: Fragments, context: SyncContext
     ) -> Synchronizer:
-        """Gradients within a site travel dense: bytes are cheap there."""
+        """Averaging of parameters, for HierarchicalLocalSGD with dense gradients within a site."""
         guards = stage.per_site is None
         merges_own = stage.strategy.merges_own(self.recipe.compressor)
         task = ParameterAveraging(
@@ -170,20 +170,20 @@ class StageSequence:
         return self.comm_thread.exchange(partial(self.transport.all_gather_text, text)).wait()
 
     def enter(self, passes: int, parameters: Parameters, before: Synchronizer) -> Synchronizer:
-        """Be in the stage that goes on after so many backward passes."""
+        """Switch to the stage at backward pass `passes`, if it is another one."""
         stage = self._after(passes)
         if stage == self.now:
             return before
         before.close()
         self.now = stage
         for parameter in parameters.values():
-            parameter.grad = None  # they lie in buckets that go
+            parameter.grad = None  # a view of a bucket that is dropped
         following = self.begin(parameters, self.fragments(parameters))
         following.continue_from(before)
         return following
 
     def over(self, passes: int) -> bool:
-        """Whether another stage begins."""
+        """Whether another stage begins at backward pass `passes`."""
         return self._after(passes) != self.now
 
     def _after(self, passes: int) -> Stage:

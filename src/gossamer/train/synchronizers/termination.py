@@ -1,5 +1,5 @@
-"""Termination of pairwise gossip: when every live worker is done, the lowest live rank averages all parameters and
-hands out the result; where it dies, the next rank begins anew, from any mean already published. One mean is a run's."""
+"""Termination of pairwise gossip: once every live worker is done, the lowest live rank averages all parameters and
+distributes the result. If it fails, the next rank takes over, from a mean already published if there is one."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ from gossamer.comm.runtime.peer_thread import PeerEndpoint, PeerThread
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.events import notice
 
-# Keys of pushes: a greeting; a request to end the run; the sender is done; the final mean; the receiver may go
+# Keys of pushes: a greeting; a request to end the run; the sender is done; the final mean; the receiver may leave
 HELLO, STOP, DONE, FINAL_MEAN, DISMISSED = "here", "stop", "done", "agreed", "over"
-NOW, FINAL = "now", "final"  # keys of pulls: parameters as last shown; the part in the final mean, or that mean
-MEETING_SECONDS = 60.0  # until all others were heard once: their endpoints are open by then
-RETURN_SECONDS = 5.0  # a worker that came back waits no longer for those that are slow to hear of it
-GLANCE_SECONDS = 0.05  # between looks at whether the peer that is asked has left
+NOW, FINAL = "now", "final"  # keys of pulls: the published parameters; the share of the final mean, or that mean
+MEETING_SECONDS = 60.0  # time limit for greetings of all others
+RETURN_SECONDS = 5.0  # a returning worker waits this long for slow peers
+GLANCE_SECONDS = 0.05  # between checks whether the peer of a request has left
 
 
-Claim = Callable[[str], str | None]  # enters a text unless there is one; returns which is there, None without a place
+Claim = Callable[[str], str | None]  # stores a text unless one is stored; returns the stored one, None without a store
 
 
 class TerminationProtocol:
-    """One worker's view of the others' progress, and its pushes and pulls to end the run together.
+    """One worker's view of the others' progress, and the pushes and pulls that end the run on all workers.
 
-    In the end, every worker pushes that it is done and goes on answering. Once all live ones have, the lowest live rank
-    pulls the parameters of each, pushes the mean to all, and dismisses them. Where it leaves before, the next rank
-    begins anew, from the mean where any worker has one already. So all that stay take the same bits, and a worker that
-    left keeps the others waiting for no longer than it takes to notice.
+    At the end, every worker pushes DONE and continues to answer. Once all live workers have, the lowest live rank pulls
+    the parameters of each, pushes the mean to all, and dismisses them. If it leaves first, the next rank repeats this,
+    with the mean that any worker already has. All remaining workers thus adopt the same bits, and a lost worker delays
+    the others only until its loss is detected.
 
-    A worker that was silent, or cut off, counts the others as gone as they do it, and each part would end with a mean
-    of its own. So a mean is taken only once it is the run's: a worker accepts one mean and no other, and its leader has
-    `claim` enter the mean's hash where all parts see it and the first one stays; where there is no such place, more
-    than half of all workers must have accepted it. All others raise PeerLost, which names whom they did not hear.
+    After a network partition, each part considers the other one lost, and would end with its own mean. A mean is
+    therefore adopted only once it is unique in the run: a worker accepts one mean only, and its leader calls `claim` to
+    enter the mean's hash in a store that all parts share and that keeps the first entry. Without such a store, more
+    than half of all workers must have accepted the mean. All others raise PeerLost, which names the lost workers.
 
-    A worker that was lost and came back has said nothing yet, whatever was heard of its incarnation before; the others
-    repeat to it what they have said, in their replies to its greeting.
+    Messages of an earlier incarnation do not count for a worker that returned; the other workers repeat their state in
+    their replies to its greeting.
     """
 
     def __init__(
@@ -71,39 +71,40 @@ class TerminationProtocol:
         state: Callable[[], Payload] = tuple,
     ) -> None:
         self._partner, self._rank, self._world, self._claim = partner, partner.rank, world, claim
-        self._state = state  # gives what is averaged along with the parameters, as it is at a moment
+        self._state = state  # returns the current other state that is averaged with the parameters
         self._changed = threading.Condition()
-        # By key, the newest incarnation in which each worker said so
+        # By key, the newest incarnation of each worker that sent it
         self._said: dict[str, dict[int, int]] = {key: {} for key in (HELLO, STOP, DONE, FINAL_MEAN, DISMISSED)}
         self._averaged_state: Payload = ()
         self._agreed: FinalMean | None = None
         self._agreed_hash = ""
         self._done = self._deaf = False
-        self._dismissed_with: set[str] = set()  # hashes of the means that leaders dismissed this worker with
+        self._dismissed_with: set[str] = set()  # hashes of the means in dismissals of this worker
         self.steps = 0  # of this worker, for its status
 
     @property
     def live(self) -> list[int]:
-        """The other workers that are here, ascending."""
+        """The other live workers, ascending."""
         return [peer for peer in range(self._world) if peer != self._rank and not self._partner.is_gone(peer)]
 
     @property
     def told_to_stop(self) -> bool:
-        """Some worker wants the run to end, or the final mean is made: training after it would be thrown away."""
+        """Whether a worker requested the end of the run, or the final mean exists: later training would be lost."""
         return bool(self._said[STOP]) or self._dismissed
 
     @property
     def _done_here(self) -> set[int]:
-        """The workers that are done in their newest incarnation."""
+        """Workers that are done in their newest incarnation."""
         done = self._said[DONE].items()
         return {peer for peer, incarnation in done if incarnation == self._partner.newest_incarnation(peer)}
 
-    # -- heard ---------------------------------------------------------------------------------------------------------
+    # -- receiving -----------------------------------------------------------------------------------------------------
 
     def listen(self, moved: Callable[[Peer, str], None] = lambda peer, where: None) -> PeerScript:
-        """Answer every peer, for as long as it runs: averages as the partner does, and the keys of this module.
+        """Answer every peer while the endpoint is open: averages as the partner does, and the keys of this module.
 
-        moved: called with the new address of a worker that came back.
+        Args:
+            moved: called with the new address of a worker that returned.
         """
         averages = answering(self._partner)
         next(averages)
@@ -116,7 +117,7 @@ class TerminationProtocol:
                     while not isinstance(op, Await):
                         op = averages.send((yield op))
                 else:
-                    yield reply  # first, since a thread that hears of it below may close the endpoint
+                    yield reply  # first, since a thread that is notified below may close the endpoint
                 match heard:
                     case Arrived(sender=sender, op=Push(key=key, about=where)) if key == HELLO and where:
                         moved(sender, where)
@@ -127,7 +128,7 @@ class TerminationProtocol:
                 self._changed.notify_all()
 
     def _answer(self, heard: PeerEvent) -> Reply | None:
-        """None where the partner answers."""
+        """The reply to an event; None if the partner answers it."""
         match heard:
             case Arrived(token=token, op=Push(key=key)) if key == HELLO:
                 return Reply(token=token, answer=Receipt(version=0, about=self._status().encoded()))
@@ -144,8 +145,7 @@ class TerminationProtocol:
         return None
 
     def _final(self) -> Pulled:
-        """This worker's part in the final mean, or that mean; nothing where it came back after it was asked, and is not
-        done."""
+        """This worker's share of the final mean, or that mean. Version -1 if this worker returned and is not done."""
         with self._changed:
             known, done = self._agreed, self._done
         if known is not None:
@@ -173,12 +173,12 @@ class TerminationProtocol:
             self._changed.notify_all()
 
     def _say_that(self, key: str, peer: int, incarnation: int) -> None:
-        """A worker has said so in this incarnation. A late message, of an incarnation before, changes nothing."""
+        """Record the key of a worker's incarnation. A late message of an earlier incarnation changes nothing."""
         self._partner.meet(peer, incarnation)
         self._said[key][peer] = max(incarnation, self._said[key].get(peer, 0))
 
     def _catch_up(self, peer: int, status: PeerStatus) -> None:
-        """Take from a worker's status all that this one, which came back, has missed."""
+        """Record the status of a worker, for messages that this worker missed before it returned."""
         with self._changed:
             self._partner.meet(peer, status.incarnation)
             for key, said in ((DONE, status.done), (STOP, status.stop)):
@@ -187,7 +187,7 @@ class TerminationProtocol:
             self._changed.notify_all()
 
     def _accepts(self, payload: Payload) -> bool:
-        """Whether this worker takes that mean, or has taken it: the first that fits, and no other."""
+        """Whether this worker accepts this mean, or has accepted it: the first one that fits, and no other."""
         with self._changed:
             if self._agreed is None and self._fits(payload):
                 self._agree(decode_mean(payload))
@@ -197,30 +197,31 @@ class TerminationProtocol:
         self._agreed, self._agreed_hash = mean, hash_of(mean.encoded())
 
     def _fits(self, payload: Payload) -> bool:
-        """Whether a final mean has the shapes and dtypes that this worker's own would have."""
+        """Whether a final mean has the shapes and dtypes of this worker's own."""
         kinds = [(each.shape, each.dtype) for each in FinalMean(self._mine(FINAL), 0.0).encoded()]
         return [(each.shape, each.dtype) for each in payload] == kinds
 
     def _mine(self, key: str) -> Payload:
         return (*self._partner.snapshot(-1).payload, *(self._averaged_state if key == FINAL else self._state()))
 
-    # -- said ----------------------------------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------------------------------
 
     def meet(self, me: PeerEndpoint) -> None:
-        """Greet all others: only a worker that was heard once can be missed. Raises ConnectError."""
+        """Greet all others, since only a worker that was connected once can be found lost. Raises ConnectError."""
         handles = self._tell(me, range(self._world), HELLO)
         for peer, handle in handles.items():
             try:
                 handle.wait(MEETING_SECONDS)
             except TimeoutError:
                 raise ConnectError(
-                    f"worker {peer} was not heard for {MEETING_SECONDS:.0f} s, so nobody would notice when it leaves. "
-                    "Workers of pairwise gossip dial each other on ports of their own: let no firewall stand between."
+                    f"worker {peer} did not answer for {MEETING_SECONDS:.0f} s, so its loss could not be detected "
+                    "later. Workers of pairwise gossip connect to each other on ports of their own: open them in "
+                    "firewalls."
                 ) from None
 
     def meet_again(self, me: PeerEndpoint, here: Iterable[int], where: str) -> None:
-        """Tell all others that this worker came back, and `where` it listens. Waits for those that are `here`, and not
-        for long: a worker that is not heard counts as gone until it is."""
+        """Announce to all others that this worker returned and listens at `where`. Waits for a short time for those in
+        `here`; a worker that does not answer counts as lost until it does."""
         handles = self._tell(me, range(self._world), HELLO, about=where)
         until = time.monotonic() + RETURN_SECONDS
         for peer in here:
@@ -229,7 +230,7 @@ class TerminationProtocol:
                     handles[peer].wait(max(0.0, until - time.monotonic()))
 
     def stop(self, me: PeerEndpoint) -> None:
-        """Ask all others to end the run after their next step, without waiting for their replies."""
+        """Request the end of the run after the next step of all others, without waiting for replies."""
         self._tell(me, range(self._world), STOP)
 
     def _tell(
@@ -238,7 +239,7 @@ class TerminationProtocol:
         return {peer: me.start(self.say(peer, key, payload, about)) for peer in peers if peer != self._rank}
 
     def say(self, peer: int, key: str, payload: Payload = (), about: str = "") -> PeerScript:
-        """Push to one worker, and take note of the status in its reply; returns whether it accepts."""
+        """Push to one worker and record the status in its reply. Returns whether it accepts."""
         stamp = Stamp(self._rank, with_incarnation(self._partner.incarnation, 0))
         receipt = yield Push(to=Peer(WORKER, peer), key=key, stamp=stamp, payload=payload, about=about)
         if receipt.about:
@@ -246,7 +247,7 @@ class TerminationProtocol:
         return receipt.version >= 0
 
     def wait(self, handle: PeerThread, peer: int) -> Any:
-        """The result of a script that asks `peer`; None where that has left. Raises the script's errors."""
+        """The result of a script with a request to `peer`; None if that has left. Raises the script's errors."""
         while not self._partner.is_gone(peer):
             with suppress(TimeoutError):
                 return handle.wait(GLANCE_SECONDS)
@@ -255,23 +256,29 @@ class TerminationProtocol:
     # -- means ---------------------------------------------------------------------------------------------------------
 
     def now(self, me: PeerEndpoint) -> FinalMean:
-        """The mean of what this worker and those that are here have shown last; they go on meanwhile."""
+        """The mean of the parameters that live workers published last; they continue training."""
         return self._mean(me, NOW)
 
     def end(self, me: PeerEndpoint, averaged_state: Payload) -> FinalMean:
-        """Wait until all live workers are done, and take the final mean, the same bits on each of them.
+        """Wait until all live workers are done, and return the final mean, the same bits on each of them.
 
-        This worker has no exchange in flight. averaged_state: averaged along with the parameters. Raises ConnectError,
-        and PeerLost where others may have ended with another mean.
+        This worker must have no exchange in flight.
+
+        Args:
+            averaged_state: averaged together with the parameters.
+
+        Raises:
+            ConnectError: this worker's endpoint was closed.
+            PeerLost: other workers may have ended with another mean.
         """
         with self._changed:
             self._averaged_state, self._done = averaged_state, True
-        self._tell(me, range(self._world), DONE)  # also those that are gone: they may come back and wait
+        self._tell(me, range(self._world), DONE)  # also to lost workers, which may return and wait
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._deaf or self._dismissed or self._is_leader)
                 if self._deaf:
-                    raise ConnectError(f"{me.me} hears nobody any more, so it cannot take part in the last mean.")
+                    raise ConnectError(f"the endpoint of {me.me} is closed, so it cannot join the final mean.")
                 if self._dismissed and self._agreed is not None:
                     self._check_taken()
                     return self._agreed
@@ -283,7 +290,7 @@ class TerminationProtocol:
 
     @property
     def _is_leader(self) -> bool:
-        """Whether it is for this worker to average, now: the exchanges of all have ended."""
+        """Whether this worker is to compute the final mean now: the exchanges of all workers have ended."""
         live = set(self.live)
         return self._rank < min(live, default=self._world) and live <= self._done_here
 
@@ -304,26 +311,26 @@ class TerminationProtocol:
             self._dismissed_with.add(text)
 
     def _check_claimed(self, text: str, accepted: int) -> None:
-        """Raise PeerLost unless the mean of this hash is the run's, which so many workers accepted."""
+        """Raise PeerLost unless the mean with this hash, accepted by `accepted` workers, is the run's."""
         claimed = self._claim(text)
         if not (2 * accepted > self._world if claimed is None else claimed == text):
             raise self._apart()
 
     def _check_taken(self) -> None:
-        """Raise PeerLost where a leader whose mean is the run's has not the one of this worker."""
+        """Raise PeerLost if no leader's dismissal names this worker's mean."""
         if self._agreed_hash not in self._dismissed_with:
             raise self._apart()
 
     def _apart(self) -> PeerLost:
         gone = ", ".join(str(peer) for peer in range(self._world) if self._partner.is_gone(peer)) or "some"
         return PeerLost(
-            f"worker {self._rank} came to the end without workers {gone}, which it does not hear: they ended without "
-            "it, or may, and with another mean. So it has only its own parameters, as they are. Load what another "
-            "worker has saved, or start the run again from there."
+            f"worker {self._rank} finished without a connection to workers {gone}: they ended, or may end, with "
+            "another mean. This worker keeps its own parameters. Load the parameters that another worker has saved, or "
+            "restart the run from them."
         )
 
     def _mean(self, me: PeerEndpoint, key: str) -> FinalMean:
-        """Over all that are here and finite, by rank; or the final mean, where one of them has it."""
+        """Mean over all live workers with finite parameters, by rank; or the final mean, if one of them has it."""
         found = RunningMean()
         for peer, pulled in self._pull(me, key):
             if pulled.about == FINAL_MEAN:
@@ -333,12 +340,12 @@ class TerminationProtocol:
             if all(all_finite(tensor) for tensor in pulled.payload):
                 found.add(pulled.payload)
             else:
-                notice(f"worker {peer}'s parameters are not finite, and no mean would be with them: they are left out")
+                notice(f"worker {peer}'s parameters are not finite: they are left out of the mean")
         return found.mean() if found.count else FinalMean(self._mine(key), nan)
 
     def _pull(self, me: PeerEndpoint, key: str) -> Iterator[tuple[int, Pulled]]:
-        """The part of each worker that is here, by rank, one after the other; this one among them. For the final mean,
-        of those that are done: a worker that counted as gone and is back may go on training."""
+        """Yield the share of each live worker, by rank, including this one. For the final mean only of workers that
+        are done: one that was considered lost and returned may still train."""
 
         def op(peer: int) -> PeerScript:
             return (yield Pull(of=Peer(WORKER, peer), key=key))

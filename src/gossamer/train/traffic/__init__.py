@@ -1,4 +1,4 @@
-"""Traffic: the bytes that a step sends, by running the recipe's own algorithms over meta tensors.
+"""Traffic: the bytes that a step sends, computed by running the recipe's algorithms over meta tensors.
 
 op_trace  the operations of one bucket
 traffic   TrafficEstimate: bytes of a step, its rounds, and the memory of the recipe

@@ -19,7 +19,7 @@ from gossamer.base.ops import AllGather, CollectiveOp, Script
 
 @dataclass(frozen=True)
 class BucketTrace:
-    """What one bucket's aggregation asks for, round by round, and remembers."""
+    """Operations and state of one bucket's aggregation, round by round."""
 
     ops: tuple[CollectiveOp, ...]
     remembered: tuple[tuple[str, int], ...]  # (key, bytes)
@@ -27,7 +27,7 @@ class BucketTrace:
 
 @lru_cache(maxsize=1024)
 def trace_bucket(compressor: Compressor, layout: Layout, dtype: torch.dtype, workers: int) -> BucketTrace:
-    """Run the aggregation of one of so many workers over meta tensors, once for all that ask for the same."""
+    """Run one worker's aggregation over meta tensors; results are cached."""
     at, packed = AggregationContext(step=STEADY, world=workers), on_meta(layout, dtype)
     state = compressor.init(packed, at)
     remembered = tuple((key, each.flat.nbytes) for key, each in state.items())
@@ -37,7 +37,7 @@ def trace_bucket(compressor: Compressor, layout: Layout, dtype: torch.dtype, wor
 def trace_ops(
     recipe: Recipe, layout: Layout, dtype: torch.dtype, workers: int, control_bytes: int = 0
 ) -> list[CollectiveOp]:
-    """The operations that one bucket issues, round by round; the control report travels with the first."""
+    """The operations that one bucket issues, round by round; the control report is part of the first one."""
     ops = trace_bucket(recipe.compressor, layout, dtype, workers).ops
     return _issued(coalesce([_said(ops), _control(control_bytes)]), workers) if control_bytes else [*ops]
 
@@ -54,7 +54,7 @@ def _issued(script: Script, workers: int) -> list[CollectiveOp]:
 
 
 def _said(ops: Sequence[CollectiveOp]) -> Script:
-    for op in ops:  # noqa: UP028 - what yields from a tuple takes no answers
+    for op in ops:  # noqa: UP028 - yielding from a tuple takes no answers
         yield op
 
 

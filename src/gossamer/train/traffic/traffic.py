@@ -34,12 +34,12 @@ from gossamer.train.parameter_server.client.traffic import server_traffic
 from gossamer.train.parameter_server.from_recipe import push_pull_codecs
 from gossamer.train.traffic.op_trace import on_meta, trace_bucket
 
-MOST_RANKS = 256  # whose neighbors are counted one by one
+MOST_RANKS = 256  # number of ranks with neighbors counted one by one
 
 
 @dataclass(frozen=True)
 class TrafficItem:
-    """Payload bytes that one worker sends in a cycle and that are no part of a bucket."""
+    """Payload bytes that one worker sends in a cycle outside of buckets."""
 
     where: str
     op: str
@@ -48,7 +48,7 @@ class TrafficItem:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficEstimate:
-    """Payload bytes that one of the workers sends and keeps in a steady cycle, which repeats itself."""
+    """Payload bytes that one of the workers sends and keeps in a steady cycle."""
 
     workers: int
     parameters: int
@@ -56,8 +56,8 @@ class TrafficEstimate:
     passes: int  # backward passes in a cycle
     steps: int  # in a cycle
     buckets: tuple[tuple[OpCost, ...], ...]  # the operations of each bucket in a cycle
-    others: tuple[TrafficItem, ...]  # everything else that is sent in it
-    dense_bytes_sent: float  # of a ring, for all gradients in float32, after one backward pass
+    others: tuple[TrafficItem, ...]  # all other traffic of a cycle
+    dense_bytes_sent: float  # of a ring all-reduce of all gradients in float32, after one backward pass
     residual_bytes: int
     other_state_bytes: int
     strategy_bytes: int  # kept by the strategy, also of rounds in flight
@@ -69,32 +69,41 @@ class TrafficEstimate:
 
     @property
     def bytes_sent(self) -> float:
-        """In a step, on average."""
+        """Per step, on average."""
         return self.cycle_bytes_sent / self.steps
 
     @property
     def bytes_sent_per_pass(self) -> float:
-        """For a backward pass, on average."""
+        """Per backward pass, on average."""
         return self.cycle_bytes_sent / self.passes
 
     @property
     def memory_bytes(self) -> int:
-        """What a worker keeps between steps besides the model and its optimizer."""
+        """Memory of a worker between steps, in addition to the model and its optimizer."""
         return self.residual_bytes + self.other_state_bytes + self.strategy_bytes
 
     @property
     def share_of_dense(self) -> float | None:
-        """Bytes sent over those of a dense ring after every backward pass; None in a world of one: it sends nothing."""
+        """Bytes sent over those of a dense ring after every backward pass; None with one worker, as it sends none."""
         return self.bytes_sent_per_pass / self.dense_bytes_sent if self.dense_bytes_sent else None
 
 
 def bits_per_second_to_hide(bytes_per_pass: float, compute_seconds: float) -> float:
-    """The rate at which a backward pass's bytes leave while a worker computes; over a slower line workers wait."""
+    """The rate at which a backward pass's bytes are sent while a worker computes; on a slower network workers wait."""
     return 8 * bytes_per_pass / compute_seconds
 
 
 def estimate_traffic(recipe: Recipe, model: Attached, *, workers: int) -> TrafficEstimate:
-    """Price one cycle of a resolved recipe over the buckets of a model that is attached with it."""
+    """Price one cycle of a resolved recipe over the buckets of a model attached with it.
+
+    Args:
+        recipe: resolved for `workers`.
+        model: layouts of its buckets.
+        workers: number of workers.
+
+    Returns:
+        The estimate for one worker.
+    """
     recipe = replace(recipe, strategy=recipe.strategy.among(workers))
     stage = recipe.strategy.steady_stage
     found = _cycle(recipe, model, workers)
@@ -116,11 +125,11 @@ def estimate_traffic(recipe: Recipe, model: Attached, *, workers: int) -> Traffi
 
 
 class _Cycle(NamedTuple):
-    """One cycle of a stage, as TrafficEstimate tells of it."""
+    """One cycle of a stage, for TrafficEstimate."""
 
     buckets: Sequence[tuple[OpCost, ...]]
     others: Sequence[TrafficItem]
-    memory: Sequence[tuple[str, int]]  # (key, bytes) of what compressors remember
+    memory: Sequence[tuple[str, int]]  # (key, bytes) of compressor state
     strategy_bytes: int
 
 
@@ -148,7 +157,7 @@ def _cycle(recipe: Recipe, model: Attached, workers: int) -> _Cycle:
 
 
 def _of_gradients(stage: GradientStage, compressor: Compressor, model: Attached, workers: int) -> _Cycle:
-    """The strategy keeps sums that are not complete and copies of what is in flight."""
+    """The strategy keeps incomplete sums and copies of gradients in flight."""
     buckets, memory = _aggregations(compressor, model, workers)
     others = _scheduled(stage, model, workers) if stage.delay else _of_a_step(model, workers, remembers=bool(memory))
     copies = _in_flight(stage) + (stage.accumulate > 1)
@@ -156,7 +165,7 @@ def _of_gradients(stage: GradientStage, compressor: Compressor, model: Attached,
 
 
 def _of_averaging(stage: AveragingStage, compressor: Compressor, model: Attached, workers: int) -> _Cycle:
-    """The strategy keeps its memory, and own contributions in flight, where landing asks for these."""
+    """The strategy keeps its memory and, if landing needs them, own contributions in flight."""
     buckets, memory = _aggregations(compressor, model, workers)
     others = [*_scheduled(stage, model, workers), *_within_sites(stage, model, workers)]
     copies = 2 * _in_flight(stage) if stage.strategy.needs_own else 0
@@ -167,7 +176,7 @@ def _of_averaging(stage: AveragingStage, compressor: Compressor, model: Attached
 def _aggregations(
     compressor: Compressor, model: Attached, workers: int
 ) -> tuple[list[tuple[OpCost, ...]], list[tuple[str, int]]]:
-    """The operations of each bucket, and what the compressor remembers of all."""
+    """The operations of each bucket, and the compressor state of all."""
     traces = [trace_bucket(compressor, layout, dtype, workers) for dtype, layout in _layouts(model)]
     buckets = [
         tuple(OpCost(each.label, each.bytes_sent(workers, 0)) for op in trace.ops for each in op.concurrent())
@@ -177,12 +186,12 @@ def _aggregations(
 
 
 def _in_flight(stage: GradientStage | AveragingStage) -> int:
-    """How many rounds of a bucket are in flight at once."""
+    """Number of rounds of a bucket in flight at the same time."""
     return -(-stage.schedule.delay // stage.schedule.period)
 
 
 def _of_a_step(model: Attached, workers: int, *, remembers: bool) -> Iterator[TrafficItem]:
-    """Where something is remembered, the weights of all workers are known before anything leaves."""
+    """With compressor state, the weights of all workers are exchanged before the first bucket."""
     control_bytes = model.control_bytes + (STANDING_BYTES if remembers else 0)
     yield TrafficItem("control", "Gather", float((workers - 1) * control_bytes))
     yield TrafficItem("buffers", "broadcast", (workers - 1) * model.buffer_bytes / workers)
@@ -197,7 +206,7 @@ def _scheduled(stage: GradientStage | AveragingStage, model: Attached, workers: 
 
 
 def _within_sites(stage: AveragingStage, model: Attached, workers: int) -> Iterator[TrafficItem]:
-    """Sites make a step of their own in every backward pass."""
+    """Sites make a separate step in every backward pass."""
     if stage.per_site is None or workers == 1:
         return
     site, passes = stage.site_size(workers), stage.schedule.period
@@ -217,8 +226,8 @@ def _of_gossip(strategy: GossipStrategy, recipe: Recipe, model: Attached, worker
 
 
 def _of_pairwise_gossip(strategy: GossipStrategy, recipe: Recipe, model: Attached, workers: int) -> _Cycle:
-    """A worker begins one exchange in a round and answers one, on average. It keeps two copies of its parameters, shown
-    and owed, its message in flight, and its last answer to each neighbor."""
+    """A worker starts one exchange per round and answers one, on average. It keeps two copies of its parameters, the
+    published and the pending one, its message in flight, and its last answer to each neighbor."""
     buckets = _sent_to(float(2 * (workers > 1)), recipe, model)
     answers = 1 + max(len(recipe.topology.peers(rank, workers)) for rank in sampled_ranks(workers))
     kept = sum(
@@ -235,7 +244,7 @@ def _sent_to(neighbors: float, recipe: Recipe, model: Attached) -> list[tuple[Op
 
 
 def _remembered_alone(compressor: Compressor, model: Attached) -> list[tuple[str, int]]:
-    """By a compressor that every worker runs by itself."""
+    """State of a compressor that every worker runs alone."""
     at = AggregationContext(step=STEADY)
     return [each for packed in _packed(model) for each in _remembered(compressor.init(packed, at))]
 
@@ -243,7 +252,7 @@ def _remembered_alone(compressor: Compressor, model: Attached) -> list[tuple[str
 def _of_a_round(
     strategy: GossipStrategy, compressor: Compressor, model: Attached, workers: int, neighbors: float
 ) -> Iterator[TrafficItem]:
-    """A header goes before the numbers; all workers hear of each other in some of the rounds."""
+    """A header precedes the values; in some rounds all workers exchange headers."""
     state_bytes = 0
     if nbytes := sum(model.rider_bytes):
         numbers = torch.empty(int(nbytes) // 4, device="meta")
@@ -266,13 +275,13 @@ def neighbor_payload(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payl
 
 
 def mean_neighbors(topology: Topology, workers: int) -> float:
-    """How many neighbors a worker sends to in a round, on average over workers and rounds."""
+    """Number of neighbors that a worker sends to in a round, on average over workers and rounds."""
     rounds = range(topology.rounds(workers))
     return fmean(len(topology.tells(rank, workers, number)) for number in rounds for rank in sampled_ranks(workers))
 
 
 def sampled_ranks(workers: int) -> range:
-    """All ranks, or of very many some that are evenly spread: graphs look much alike from each."""
+    """All ranks, or an evenly spaced sample when there are many."""
     return range(0, workers, max(1, workers // MOST_RANKS))
 
 
@@ -280,7 +289,7 @@ def sampled_ranks(workers: int) -> range:
 
 
 def _of_servers(recipe: Recipe, model: Attached, workers: int) -> _Cycle:
-    """With a server in each worker's process, or in some: traffic within a process is not sent."""
+    """With a server in each worker's process, or in some; traffic within a process is not sent."""
     codecs = push_pull_codecs(recipe)
     dtypes = {slot.name: dtype for dtype, layout in _layouts(model) for slot in layout}
     shapes = {slot.name: slot.shape for _, layout in model.layouts for slot in layout}

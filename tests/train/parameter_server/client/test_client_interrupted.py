@@ -101,7 +101,7 @@ def test_a_server_that_forgot_is_found_out() -> None:
     faults = (Kill(Peer(SERVER, 1), 0.35), Restart(Peer(SERVER, 1), 0.4))
     for mode in ("sync", "async"):
         job = run(f'ParameterServer("{mode}")')
-        with pytest.raises(PeerLost, match=r"remembers nothing.*directory"):
+        with pytest.raises(PeerLost, match=r"without its state.*directory"):
             job.go(replace(CALM, faults=faults, dead_after_seconds=0.2))
 
 

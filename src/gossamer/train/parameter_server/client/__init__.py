@@ -1,10 +1,10 @@
-"""Parameter-server client: a worker's half, as scripts.
+"""Parameter-server client: the worker's side, as scripts.
 
 client         Client: gather, push_pull, apply_pull; begin, barrier, end
 membership     agree, join, leave, stop and barrier at all servers
 requests       pushes and pulls to all servers, and errors in their answers
 shard_client   one server's part: gradient buffer, compressor state, parameter replica
-partition      which rows of which tensors live on which server
+partition      assignment of tensor rows to servers
 step_result    outcome, bytes and seconds of a step
 traffic        bytes of a step, estimated before a run
 """

@@ -26,19 +26,23 @@ from gossamer.train.parameter_server.shard_spec import Options, options_of
 from gossamer.train.parameter_server.shard_state import count_of, described, file_of, state_of
 from gossamer.train.parameter_server.update_policy import BEGIN, EXACT, GRADIENT, PARAMETERS, SILENT, STATE
 
-ANSWER_SECONDS = 5.0  # for a server that runs to say which workers it does not hear
+ANSWER_SECONDS = 5.0  # for a server's answer about disconnected workers
 
 __all__ = ["Client", "RunTotals", "StepResult"]
 
 
 class Client:
-    """Worker `worker` of `world`, whose parameters `tensors` live on `shards` servers.
+    """Worker `worker` of `world`, with the parameters `tensors` on `shards` servers.
 
-    In the training thread: `gather` gradients, and `apply_pull` to write what came. In between, in any thread: scripts,
-    one at a time, `begin` once and then `push_pull`.
+    Call `gather` and `apply_pull` on the training thread. Between them, run scripts on any thread, one at a time:
+    `begin` once and then `push_pull`.
 
-    local_server: the server in this worker's process, if any. within_seconds: of every ask; None waits for ever. Raises
-    AttachError for an optimizer that servers cannot make again.
+    Args:
+        local_server: the server in this worker's process, if any.
+        within_seconds: time limit of every request; None waits forever.
+
+    Raises:
+        AttachError: servers cannot rebuild the optimizer.
     """
 
     def __init__(
@@ -66,31 +70,33 @@ class Client:
         self._rounds_ahead, self._local_server = codecs.strategy.rounds_ahead, local_server
         self._gathered: GatheredStep | None = None
         self._unanswered: tuple[Push, ...] = ()
-        self._sent: SentStep | None = None  # answered, and what follows has not come
+        self._sent: SentStep | None = None  # a step with receipts, but without its pull
         self._finite = True
         self._timer = StepTimer()
-        self.stopping = False  # whether any worker wants the run to end
+        self.stopping = False  # whether a worker requested the end of the run
 
     @property
     def step(self) -> int:
-        """Of the next contribution."""
+        """Number of the next contribution."""
         return self._membership.step
 
     @step.setter
     def step(self, step: int) -> None:
         self._membership.step = step
 
-    # -- in the training thread
+    # -- on the training thread
 
     def gather(self, gradients: Mapping[str, Tensor | None], weight: float = 1.0) -> None:
-        """Copy gradients by parameter name, and the optimizer's hyperparameters as they are now, for `push_pull`.
+        """Copy gradients by parameter name, and the optimizer's current hyperparameters, for `push_pull`.
 
-        A gradient that is None counts as zero. weight: in a mean over workers; 0 contributes nothing.
+        Args:
+            gradients: None counts as zero.
+            weight: in the mean over workers; 0 contributes nothing.
         """
         if self._unanswered or self._sent is not None:
             raise LoopError(
-                f"step {self.step} was sent and nobody answered, so servers may have it or not, and another in its "
-                "place would be taken for the same. Run push_pull() again first: it sends the same bytes."
+                f"step {self.step} was sent but not answered, so servers may have applied it, and would treat another "
+                "one as its duplicate. Run push_pull() again first: it sends the same bytes."
             )
         for each in self.shard_clients:
             each.gather(gradients)
@@ -98,22 +104,22 @@ class Client:
         self._gathered = GatheredStep(options_of(self._optimizer), weight, known)
 
     def apply_pull(self) -> None:
-        """Overwrite the parameters with what was pulled last."""
+        """Overwrite the parameters with the last pulled values."""
         for each in self.shard_clients:
             each.apply_pull(self._tensors)
 
     def apply_final(self) -> None:
-        """Overwrite the parameters with what `end` brought."""
+        """Overwrite the parameters with the result of `end`."""
         for each, values in zip(self.shard_clients, self._membership.final_values, strict=True):
             each.scatter(values, self._tensors)
 
     # -- scripts: a step
 
     def begin(self) -> PeerScript:
-        """Make sure that all servers hold their shard, pull its parameters, and join.
+        """Ensure that all servers have their shard, pull its parameters, and join.
 
-        Worker 0 pushes the initial parameters, unless that was done; the others wait for it. Raises MismatchError where
-        a server was begun with something else.
+        Worker 0 pushes the initial parameters to servers without a shard; the others wait for it. Raises MismatchError
+        if a server has another shard.
         """
         if self._worker == 0:
             stamp = Stamp(self._worker, 0)
@@ -129,14 +135,13 @@ class Client:
         yield from self.pull(self._clock)
 
     def push_pull(self) -> PeerScript:
-        """Push what was gathered, wait until the policy allows the next step, and pull; returns StepResult.
+        """Push the gathered gradients, wait until the policy allows the next step, and pull. Returns StepResult.
 
-        After PeerLost it may be run again and goes on from there: pushes that were not answered are resent, byte for
-        byte.
+        After PeerLost it may be run again and resumes: unanswered pushes are sent again, byte for byte.
         """
         self._timer.start()
         sent = self._sent = self._sent or (yield from self._push())
-        if LATE in sent.applied:  # the others have gone on, perhaps far
+        if LATE in sent.applied:  # the others may be many steps ahead
             yield from self._membership.join()
         received = yield from self.pull(self._clock)
         self._sent = None
@@ -161,9 +166,9 @@ class Client:
         return SentStep(step, tuple(receipt.version for receipt in receipts), nbytes)
 
     def pull(self, at_least: int = 0) -> PeerScript:
-        """Pull the servers' parameters, once they have reached clock `at_least`; returns the payload bytes received.
+        """Pull the servers' parameters, once they have reached clock `at_least`. Returns the payload bytes received.
 
-        To have what all workers pushed, let each pull(client.step) at the end.
+        For parameters that include every worker's pushes, each worker calls pull(client.step) at the end.
         """
         pulled = yield self._requests.pull_all(PARAMETERS, at_least)
         self._timer.lap("wire")
@@ -180,7 +185,7 @@ class Client:
         return sum(payload_bytes(each.payload) for each in remote)
 
     def exact(self) -> PeerScript:
-        """The parameters as they are on the servers now, uncompressed: returns fresh tensors by name."""
+        """Fetch the servers' current parameters, uncompressed. Returns new tensors by name."""
         found = {name: torch.empty_like(tensor) for name, tensor in self._tensors.items()}
         answers = yield self._requests.pull_all(EXACT)
         check(answers, MalformedError)
@@ -191,30 +196,30 @@ class Client:
     # -- scripts: membership
 
     def stop(self) -> PeerScript:
-        """Let all workers hear, with their next parameters, that the run ends."""
+        """End the run for all workers, which are informed with their next parameters."""
         self.stopping = True
         return self._membership.stop()
 
     def leave(self) -> PeerScript:
-        """Let no worker wait for this one until it pushes again."""
+        """Leave, so that no worker waits for this one until it pushes again."""
         return self._membership.leave()
 
     def end(self) -> PeerScript:
         """Leave, wait until all workers have left, and fetch their common parameters for `apply_final`.
 
-        A worker that pushes again takes part again. Returns RunTotals.
+        A worker that pushes again rejoins. Returns RunTotals.
         """
         return self._membership.end()
 
     def barrier(self) -> PeerScript:
-        """Wait until all workers are here, and go on together with those that do not end: between two epochs."""
+        """Wait for all workers, and continue together with those that have not ended: between two epochs."""
         totals = yield from self._membership.barrier()
         yield from self.pull(self._clock)
         return totals
 
     def silent(self) -> PeerScript:
-        """The workers that the first server does not hear. May run beside another script. Raises PeerLost where the
-        server does not answer in time."""
+        """The workers that the first server considers lost. May run concurrently with another script. Raises PeerLost
+        if the server does not answer in time."""
         request = replace(self._requests.pull(self.shard_clients[0], SILENT), known=-1, within_seconds=ANSWER_SECONDS)
         answer = yield request
         check([answer], MalformedError)
@@ -224,16 +229,16 @@ class Client:
 
     @property
     def _clock(self) -> int:
-        """What the servers' clock must have reached before this worker computes its next step."""
+        """The servers' clock that this worker waits for before it computes its next step."""
         return max(self.step - self._rounds_ahead, 0) if self._synchronous else 0
 
     def _encode_step(self) -> tuple[Push, ...]:
-        """Encode what was gathered, for all servers or, where a number cannot be sent, for none of them.
+        """Encode the gathered gradients for all servers; for none of them if a value is not finite.
 
-        The compressors' state moves on: what is encoded is as good as sent.
+        The compressors' state advances: an encoded message counts as sent.
         """
         if self._gathered is None:
-            raise LoopError("there is nothing to push: call gather(gradients) before each push_pull().")
+            raise LoopError("there are no gradients to push: call gather(gradients) before each push_pull().")
         gathered, self._gathered = self._gathered, None
         stamps = [Stamp(self._worker, self.step, known) for known in gathered.known]
         weight, messages = gathered.weight, self._messages(stamps, gathered.options) if gathered.weight else None
@@ -256,7 +261,7 @@ class Client:
     # -- checkpoints
 
     def server_state(self, number: int) -> PeerScript:
-        """The state of one server's shard, which nobody changes meanwhile."""
+        """The state of one server's shard; no worker may change it during the transfer."""
         shard_client, content, nbytes = self.shard_clients[number], bytearray(), 1
         while len(content) < nbytes:
             request = self._requests.pull(shard_client, STATE, at_least=count_of(len(content)))
@@ -266,18 +271,18 @@ class Client:
             content += part.numpy().tobytes()
             nbytes = int(about(answer)["nbytes"])
             if not len(part):
-                raise MalformedError(f"{shard_client.peer} gave nothing of its state, of which it has {nbytes} bytes")
+                raise MalformedError(f"{shard_client.peer} sent an empty piece of its state of {nbytes} bytes")
         return state_of(bytes(content))
 
     def restore_server(self, number: int, state: Mapping[str, Any], name: str) -> PeerScript:
-        """Put a state back that `server_state` gave. name: of this attempt, which no other has."""
+        """Restore a state returned by `server_state`. name: unique name of this attempt."""
         shard_client, stamp = self.shard_clients[number], Stamp(self._worker, self.step)
         for told, part in described(file_of(state), name):
             receipt = yield self._requests.push(shard_client, STATE, stamp, told, (part,))
             check([receipt], CheckpointError)
 
     def state_dict(self) -> dict[str, Any]:
-        """The step and the compressors' state; views."""
+        """The step and the compressors' state, as views."""
         return {
             "step": self.step,
             "announcements": self._membership.announcements,
@@ -288,7 +293,7 @@ class Client:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The state of the same worker; to be followed by `begin`, which moves `step` on where servers are ahead."""
+        """Restore the state of the same worker. Call `begin` afterwards, which advances `step` if servers are ahead."""
         self.step = int(state["step"])
         self._membership.announcements = int(state.get("announcements", self._membership.announcements))
         self._gathered, self._unanswered, self._sent = None, (), None
@@ -296,4 +301,4 @@ class Client:
             for mine, theirs in zip(each.states, saved, strict=True):
                 for key, packed in mine.items():
                     packed.flat.copy_(theirs[key])
-            each.replica.version = -1  # servers may have gone back, too
+            each.replica.version = -1  # servers may have been restored as well

@@ -25,26 +25,26 @@ from gossamer.train.parameter_server.update_policy import (
 
 
 class ServerMembership:
-    """Comes and goes at all servers with the same step, in an order that lets no server wait for another."""
+    """Joins and leaves all servers at the same step, in an order that prevents deadlocks between servers."""
 
     def __init__(self, requests: Requests, in_rounds: bool) -> None:
-        self.step = 0  # of the next contribution; joining may move it on
-        self.final_values: tuple[Payload, ...] = ()  # by server, as `end` brought them
+        self.step = 0  # of the next contribution; joining may advance it
+        self.final_values: tuple[Payload, ...] = ()  # by server, set by `end`
         self._requests, self._in_rounds = requests, in_rounds
-        self.announcements = 0  # joins and leaves so far: they number them, so that a duplicate counts once
+        self.announcements = 0  # number of joins and leaves, which identifies duplicates
 
     def agree(self) -> PeerScript:
-        """Wait until all servers hold a shard. Raises MismatchError where it is not of what this worker trains."""
+        """Wait until all servers hold a shard. Raises MismatchError if one has another model or recipe."""
         answers = yield self._requests.pull_all(AGREED)
         for shard_client, answer in zip(self._requests.shard_clients, answers, strict=True):
             if answer.about != shard_client.spec.agreed_settings():
                 raise MismatchError(
-                    f"{shard_client.peer} was begun with {answer.about}, and worker {self._requests.worker} runs "
+                    f"{shard_client.peer} was started with {answer.about}, but worker {self._requests.worker} runs "
                     f"{shard_client.spec.agreed_settings()}. Run the same script with the same recipe on every worker."
                 )
 
     def join(self) -> PeerScript:
-        """Agree with all servers on the next step: one that is still open on each of them."""
+        """Agree with all servers on the next step, one that is open on each of them."""
         open_steps = [self.step]
         while open_steps:
             self.step, open_steps = max(open_steps), []
@@ -57,16 +57,16 @@ class ServerMembership:
                 open_steps += [int(about(receipt)["least"]) for receipt in receipts if receipt.version == LATE]
 
     def leave(self, about: str = "") -> PeerScript:
-        """Let no worker wait for this one until it pushes again."""
+        """Leave, so that no worker waits for this one until it pushes again."""
         for some in self._first_server_last():
             stamp = self._announcement()
             yield AtOnce(tuple(self._requests.push(each, LEAVE, stamp, about) for each in some))
 
     def end(self) -> PeerScript:
-        """Leave for good, wait until all workers have, and fetch `final_values`; returns RunTotals.
+        """Leave for good, wait until all workers have, and fetch `final_values`. Returns RunTotals.
 
-        Each server decides by itself who of those that it does not hear misses the end. Where all have ended at the
-        first, nobody that it hears will push to another one.
+        Each server decides by itself which disconnected workers miss the end. Once all have ended at the first server,
+        no worker connected to it pushes to another one.
         """
         return (yield from self._leave_and_pull(ENDS, END, END))
 
@@ -74,12 +74,12 @@ class ServerMembership:
         yield from self.leave(about_leaving)
         first, *others = self._requests.shard_clients
         answers: list[Pulled] = [(yield self._requests.pull(first, key))]
-        # A worker that has left the first server has left all; to wait at two would be to wait for each other.
+        # A worker that has left the first server has left all; waiting at two servers could deadlock.
         if others:
             answers += yield AtOnce(tuple(self._requests.pull(each, elsewhere) for each in others))
         check(answers, MalformedError)
         self.final_values = tuple(answer.payload for answer in answers)
-        if self._in_rounds:  # the next one is the same for all
+        if self._in_rounds:  # the next round is the same for all
             self.step = max(self.step, *(answer.version for answer in answers))
         totals = max(map(about, answers), key=lambda each: int(each["applied"]))
         staleness = {int(versions): int(count) for versions, count in totals["staleness"].items()}
@@ -87,19 +87,19 @@ class ServerMembership:
         return RunTotals(int(totals["applied"]), int(totals["late"]), staleness, missed)
 
     def barrier(self) -> PeerScript:
-        """Wait until all workers are here, and join together with those that do not end; returns RunTotals."""
+        """Wait for all workers, and join together with those that have not ended. Returns RunTotals."""
         totals = yield from self._leave_and_pull("", LEFT, EXACT)
         yield from self.join()
         yield self._requests.pull(self._requests.shard_clients[0], TOGETHER)
         return totals
 
     def stop(self) -> PeerScript:
-        """Let all workers hear, with their next parameters, that the run ends."""
+        """End the run for all workers, which are informed with their next parameters."""
         stamp = Stamp(self._requests.worker, self.step)
         yield self._requests.push(self._requests.shard_clients[0], STOP, stamp)
 
     def _first_server_last(self) -> tuple[Sequence[ShardClient], ...]:
-        """The servers in two groups. Workers meet at the first server: one announced there is announced everywhere."""
+        """The servers in two groups. A worker announced at the first server is announced at all others already."""
         first, others = self._requests.shard_clients[:1], self._requests.shard_clients[1:]
         return tuple(some for some in (others, first) if some)
 

@@ -1,4 +1,4 @@
-"""Partition: which rows of which tensors live on which server."""
+"""Partition: assignment of tensor rows to servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gossamer.base.layout import FlatTensors, Layout, Slot
 
-WHOLE_BELOW = 8  # a tensor smaller than a server's share over this is never cut
+WHOLE_BELOW = 8  # tensors smaller than a server's share divided by this are never cut
 
 
 class ShardSlice(NamedTuple):
@@ -33,10 +33,12 @@ class ShardSlice(NamedTuple):
 def split(
     layout: Layout, shards: int, itemsizes: Mapping[str, int] | None = None
 ) -> tuple[tuple[ShardSlice, ...], ...]:
-    """Partition by servers: consecutive rows, in the layout's order, of bytes as equal as whole rows allow.
+    """Partition by servers: consecutive rows, in the layout's order, with bytes as equal as whole rows allow.
 
-    Tensors below an eighth of a server's share stay whole. itemsizes: bytes per element by name, where dtypes differ.
-    Fewer servers than `shards` get something where there are not rows enough.
+    Tensors below an eighth of a server's share stay whole. With too few rows, fewer servers than `shards` get some.
+
+    Args:
+        itemsizes: bytes per element by name, if dtypes differ.
     """
     slots = [slot for slot in layout if slot.numel]
     row_bytes = [prod(slot.shape[1:]) * (itemsizes or {}).get(slot.name, 1) for slot in slots]
@@ -47,7 +49,7 @@ def split(
 
 
 def servers_for(layout: Layout, part_bytes: int, itemsizes: Mapping[str, int]) -> int | None:
-    """The fewest servers of which none holds more than `part_bytes`; None where one row alone is more."""
+    """The smallest number of servers with at most `part_bytes` on each; None if one row is larger."""
     rows = {slot.name: prod(slot.shape[1:]) * itemsizes[slot.name] for slot in layout if slot.numel}
     if max(rows.values(), default=0) > part_bytes:
         return None
@@ -67,11 +69,11 @@ def _rows(slot: Slot) -> int:
 
 
 def _cut(slots: Sequence[Slot], row_bytes: Sequence[int], total: int, number: int, shards: int) -> tuple[int, int]:
-    """Where server `number` begins: (which tensor, which row), nearest to its place if all could be cut anywhere."""
+    """The (tensor index, row) at which server `number` begins: the allowed cut nearest to an exact division."""
     start = 0
     for index, (slot, size) in enumerate(zip(slots, row_bytes, strict=True)):
         rows = _rows(slot)
-        beyond = number * total - start * shards  # in bytes / shards, so that nothing is rounded
+        beyond = number * total - start * shards  # in bytes / shards, to avoid rounding
         if beyond < rows * size * shards:
             step = rows if rows * size * shards * WHOLE_BELOW < total else 1  # rows that stay together
             row = step * ((2 * beyond + size * step * shards) // (2 * size * step * shards))
@@ -90,7 +92,7 @@ def _between(slots: Sequence[Slot], begin: tuple[int, int], end: tuple[int, int]
 
 @torch.no_grad()
 def gather(tensors: Mapping[str, Tensor | None], parts: Iterable[ShardSlice], into: FlatTensors) -> None:
-    """Overwrite `into`, whose tensors are the parts by their names, with these rows; a tensor that is None is zero."""
+    """Copy the rows `parts` of the tensors into `into`, which has one tensor per part; None is copied as zero."""
     for part in parts:
         tensor = tensors[part.name]
         if tensor is None:
@@ -101,6 +103,6 @@ def gather(tensors: Mapping[str, Tensor | None], parts: Iterable[ShardSlice], in
 
 @torch.no_grad()
 def scatter(values: FlatTensors, parts: Iterable[ShardSlice], tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite these rows of the whole tensors."""
+    """Overwrite the rows `parts` of the whole tensors."""
     for part in parts:
         part.of(tensors[part.name].detach()).copy_(values[part.name])

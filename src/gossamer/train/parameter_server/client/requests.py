@@ -1,4 +1,4 @@
-"""Requests of one worker to its servers: builds pushes and pulls, and reads what the answers say beside tensors."""
+"""Requests of one worker to its servers: builds pushes and pulls, and reads the text of answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Requests:
 
     worker: int
     shard_clients: Sequence[ShardClient]
-    within_seconds: float | None  # raise PeerLost where no answer came by then; None waits for as long as it takes
+    within_seconds: float | None  # time limit, after which PeerLost is raised; None waits forever
 
     def push(self, shard_client: ShardClient, key: str, stamp: Stamp, about: str = "", payload: Payload = ()) -> Push:
         return Push(
@@ -45,18 +45,18 @@ class Requests:
 
 
 def about(answer: Receipt | Pulled) -> dict[str, Any]:
-    """What an answer says beside its tensors."""
+    """The JSON text of an answer."""
     read: dict[str, Any] = json.loads(answer.about or "{}")
     return read
 
 
 def check(answers: Sequence[Receipt | Pulled], error: type[GossamerError]) -> None:
-    """Raise `error` where a server refused a request, PeerLost where one has lost its state."""
+    """Raise `error` if a server refused a request, PeerLost if one has lost its state."""
     for said in map(about, answers):
         if "refused" in said:
-            raise error(f"A parameter server refused what this worker sent: {said['refused']}")
+            raise error(f"A parameter server refused a request of this worker: {said['refused']}")
         if "forgot" in said:
             raise PeerLost(
-                "A parameter server came back and remembers nothing, so this run cannot go on from what its workers "
-                "have. Give the servers a directory, in which they keep a journal."
+                "A parameter server restarted without its state, so this run cannot continue from the parameters of "
+                "its workers. Give the servers a directory for a journal."
             )

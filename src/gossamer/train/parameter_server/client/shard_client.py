@@ -1,4 +1,4 @@
-"""Shard client: one server's part of a model, as a worker sees it."""
+"""Shard client: a worker's side of one server's shard."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ShardClient:
     ) -> None:
         self.spec = spec
         self.peer = Peer(SERVER, spec.number)
-        self.applied_version = -1  # of the replica, when it was last written to the parameters
+        self.applied_version = -1  # version of the replica at its last copy to the parameters
         self._parts = [[parts[name] for name, _ in block.tensors] for block in spec.blocks]
         self._push, self._seed = codecs.push, rng.address(spec.seed, spec.number)
         self.gradients = spec.zeros(device)
@@ -54,9 +54,10 @@ class ShardClient:
         return tuple(packed.flat for packed in found)
 
     def encode(self, stamp: Stamp, options: Sequence[Options] | None = None) -> ShardMessage:
-        """Compress the gradient buffer; the state moves on with `commit`. Raises NotFinite.
+        """Compress the gradient buffer; `commit` adopts the new state. Raises NotFinite.
 
-        options: the optimizer's hyperparameters by group; None: as they were at first.
+        Args:
+            options: the optimizer's hyperparameters by group; None means the initial ones.
         """
         groups, at = self.spec.groups if options is None else options, push_context(self._seed, stamp)
         contexts = [
@@ -70,15 +71,15 @@ class ShardClient:
         return ShardMessage((), (0,) * len(self.gradients), self.states)
 
     def commit(self, message: ShardMessage) -> None:
-        """Move the compressor's state on: the message is sent."""
+        """Adopt the compressor's new state, after the message was sent."""
         self.states = message.states
 
     def about(self, options: Sequence[Options], weight: float, counts: Sequence[int]) -> str:
-        """Header of a contribution: hyperparameters by group, weight, and tensors in the message by block."""
+        """Header of a contribution: hyperparameters by group, weight, and number of tensors by block."""
         return json.dumps({"groups": options, "weight": weight, "tensors": counts})
 
     def apply_pull(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite this server's rows of the tensors with what was pulled last."""
+        """Overwrite this server's rows of the tensors with the last pulled values."""
         self.scatter(tuple(packed.flat for packed in self.replica.values), tensors)
         self.applied_version = self.replica.version
 
@@ -98,17 +99,17 @@ def with_momentum(at: AggregationContext, options: Options) -> AggregationContex
 
 
 def check_velocities(push: Compressor, optimizer: Optimizer) -> None:
-    """Raise AttachError for an optimizer whose momentum a worker could not apply in the server's place."""
-    wanted = "Train with torch.optim.SGD(model.parameters(), ...), or push by TopK(density=0.01), which goes with all."
+    """Raise AttachError for an optimizer with momentum that workers cannot apply in place of the server."""
+    wanted = "Train with torch.optim.SGD(model.parameters(), ...), or push by TopK(density=0.01), which supports all."
     if not isinstance(optimizer, SGD):
         raise AttachError(
-            f"{push!r} applies the momentum of torch.optim.SGD in the worker, and this optimizer is a "
-            f"{type(optimizer).__name__}, whose own would come on top of it. {wanted}"
+            f"{push!r} applies the momentum of torch.optim.SGD on the worker, but this optimizer is a "
+            f"{type(optimizer).__name__}, which would apply momentum a second time. {wanted}"
         )
     for setting in ("dampening", "maximize"):
         if any(group[setting] for group in optimizer.param_groups):
             raise AttachError(
-                f"{setting} has no meaning for momentum that {push!r} applies in the optimizer's place. Leave "
+                f"{setting} is not supported for momentum that {push!r} applies in place of the optimizer. Leave "
                 f"{setting} out, or push by TopK(density=0.01)."
             )
 
@@ -123,9 +124,9 @@ def shard_clients(
     seed: int,
     shards: int,
 ) -> list[ShardClient]:
-    """Partition a model's parameters over so many servers, or fewer where there are not rows enough.
+    """Partition a model's parameters over `shards` servers; fewer with too few rows.
 
-    Raises AttachError for an optimizer that cannot live there.
+    Raises AttachError if servers cannot rebuild the optimizer.
     """
     groups = _groups(tensors, optimizer)
     if any(codecs.push.owns_momentum(slot) for slot in Layout.of({n: tuple(t.shape) for n, t in tensors.items()})):

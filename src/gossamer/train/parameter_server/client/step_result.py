@@ -17,27 +17,27 @@ class StepResult:
     """Outcome of one step."""
 
     step: int
-    applied: tuple[int, ...]  # by server, the version that the gradients made; -1 where they came too late
-    versions: tuple[int, ...]  # by server, of the replica now
+    applied: tuple[int, ...]  # by server, the version that the gradients made; -1 if they were late
+    versions: tuple[int, ...]  # by server, current version of the replica
     bytes_sent: int  # payload, to servers in other processes
     bytes_received: int
     encode_seconds: float
     wire_seconds: float
     decode_seconds: float
-    finite: bool  # False where a gradient held a number that cannot be sent, so that none was
+    finite: bool  # False if a gradient was not finite, so that no gradient was sent
 
 
 class RunTotals(NamedTuple):
-    """Contributions so far at the server with the most of them."""
+    """Number of contributions at the server with the largest number of them."""
 
     applied: int
-    late: int  # too late to be applied
-    staleness: Mapping[int, int]  # how many by age in versions
-    missed: bool  # whether this worker was not heard when the others ended, so that its last ones were not applied
+    late: int  # arrived too late to be applied
+    staleness: Mapping[int, int]  # number of contributions by age in versions
+    missed: bool  # whether this worker was disconnected when the others ended, so that its last ones were not applied
 
 
 class GatheredStep(NamedTuple):
-    """A step that is to be pushed, but for its gradients."""
+    """A step to be pushed, except its gradients."""
 
     options: tuple[Options, ...]  # hyperparameters by the optimizer's groups
     weight: float
@@ -45,7 +45,7 @@ class GatheredStep(NamedTuple):
 
 
 class SentStep(NamedTuple):
-    """A step whose pushes were answered."""
+    """A step after its pushes were answered."""
 
     step: int
     applied: tuple[int, ...]  # as in StepResult
@@ -53,7 +53,7 @@ class SentStep(NamedTuple):
 
 
 class StepTimer:
-    """Seconds that one step spent encoding, on the wire and decoding."""
+    """Seconds that one step spends encoding, on the wire and decoding."""
 
     def __init__(self) -> None:
         self.start()

@@ -18,7 +18,7 @@ from gossamer.train.parameter_server.shard_spec import Block
 
 
 class ServerTraffic(NamedTuple):
-    """Payload bytes to and from one server in a worker's step, and the compressor's state that it needs."""
+    """Payload bytes to and from one server in a worker's step, and the compressor's state for it."""
 
     pushed_bytes: int
     pulled_bytes: int
@@ -33,10 +33,13 @@ def server_traffic(
     at: AggregationContext,
     workers: int = 1,
 ) -> list[ServerTraffic]:
-    """By server, for parameters by name, all in one of the optimizer's groups. at: a step after any warm-up.
+    """Estimate the traffic of each server, for parameters in one optimizer group.
 
-    A worker pulls one delta in a step, or the parameters uncompressed; where it may be behind, a delta for each of all
-    `workers` contributions, or the whole estimate.
+    A worker pulls one delta per step, or the uncompressed parameters; if staleness is allowed, one delta for each of
+    `workers` contributions, or the whole estimate if that is smaller.
+
+    Args:
+        at: a step after any warm-up.
     """
     deltas = workers if codecs.strategy.rounds_ahead else 1
     itemsizes = {name: dtype.itemsize for name, dtype in dtypes.items()}
