@@ -30,7 +30,6 @@ PENDING = {
     "federated",
     "horovod",
     "integrations",
-    "launch",
     "observe",
     "plan",
     "train",

@@ -42,7 +42,7 @@ def test_a_card_is_written_anew() -> None:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("logs", "4"), "no elastic run with these logs is under way"),
+        (("logs", "4"), "no elastic run with these logs is in progress"),
         (("nowhere", "4"), "neither the folder of a run's logs"),
         (("127.0.0.1:29600", "4"), "add --token-file FILE"),
         (("127.0.0.1:29600", "0"), "0 is not in the range 1<=x<=65536"),

@@ -275,7 +275,7 @@ def test_a_run_beside_servers_outlives_a_worker(tmp_path: Path, monkeypatch: pyt
     options = ("--servers", "1", "--recipe", "Dense()", "--json", "out.json")
     exit_code, said = run_beside_servers(tmp_path, monkeypatch, DIES + TRAINING, *options)
     assert exit_code == 0, said
-    assert said.count("rank 1 was lost (signal SIGKILL). The other one goes on.") == 1
+    assert said.count("rank 1 was lost (signal SIGKILL). The other one continues.") == 1
     record = json.loads((tmp_path / "out.json").read_text())
     assert (record["steps"], record["final"]["loss"]) == (20, pytest.approx(0.05))
     (logs,) = (tmp_path / "runs").iterdir()

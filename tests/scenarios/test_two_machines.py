@@ -124,7 +124,7 @@ def digest(said: str) -> str:
 
 def check_they_trained_together(first: str, second: str, host: str) -> None:
     assert digest(first) == digest(second)
-    assert f"waiting for machine 1 to come to {host}:{PORT}" in first
+    assert f"waiting for machine 1 to connect to {host}:{PORT}" in first
     assert all("workers agree             yes" in said for said in (first, second))
 
 
