@@ -25,7 +25,6 @@ PENDING = {
     "examples",
     "algorithms",
     "base",
-    "cli",
     "comm",
     "federated",
     "horovod",

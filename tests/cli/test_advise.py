@@ -89,7 +89,7 @@ def test_a_failure_of_a_stage_is_one_sentence(script: Path, monkeypatch: pytest.
 
 
 def test_a_report_of_links_cannot_be_emulated(script: Path) -> None:
-    assert "--network 100mbit,20ms beside --links" in refusal("advise", "--links", "l.json", "--confirm", str(script))
+    assert "--network 100mbit,20ms in addition to --links" in refusal("advise", "--links", "l.json", "--confirm", str(script))
 
 
 def test_the_best_and_dense_are_run_for_real(
@@ -119,7 +119,7 @@ def test_the_best_and_dense_are_run_for_real(
     assert best.loss is not None
     assert dense.loss is not None
     assert best.loss < dense.loss
-    assert "Int8(): foretold 500 ms a step, measured 40 ms, loss" in capsys.readouterr().out
+    assert "Int8(): estimated 500 ms a step, measured 40 ms, loss" in capsys.readouterr().out
 
 
 @pytest.mark.processes

@@ -210,7 +210,7 @@ def test_a_failure_is_told_in_a_sentence_first() -> None:
     assert lines[1].endswith("gossamer run --recipe 'Dense()' 'a b.py'")
     assert lines[2:] == ["", "Traceback"]
     assert failure_text("Dense()", ["gossamer"], ["Error: no such script"]).count("no such script") == 1
-    assert "it said nothing" in failure_text("Dense()", ["gossamer"], [])
+    assert "it printed nothing" in failure_text("Dense()", ["gossamer"], [])
 
 
 def test_runs_before_one_that_failed_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_a_federation_of_processes_ends_encrypted_and_hears_signals(tmp_path: Pa
     assert "start the same command again" in devices[1].text
     server.process.send_signal(signal.SIGINT)
     assert server.wait() == INTERRUPTED
-    assert f"it goes on from {tmp_path / 'journal'}" in server.text
+    assert f"it continues from {tmp_path / 'journal'}" in server.text
     again = start(*arguments)
     devices[1:] = [start(*joining(tmp_path, number, each, tls=tls)) for each in (1, 2)]
     assert [each.wait() for each in devices] == [0, 0, 0]

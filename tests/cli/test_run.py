@@ -123,7 +123,7 @@ def test_a_failed_run_says_once_why_and_how_to_go_on(tmp_path: Path) -> None:
     assert "failed: ValueError: bad data (exit code 1)" in done.stderr
     assert "A checkpoint of step 20 is in kept." in done.stderr
     assert "gossamer run --recipe 'Dense()' --json out.json train.py fail" in done.stderr
-    assert "The other worker was stopped, where still at work." in done.stderr
+    assert "The other worker was stopped, unless already finished." in done.stderr
     record = json.loads((tmp_path / "out.json").read_text())
     assert (record["ended"], record["steps"], record["checkpoints"][0]["step"]) == ("failed", 20, 20)
     assert "steps                     20 in " in done.stdout
@@ -250,7 +250,7 @@ def test_a_worker_that_ends_with_an_exit_code_ends_all_that_runs_beside_servers(
     exit_code, said = run_beside_servers(tmp_path, monkeypatch, ENDS + "import time; time.sleep(100)", *options)
     assert exit_code == 7, said
     assert "rank 1 failed: it ended with exit code 7" in said
-    assert "The other 2 workers were stopped, where still at work." in said
+    assert "The other 2 workers were stopped, unless already finished." in said
 
 
 # Rank 0 trains once the launcher knows that rank 1 is no more

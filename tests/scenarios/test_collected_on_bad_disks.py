@@ -113,4 +113,4 @@ def test_a_folder_that_is_removed_while_the_run_goes_on(tmp_path: Path) -> None:
         (tmp_path / "end").touch()
         assert launcher.wait(100) == 0, said(tmp_path)
     assert "Traceback" not in said(tmp_path)
-    assert f"{logs} was removed while the run went on" in " ".join(said(tmp_path).split())
+    assert f"{logs} was removed during the run" in " ".join(said(tmp_path).split())
