@@ -34,7 +34,7 @@ class Prices:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """The row of one recipe. A loss is None if it was not logged in that range."""
+    """The row of one recipe. Losses without a value in that range are None."""
 
     recipe: str
     step_seconds: float

@@ -46,8 +46,8 @@ class BatchReader:
         }
 
     def read(self, packed: bytes, ranks: Callable[[int], int], offset: float) -> NewRows:
-        """Unpack a batch. ranks: maps the sender's ranks to those of this store; offset: added to the sender's clock, in
-        seconds. Raises MalformedError."""
+        """Unpack a batch. ranks: maps the sender's ranks to those of this store; offset: seconds to add to its times.
+        Raises MalformedError."""
         told = _unpacked(packed)
         rows = NewRows()
         try:

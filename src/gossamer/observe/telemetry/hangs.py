@@ -243,7 +243,7 @@ def _fields(text: str | None) -> dict[str, Any]:
 
 
 class HangWatch:
-    """Reports hangs. directory: private files of the run. note: shows a message; tell: writes an event."""
+    """Reports hangs. directory: private files of the run. note: shows a message; `tell`: writes an event."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ FULL = -1  # receipt version for a full queue: the batch may be sent again
 
 
 class Ranks(Protocol):
-    """Maps ranks of launchers to ranks of the store. Call it within a transaction. launcher: 0 for the first machine."""
+    """Maps ranks of launchers to ranks of the store, within a transaction. launcher: 0 for the first machine."""
 
     def rank(self, launcher: int, number: int) -> int: ...
 
@@ -47,7 +47,7 @@ class GlobalRanks:
 
     def rank(self, launcher: int, number: int) -> int:
         if number not in self._ranks:
-            raise ValueError(f"rank {number} is none of {len(self._ranks)}")
+            raise ValueError(f"rank {number} is not one of {len(self._ranks)} ranks")
         return number
 
 
@@ -169,5 +169,5 @@ def _read(op: Ask) -> _Arrived:
         about = read_json(op.about)
         {name: float(about[name]) for name in ("offset", "error")}
     except (ValueError, TypeError, KeyError) as problem:
-        raise MalformedError(f"a batch of rows from a machine whose clock is unknown ({problem!r})") from None
+        raise MalformedError(f"a batch of rows from a machine with an unknown clock ({problem!r})") from None
     return _Arrived(op.stamp.worker, op.stamp.step, bytes(op.payload[0].numpy()), about)

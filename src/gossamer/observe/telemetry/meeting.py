@@ -30,8 +30,8 @@ from gossamer.observe.telemetry.uplink import Line, to_coordinator
 KEY = "gossamer telemetry"
 TOLD_SECONDS = 5.0  # machine 0 writes right after the rendezvous
 DEAF = (
-    "this machine cannot receive rows of the other machines ({reason}), so its store has its own ranks only. Theirs are "
-    "next to their own logs. Training continues."
+    "this machine cannot receive rows of the other machines ({reason}), so its store has its own ranks only. Theirs "
+    "are next to their own logs. Training continues."
 )
 UNTOLD = (
     "machine 0 cannot receive this machine's rows ({reason}), so its store lacks these ranks. They are in the store "

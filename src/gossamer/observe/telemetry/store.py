@@ -25,7 +25,7 @@ TABLES = """
 CREATE TABLE run(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 
 -- A rank and its latest attempt. state: starting, joined, training, waiting, saving, lost, left, finished, failed.
--- clock_offset: what was added to its machine's clock; clock_error: its bound. environment: JSON of versions and
+-- clock_offset: added to its machine's clock; clock_error: its bound. environment: JSON of versions and
 -- settings. activity: JSON of the operation that has lasted for seconds, or was the last before `since`, else NULL
 CREATE TABLE rank(
     rank INTEGER PRIMARY KEY, attempt INTEGER, machine TEXT, pid INTEGER, began REAL, ended REAL, state TEXT,
@@ -189,8 +189,8 @@ FOLLOWS = {"echo", "stopped"}
 # Exits observed by a launcher for a process with its own failure report; only such rows have no traceback
 EXIT_OF_A_REPORT = """
 DELETE FROM failure WHERE traceback IS NULL AND EXISTS (
-    SELECT 1 FROM failure AS told
-    WHERE told.rank = failure.rank AND told.attempt = failure.attempt AND told.traceback IS NOT NULL
+    SELECT 1 FROM failure AS report
+    WHERE report.rank = failure.rank AND report.attempt = failure.attempt AND report.traceback IS NOT NULL
 )
 """
 
