@@ -29,8 +29,6 @@ PENDING = {
     "federated",
     "horovod",
     "integrations",
-    "observe",
-    "plan",
     "train",
     "root modules",
 }

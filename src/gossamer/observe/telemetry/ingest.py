@@ -320,7 +320,7 @@ def _logged(rows: NewRows, rank: int, began: float, entry: Entry) -> None:
             rows.add("metric", name=name, step=step, at=began + seconds, rank=rank, value=value)
 
 
-# -- the aside log ------------------------------------------------------------------------------------------------
+# -- the aside log -----------------------------------------------------------------------------------------------------
 
 
 def take_aside(rows: NewRows, rank: int, machine: str, entry: Entry) -> None:
