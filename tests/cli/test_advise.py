@@ -89,7 +89,9 @@ def test_a_failure_of_a_stage_is_one_sentence(script: Path, monkeypatch: pytest.
 
 
 def test_a_report_of_links_cannot_be_emulated(script: Path) -> None:
-    assert "--network 100mbit,20ms in addition to --links" in refusal("advise", "--links", "l.json", "--confirm", str(script))
+    assert "--network 100mbit,20ms in addition to --links" in refusal(
+        "advise", "--links", "l.json", "--confirm", str(script)
+    )
 
 
 def test_the_best_and_dense_are_run_for_real(

@@ -185,7 +185,9 @@ def test_help_needs_no_recipe():
 
 def test_every_step_is_said_in_one_line():
     _, output = run("Dense", *MILLION)
-    assert output.count("schedule    gradients are sent during every backward pass, and are averaged when it returns") == 1
+    assert (
+        output.count("schedule    gradients are sent during every backward pass, and are averaged when it returns") == 1
+    )
     assert "in a column" not in output
     assert "for the strategy" not in output
 
@@ -249,7 +251,7 @@ def test_a_period_is_added_up_and_averaged(tmp_path):
 
 def test_passes_that_accumulate_make_one_exchange_and_a_larger_batch(tmp_path):
     output, record = explained(tmp_path, "EveryStep(accumulate=4)", *MILLION)
-    assert "4 workers x 4 backward passes x the batch your loop draws on each" in output
+    assert "4 workers x 4 backward passes x your loop's batch size on each" in output
     assert "One exchange of 4 backward passes sends, in bytes per worker:" in output
     assert shown(output, "total") == record["bytes_sent_per_step"]
     assert shown(output, "per backward pass") == round(record["bytes_sent_per_step"] / 4)
@@ -415,7 +417,7 @@ def test_seconds_beside_a_script_stand_for_other_machines(script):
     code, output = run("--network", "10mbit", "--step-seconds", "1", "Dense", script, "--workers", "50")
     assert code == 0, output
     assert "2,500 in 1 tensors" in output
-    assert "To hide behind the 1 s" in output
+    assert "To hide communication behind the 1 s" in output
     assert "as given" in output
 
 

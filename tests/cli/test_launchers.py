@@ -90,7 +90,7 @@ TOKEN = ("--token-file", "token")
         (("--workers", "2:4", "--servers", "1"), "one by one, and --workers 2:4 is for recipes in lock step"),
         (("--workers", "2:4", "--rendezvous", "a:1"), "start the first with --workers 2:4 --listen HOST:PORT"),
         (("--listen", "10.0.0.1:1"), "add --workers MIN:MAX"),
-        (("--workers", "2:4", "--fault", "kill(4, at=1)"), "there is no 4; 4 workers count from 0 to 3"),
+        (("--workers", "2:4", "--fault", "kill(4, at=1)"), "there is no 4; 4 workers are numbered from 0 to 3"),
     ],
 )
 def test_contradictions_are_refused_before_anything_starts(options: tuple[str, ...], hint: str) -> None:

@@ -80,7 +80,7 @@ def test_a_run_is_logged_where_tools_look_for_it(tmp_path: Path) -> None:
         assert [line["step"] for line in lines if "loss" in line["values"]] == [1, 2, 3]
         assert {line["rank"] for line in lines} == {rank}
     assert sorted(os.listdir(tmp_path / "tb")) == ["rank-0", "rank-1"]
-    assert "train.py/x takes no numbers of this worker now (File exists)" in " ".join(done.output.split())
+    assert "train.py/x refuses this worker's metrics (File exists)" in " ".join(done.output.split())
 
 
 SIGNALED = """

@@ -74,7 +74,7 @@ def test_a_failure_is_told_and_others_are_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--network", "100mbit; 10mbit", "--recipe", "Dense()"), "does not say when it begins"),
+        (("--network", "100mbit; 10mbit", "--recipe", "Dense()"), "has no time"),
         (("--network", "100mbit", "--recipe", "ParameterServer(mode='async')"), "cannot be simulated"),
         (("--network", "100mbit", "--recipe", "Dense()", "--recipe", "EveryStep()"), "are the same recipe"),
         (("--network", "100mbit", "--recipe", "Dens()"), "Dens"),

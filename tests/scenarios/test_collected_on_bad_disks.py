@@ -96,7 +96,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
         assert trains_on(tmp_path)
         (tmp_path / "end").touch()
         assert launcher.wait(100) == 0, said(tmp_path)
-        assert said(tmp_path).count("run.sqlite takes nothing now") == 1
+        assert said(tmp_path).count("run.sqlite cannot be written") == 1
         made = step(tmp_path) + 1
         assert step(tmp_path, 1) + 1 == made
         check_all_is_there(disk.folder / "logs", made)

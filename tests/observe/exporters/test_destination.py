@@ -127,7 +127,7 @@ def test_a_port_in_use_ends_nothing(tmp_path: Path) -> None:
         said = train(0, f"prometheus:{port}", f"jsonl:{tmp_path}/m.jsonl")
     finally:
         taken.close()
-    assert f"prometheus:{port} takes no numbers of this worker now (Address already in use)" in said[0]
+    assert f"prometheus:{port} refuses this worker's metrics (Address already in use)" in said[0]
     assert said[1] == f"4 of 4 events of this worker never came to prometheus:{port}."
     assert (tmp_path / "m.jsonl").read_text().count("\n") == 4
 
@@ -211,8 +211,8 @@ def test_whatever_a_tool_raises_is_said_once_and_counted(error: BaseException) -
         queue.tell_dropped()
     first, last = said
     assert first.startswith(f"tensorboard:x takes no numbers of this worker now ({error.args[-1]}".replace("\n  ", " "))
-    assert "Training goes on" in first
-    assert last == "3 of 4 events of this worker never came to tensorboard:x."
+    assert "Training continues" in first
+    assert last == "3 of 4 events of this worker did not reach tensorboard:x."
     assert [event.step for event in tool.taken] == [4]  # type: ignore[attr-defined]
 
 

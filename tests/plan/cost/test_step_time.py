@@ -216,4 +216,4 @@ def test_explain_prices_the_way_that_was_chosen(monkeypatch):
     monkeypatch.setenv("GOSSAMER_COLLECTIVE", "circle")
     code, output = explained("Dense()")
     assert code == 1
-    assert "Error: GOSSAMER_COLLECTIVE says how means are taken, and 'circle' is no collective" in output
+    assert "Error: invalid GOSSAMER_COLLECTIVE, the all-reduce algorithm: 'circle' is no collective" in output

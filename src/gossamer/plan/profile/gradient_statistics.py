@@ -38,7 +38,7 @@ NOISE_LARGEST_HUNDREDTH = 0.0845  # of the energy of Gaussian noise: 2 (z phi(z)
 class GradientStatistics:
     """Statistics of a worker's gradients over some successive batches: means over tensors, weighted by their energy.
 
-    They cover compressed tensors, with two dimensions or more and at least 256 entries; all tensors if no tensor qualifies.
+    They cover compressed tensors, with at least two dimensions and 256 entries; all tensors if no tensor qualifies.
     """
 
     batches: int  # number of observed batches
