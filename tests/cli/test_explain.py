@@ -204,7 +204,7 @@ def test_a_schedule_is_drawn_from_the_table_that_runs(tmp_path):
     output, record = explained(tmp_path, "DiLoCo(12, fragments=2, delay=1)", *MILLION)
     assert (
         """
-Backward passes, one in a column:
+Backward passes, one per column:
               1       10        20
   fragment 0  ·····▲▼··········▲▼······
   fragment 1  ···········▲▼··········▲▼
@@ -260,7 +260,7 @@ def test_passes_that_accumulate_make_one_exchange_and_a_larger_batch(tmp_path):
 
 def test_a_global_batch_is_shared_among_the_workers(tmp_path):
     output, record = explained(tmp_path, "EveryStep(global_batch=256, batch=16)", *MILLION)
-    assert "16 backward passes x the batch your loop draws on each, shared among 4 workers" in output
+    assert "16 backward passes x your loop's batch size on each, shared among 4 workers" in output
     _, same = explained(tmp_path, "EveryStep(accumulate=4)", *MILLION)
     assert {**record, "recipe": ""} == {**same, "recipe": ""}
 
@@ -268,11 +268,11 @@ def test_a_global_batch_is_shared_among_the_workers(tmp_path):
 @pytest.mark.parametrize(
     ("text", "batch", "times"),
     [
-        ("EveryStep()", "6 workers x the batch your loop draws on each\n", 6),
-        ("EveryStep(delay=2)", "6 workers x the batch your loop draws on each\n", 6),
-        ("PostLocalSGD(8, start=5)", "6 workers x the batch your loop draws on each\n", 6),
-        ("DiLoCo(8)", "6 workers x the batch your loop draws on each, apart\n", 1),
-        ("LocalSGD(8, per_site=3)", "3 workers x the batch your loop draws on each, in 2 sites apart\n", 3),
+        ("EveryStep()", "6 workers x your loop's batch size on each\n", 6),
+        ("EveryStep(delay=2)", "6 workers x your loop's batch size on each\n", 6),
+        ("PostLocalSGD(8, start=5)", "6 workers x your loop's batch size on each\n", 6),
+        ("DiLoCo(8)", "6 workers x your loop's batch size on each, apart\n", 1),
+        ("LocalSGD(8, per_site=3)", "3 workers x your loop's batch size on each, in 2 sites apart\n", 3),
     ],
 )
 def test_advice_is_for_the_batch_of_a_step(text, batch, times):
@@ -311,9 +311,9 @@ def said(*arguments: str) -> str:
 def test_a_recipe_that_is_chosen_shows_its_ladder_and_what_it_begins_with() -> None:
     shown = said("auto", "--parameters", "100000")
     assert all(rung.name in shown for rung in RUNGS)
-    _, _, first = shown.partition("It begins with:\n")
+    _, _, first = shown.partition("The first recipe:\n")
     assert first == said(RUNGS[-1].name, "--parameters", "100000")
-    _, _, first = said("Auto(local_steps=False)", "--parameters", "100000").partition("It begins with:\n")
+    _, _, first = said("Auto(local_steps=False)", "--parameters", "100000").partition("The first recipe:\n")
     assert first == said("Dense()", "--parameters", "100000")
 
 
@@ -342,7 +342,7 @@ def test_a_step_is_foretold_for_a_network(tmp_path):
     assert f"{told['waiting_share']:.1%} of the step" in output
     assert "estimated for 10mbit,20ms" in output
     assert ", 80 %: " in output
-    assert "past forecasts" in output
+    assert "earlier estimates" in output
     assert told["interval"]["low_seconds"] < told["step_seconds"] < told["interval"]["high_seconds"]
     assert "as given" in output
 
@@ -378,7 +378,7 @@ def test_a_network_needs_what_a_worker_computes(args, ops):
 
 def rates(output):
     """Of this recipe and of dense gradients, in megabits a second."""
-    lines = output.partition("has to send at least:\n")[2].splitlines()[:2]
+    lines = output.partition("must send at least:\n")[2].splitlines()[:2]
     return [float(line.split()[-2]) * {"Mbit/s": 1, "kbit/s": 1e-3}[line.split()[-1]] for line in lines]
 
 

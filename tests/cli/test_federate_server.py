@@ -119,7 +119,7 @@ def test_a_server_and_a_device_that_are_killed_go_on_and_nothing_counts_twice(tm
     returns = start(*joining(tmp_path, number, 1))
     stays.ended()
     assert (returns.wait(), again.wait()) == (0, 0)
-    assert "going on from version" in again.text
+    assert "continuing from version" in again.text
     last = json.loads(record.read_text())["history"][-1]
     assert last["version"] == rounds
     assert last["metrics"] == {"bias": rounds, "least": rounds}  # each device adds one, each round's mean is one

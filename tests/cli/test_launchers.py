@@ -117,7 +117,7 @@ def test_on_emulated_hosts_the_coordinator_is_on_the_first_and_workers_meet_nowh
 def test_an_emulation_that_would_slow_nothing_is_refused() -> None:
     paced, real = EmulationPlan(emulation="paced", reason="no right"), EmulationPlan(emulation="kernel")
     elasticity = Elasticity(range=read_worker_range("1:2"))
-    with pytest.raises(click.UsageError, match=r"approximate here \(no right\)"):
+    with pytest.raises(click.UsageError, match=r"approximated here \(no right\)"):
         check_emulation(elasticity, paced)
     for harmless in ((elasticity, real), (elasticity, None), (None, paced)):
         check_emulation(*harmless)

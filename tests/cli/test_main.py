@@ -54,7 +54,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 @pytest.mark.parametrize(
     ("number", "told"),
     [
-        (errno.EMFILE, "limit of 24 open files"),
+        (errno.EMFILE, "this process reached its limit of 24 open files"),
         (errno.ENFILE, "this machine reached the maximum number of open files"),
         (errno.ENOSPC, "no space is left on the disk"),
         (errno.EDQUOT, "no space is left on the disk"),

@@ -30,7 +30,7 @@ def test_a_run_is_found_by_its_folder_or_by_its_address() -> None:
 
 def test_of_a_run_that_was_killed_the_token_is_gone() -> None:
     RunCard(("127.0.0.1", 29600), Path("nothing")).write(Path("logs"))
-    assert "was ended by force" in refusal("resize", "logs", "4")
+    assert "was killed" in refusal("resize", "logs", "4")
 
 
 def test_a_card_is_written_anew() -> None:

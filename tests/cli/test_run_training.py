@@ -190,7 +190,7 @@ def test_where_the_record_cannot_be_written_what_was_logged_is_kept(
         done = run(tmp_path, LOGGED, "--logs", "logs")
     assert (done.exit_code, "steps                     1 in" in done.stdout) == (0, True)
     assert "No space left on device" in done.stderr
-    assert "`gossamer record logs` makes the record of it" in " ".join(done.stderr.split())
+    assert "`gossamer record logs` makes the record from them" in " ".join(done.stderr.split())
     assert CliRunner().invoke(gossamer, ["record", str(tmp_path / "logs")]).exit_code == 0
     assert json.loads((tmp_path / "logs" / "record.json").read_text())["metrics"]["loss"][0][2] == 0.5
     done = run(tmp_path, LOGGED, "--logs", "again")

@@ -49,7 +49,7 @@ def test_the_format_follows_the_files_name(run: Path, tmp_path: Path, name: str)
 
 def test_what_cannot_be_written_is_refused_before_anything_is_read(run: Path, tmp_path: Path) -> None:
     (tmp_path / "there.json").write_text("mine")
-    assert "is there already" in refusal("trace", str(run), "-o", str(tmp_path / "there.json"))
+    assert "exists and is not overwritten" in refusal("trace", str(run), "-o", str(tmp_path / "there.json"))
     assert (tmp_path / "there.json").read_text() == "mine"
     assert "end it with .json" in refusal("trace", str(run), "-o", str(tmp_path / "trace.txt"))
     assert "end it with .json" in refusal("trace", str(run), "-o", str(tmp_path / ".json"))
@@ -61,7 +61,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(run: Path, tm
 def test_what_cannot_be_read_is_refused(run: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "t.json")
     assert "gossamer run --trace all" in refusal("trace", str(tmp_path), "-o", out)
-    assert "there are 1 to 10" in refusal("trace", str(run), "-o", out, "--steps", "11:12")
+    assert "the trace has 1 to 10" in refusal("trace", str(run), "-o", out, "--steps", "11:12")
     assert "names no steps" in refusal("trace", str(run), "-o", out, "--steps", "eleven")
     assert not Path(out).exists()
 
@@ -73,7 +73,7 @@ def test_torn_files_and_missing_ranks_are_told(run: Path, tmp_path: Path) -> Non
     code, said = output_of(trace_command, str(run), "-o", str(tmp_path / "t.json"))
     assert code == 0
     assert "missing: ranks 3" in said
-    assert f"{torn.name} is torn" in said
+    assert f"{torn.name} is truncated" in said
 
 
 def test_what_is_not_traced_is_told_in_one_line(run: Path, tmp_path: Path) -> None:

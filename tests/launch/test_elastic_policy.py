@@ -91,8 +91,8 @@ def test_an_error_in_one_of_those_that_train_is_a_loss() -> None:
     run.workers[1].end(1, "MemoryError: 3 GB")
     assert run.after()
     assert run.notes == [
-        "rank 1 failed: MemoryError: 3 GB (exit code 1). The other 2 continue; restarting it (1 of at most 5). Its log: "
-        "logs/rank-1.log"
+        "rank 1 failed: MemoryError: 3 GB (exit code 1). The other 2 continue; restarting it (1 of at most 5). "
+        "Its log: logs/rank-1.log"
     ]
     assert run.after(1.0)
     assert run.living == [0, 1, 2]

@@ -311,7 +311,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_attach(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(AttachError, match=r'Write another path, such as record="record.json"'):
         recorded_session(tmp_path / "file" / "record.json")
-    with pytest.raises(AttachError, match=r'record=True names no file.*Write record="record.json"'):
+    with pytest.raises(AttachError, match=r'record=True is not a file name.*Write record="record.json"'):
         recorded_session(True)
 
 

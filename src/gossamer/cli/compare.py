@@ -95,7 +95,7 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
     multiple=True,
     required=True,
     callback=different_recipes,
-    help="One per row.",
+    help="Repeat it for each recipe.",
 )
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True)
 @click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")

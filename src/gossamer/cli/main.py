@@ -132,7 +132,9 @@ COMMANDS = {
     "resize": LazyCommand("resize", "resize_command", "Set the maximum number of workers of an elastic run."),
     "run": LazyCommand("run", "run", "Run SCRIPT on several workers."),
     "simulate": LazyCommand(
-        "simulate", "simulate_command", "Train SCRIPT with all its workers in this process, by every --recipe in turn."
+        "simulate",
+        "simulate_command",
+        "Train SCRIPT with all its workers in this process, with every --recipe in turn.",
     ),
     "stacks": LazyCommand(
         "stacks",

@@ -68,7 +68,9 @@ class SimulationEnd:
     metavar="SPEC",
     help='RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file; or a schedule: "100mbit,20ms; 10mbit at 30s".',
 )
-@click.option("--recipe", "recipes", multiple=True, required=True, callback=different_recipes, help="One per row.")
+@click.option(
+    "--recipe", "recipes", multiple=True, required=True, callback=different_recipes, help="Repeat it for each recipe."
+)
 @click.option("--steps", type=click.IntRange(1), help="End after this many steps.  [default: the script's]")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End after this virtual time.")
 @click.option(

@@ -114,7 +114,7 @@ def test_a_rank_that_no_machine_has_is_refused(db: sqlite3.Connection) -> None:
             assert eventually(lambda: (desk.drain(db, ranks), texts(db))[1] != [])
     assert texts(db) == ["of rank 3"]
     (event,) = db.execute("SELECT content FROM event WHERE kind = 'refused'").fetchall()
-    assert "rank 4 is none of 4" in event["content"]
+    assert "rank 4 is not one of 4 ranks" in event["content"]
 
 
 def test_a_first_machine_that_cannot_listen_or_says_nothing_is_told_and_hurts_nobody() -> None:

@@ -112,7 +112,7 @@ def _gain(best: Contender, race: RaceResult, setting: Setting) -> str:
     assert best.against is not None
     speedup = best.against.speedup
     over = f"{race.reference.name}, estimated for {setting.network}"
-    text = f"{speedup.value:.2f}x faster to the same {race.metric} ({_between(speedup)}) as {over}"
+    text = f"{speedup.value:.2f}x as fast to the same {race.metric} ({_between(speedup)}) as {over}"
     if setting.target is None:
         return text
     ends = [seconds_to(each.curve(setting.target.metric), setting.target) for each in (best, race.reference)]
