@@ -188,7 +188,7 @@ def test_every_step_is_said_in_one_line():
     assert (
         output.count("schedule    gradients are sent during every backward pass, and are averaged when it returns") == 1
     )
-    assert "in a column" not in output
+    assert "per column" not in output
     assert "for the strategy" not in output
 
 

@@ -78,7 +78,7 @@ def test_faults_happen_in_the_order_of_time() -> None:
         ("cut(4, at=1)", "there is no 4; 4 workers are numbered from 0 to 3"),
         ("cut(-1, at=1)", "there is no -1"),
         ("cut(0.5, at=1)", "whole numbers, got 0.5"),
-        ("kill(1.0, at=1)", "whole numbers, not 1.0"),
+        ("kill(1.0, at=1)", "whole numbers, got 1.0"),
         ("kill(1, at=1e400)", "at least 0 seconds after training began, got at=inf"),
         ("slow(1, factor=1e400, at=1)", "positive, finite factor, got inf"),
         (f"kill(1, at=1{'0' * 400})", "too large"),
