@@ -235,7 +235,7 @@ def test_a_script_that_ends_ends_the_race() -> None:
 
 def test_few_steps_are_said() -> None:
     found, _ = _run({"Dense()": DENSE, "W": WINNER}, budget=20.0)
-    assert any("steps only" in each for each in found.remarks)
+    assert any("made only" in each for each in found.remarks)
 
 
 def test_no_more_take_part_than_the_budget_affords() -> None:

@@ -89,7 +89,7 @@ def test_faults_happen_in_the_order_of_time() -> None:
         ("stop(at=1)", "stop needs a rank"),
         ("kill(1, at=-1)", "at least 0 seconds"),
         ("cut(1, at=1, for_seconds=0)", "for_seconds of a fault must be above 0"),
-        ("slow(1, factor=0, at=1)", "positive factor"),
+        ("slow(1, factor=0, at=1)", "positive, finite factor"),
         ("explode(1, at=1)", "one of cut, slow, stop, kill"),
         ("cut(__import__('os').getpid(), at=1)", "malformed"),
         ("cut(1, at=1", "was never closed"),
