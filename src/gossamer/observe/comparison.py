@@ -34,7 +34,7 @@ class Prices:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """The row of one recipe. Losses without a value in that range are None."""
+    """The row of one recipe. Losses that are missing in that range have the value None."""
 
     recipe: str
     step_seconds: float
